@@ -1,0 +1,50 @@
+# Each target does all its own set-up. PYTHON is any Python from 3.10 to 3.13.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# NCCL where two GPUs are, gloo on the CPU elsewhere.
+DEMO_HARDWARE ?= $(shell [ "$$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ] && echo gpu_x2 || echo cpu_x2)
+DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DEMO_HARDWARE) cluster=local --wait
+
+.PHONY: demo test lint unit slurm-tests bench slurm-up slurm-down clean
+
+demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
+	@$(BIN)/hpc-trainer $(DEMO)
+
+test: lint unit slurm-tests  ## Everything that this machine can check; says what it skips and why
+
+lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit runs too
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+unit: $(VENV)/.dev  ## All tests but those on a real Slurm
+	$(BIN)/python -m pytest -m "not slurm"
+
+slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
+	$(BIN)/python -m pytest -m slurm tests/slurm
+
+bench: $(VENV)/.dev  ## The figures of docs/benchmarks/, as ratios measured in one run
+	$(BIN)/python -m tests.benchmarks
+
+slurm-up: $(VENV)/.dev  ## A real Slurm on this machine: 4 virtual nodes, 16 pretend GPUs (SLURM=24.11, 26.05: newer ones)
+	@$(BIN)/python -m tests.slurm.testbed up
+
+slurm-down:  ## Stops what slurm-up started
+	@$(PYTHON) -m tests.slurm.testbed down
+
+clean:  ## Removes the virtual environment and caches, never runs/
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[digits]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,199 @@
+"""`hpc-trainer`: the verbs and their options. Imports nothing heavy: each verb brings what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpc_trainer.errors import HpcTrainerError
+
+app = typer.Typer(
+    name="hpc-trainer",
+    help="Submit grids of training runs to Slurm, or to this machine; they come back by themselves.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Start with: hpc-trainer train experiment=digits debug=smoke",
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides; a=1,2 is an axis of the grid.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
+ConfigDir = Annotated[
+    list[Path] | None,
+    typer.Option("--config-dir", help="A folder of your own conf/ files; may be repeated."),
+]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option("--trust", help="A package whose classes _target_ may name; may be repeated."),
+]
+RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, ./runs.")]
+SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.")]
+SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
+
+
+@app.command()
+def train(
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folder is set aside.")] = False,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
+    from hpc_trainer.cli.grid_verbs import run_train
+
+    run_train(overrides or [], config_dir or [], trust or [], fresh=fresh, as_json=as_json)
+
+
+@app.command()
+def plan(
+    overrides: Overrides = None,
+    script: Annotated[bool, typer.Option("--script", help="Show the batch script of each array.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Show what submit would do: runs, arrays, GPU-hours. Writes nothing."""
+    from hpc_trainer.cli.grid_verbs import run_plan
+
+    run_plan(
+        overrides or [],
+        config_dir or [],
+        trust or [],
+        script=script,
+        retry_failed=retry_failed,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def submit(
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Submit the runs of a grid that are new or interrupted; returns at once and is safe to repeat."""
+    from hpc_trainer.cli.grid_verbs import run_plan, run_submit
+
+    if dry_run:
+        run_plan(
+            overrides or [],
+            config_dir or [],
+            trust or [],
+            script=False,
+            retry_failed=retry_failed,
+            as_json=as_json,
+        )
+    else:
+        run_submit(
+            overrides or [],
+            config_dir or [],
+            trust or [],
+            wait=wait,
+            retry_failed=retry_failed,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def status(
+    sweep: SweepArgument = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show every run of a sweep: state, step, attempt, node, metrics."""
+    from hpc_trainer.cli.run_verbs import run_status
+
+    run_status(sweep, runs_dir, watch=watch, as_json=as_json)
+
+
+@app.command()
+def logs(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning or end.")] = None,
+    sweep: SweepOption = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="One rank's logs; else rank 0's.")] = None,
+    all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Every rank's logs.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print lines as they come.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last lines of each file.")] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a run printed, over all its attempts."""
+    from hpc_trainer.cli.run_verbs import run_logs
+
+    chosen = None if all_ranks else (rank or 0)
+    run_logs(run, sweep, runs_dir, rank=chosen, follow=follow, tail=tail, as_json=as_json)
+
+
+@app.command()
+def cancel(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to cancel.")] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
+    from hpc_trainer.cli.run_verbs import run_cancel
+
+    run_cancel(names or [], sweep, runs_dir, as_json=as_json)
+
+
+@app.command()
+def results(
+    sweep: SweepArgument = None,
+    sort: Annotated[str | None, typer.Option("--sort", help="Column to sort by, best first.")] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print a table of results, one row a run."""
+    from hpc_trainer.cli.run_verbs import run_results
+
+    run_results(sweep, runs_dir, sort=sort, as_json=as_json)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Submit grids of training runs to Slurm, or to this machine; they come back by themselves."""
+    if version:
+        from hpc_trainer import __version__
+
+        print(f"hpc-trainer {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: errors become one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
+    try:
+        app()
+    except HpcTrainerError as error:
+        if "--json" in sys.argv:
+            print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        else:
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
+        sys.exit(2 if error.exit_code == 2 else 1)
+    except BrokenPipeError:
+        # `hpc-trainer logs | head`: the reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

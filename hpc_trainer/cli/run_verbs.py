@@ -1,0 +1,190 @@
+"""status, logs, cancel and results: the verbs that look at what was submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.cli.common import (
+    console,
+    counts_line,
+    figure,
+    print_json,
+    resolve_runs_dir,
+    short_duration,
+    state_markup,
+    table,
+)
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.find import find_sweep, select
+from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
+from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
+from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.runs.files import set_umask
+from hpc_trainer.runs.states import RunState
+
+
+def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool) -> None:
+    """Shows a sweep once, or until it ends."""
+    sweep = find_sweep(resolve_runs_dir(runs_dir), name)
+    status = read_status(sweep)
+    if watch:
+        from hpc_trainer.cli.live import watch as watch_sweep
+
+        try:
+            status = watch_sweep(sweep, set(status.states), quiet=as_json)
+        except KeyboardInterrupt:
+            status = read_status(sweep)
+    if as_json:
+        print_json(status_json(status))
+    else:
+        _print_status(status)
+
+
+def status_json(status: SweepStatus) -> dict[str, Any]:
+    """The stable form of `status --json` (docs/json.md)."""
+    return {
+        "sweep": status.sweep.name,
+        "counts": status.counts,
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "state": run.state.value,
+                "step": run.step,
+                "num_steps": run.spec.num_steps,
+                "attempt": len(run.attempts),
+                "job_id": run.job_id,
+                "cause": run.cause,
+                "node": run.node,
+                "metrics": dict(run.metrics),
+            }
+            for run in status.runs
+        ],
+        "notes": status.notes,
+    }
+
+
+def _print_status(status: SweepStatus) -> None:
+    out = console()
+    shown = table("RUN", "STATE", "STEP", "ETA", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE")
+    for run in status.runs:
+        metrics = outcome_metrics(run) or {key: run.metrics[key] for key in ("loss",) if key in run.metrics}
+        shown.add_row(
+            run.run_id,
+            state_markup(run.state),
+            f"{run.step}/{run.spec.num_steps}",
+            short_duration(run.eta_s),
+            str(len(run.attempts)),
+            _short_job(run.job_id),
+            run.node or "-",
+            " ".join(f"{key}={figure(value)}" for key, value in metrics.items()) or "-",
+            _cause(run),
+        )
+    out.print(shown)
+    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
+    for note in status.notes:
+        out.print(f"Note: {note}")
+    out.print(f"Next: {_next_command(status)}")
+
+
+def _short_job(job_id: str | None) -> str:
+    """Slurm's id as it is; a local queue by its process id."""
+    if job_id is None:
+        return "-"
+    return f"local:{job_id.rsplit(':', 2)[1]}" if ":" in job_id else job_id
+
+
+def _cause(run: RunStatus) -> str:
+    if run.state is RunState.COMPLETED or run.cause is None:
+        return "-"
+    age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
+    error = run.attempts[-1].error if run.attempts and run.attempts[-1].has_ended else {}
+    text = f"{error['type']}: {error['message']}" if "type" in error else run.cause
+    first_line = text.splitlines()[0] if text else ""
+    return first_line[:120].replace("[", r"\[") + age
+
+
+def _next_command(status: SweepStatus) -> str:
+    failed = next((run for run in status.runs if run.state is RunState.FAILED), None)
+    if failed is not None:
+        return f"hpc-trainer logs {failed.run_id}"
+    if status.has_active:
+        return f"hpc-trainer status --watch {status.sweep.name}"
+    return f"hpc-trainer results {status.sweep.name}"
+
+
+def run_logs(
+    name: str | None, sweep: str | None, runs_dir: Path | None,
+    *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
+    status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
+    run = runs[0] if len(runs) == 1 else _most_interesting(runs)
+    files = log_files(status, run, rank)
+    if as_json:
+        print_json({"run_id": run.run_id, "files": [str(path) for path in files]})
+        return
+    if len(runs) > 1:
+        print(f"{len(runs)} runs fit; this is {run.run_id}.")
+    if follow:
+        try:
+            for line in follow_logs(status, run, rank):
+                print(line, flush=True)
+        except KeyboardInterrupt:
+            return
+    elif not files:
+        print(f"{run.run_id} is {run.state.value} and has printed nothing yet.")
+    for line in read_logs(files, tail) if not follow else ():
+        print(line)
+
+
+def _most_interesting(runs: list[RunStatus]) -> RunStatus:
+    order = (RunState.FAILED, RunState.RUNNING)
+    for state in order:
+        for run in runs:
+            if run.state is state:
+                return run
+    return max(runs, key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
+
+
+def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+    """Cancels the named runs or sweep; without a name, the newest sweep."""
+    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    set_umask(any(run.spec.config["paths"]["group_readable"] for run in runs))
+    cancelled = cancel_runs(status, runs)
+    if as_json:
+        print_json({"sweep": status.sweep.name, "cancelled": cancelled})
+        return
+    for run_id in cancelled:
+        print(f"cancelled {run_id}")
+    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {len(runs) - len(cancelled)} had ended before.")
+    print(f"Next: hpc-trainer status {status.sweep.name}")
+
+
+def run_results(name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool) -> None:
+    """Prints the table of results."""
+    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    if as_json:
+        rows = result_rows(status)
+        print_json(sort_rows(rows, sort) if sort else rows)
+    else:
+        print_results(status, sort)
+
+
+def print_results(status: SweepStatus, sort: str | None = None) -> None:
+    """The table of results, best first, and the best run in words."""
+    rows = result_rows(status)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
+    rows = sort_rows(rows, by) if by else rows
+    shown = table(*(column.upper() for column in columns))
+    for row in rows:
+        cells = ["-" if row.get(key) is None else figure(row[key]) for key in columns]
+        shown.add_row(
+            *(state_markup(RunState(row["state"])) if k == "state" else c for k, c in zip(columns, cells, strict=True))
+        )
+    out = console()
+    out.print(shown)
+    if by and rows and rows[0].get(by) is not None:
+        out.print(f"Best {by}: [bold]{rows[0][by]:.4f}[/] ({rows[0]['run_id']})")
+    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")

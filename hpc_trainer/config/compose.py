@@ -1,0 +1,196 @@
+"""Hydra composes one point: overrides in, `TrainConfig` out; errors that name the nearest legal choice."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpc_trainer.config.load import to_typed
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import register_schemas
+from hpc_trainer.config.user import read_user_config
+from hpc_trainer.errors import ConfigError
+
+ROOT = "train"
+
+
+def conf_dir() -> Path:
+    """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    shipped = package / "conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+class Composer:
+    """Composes points over the shipped `conf/` and, after it, the folders of `--config-dir`.
+
+    Use as a context manager: Hydra keeps one global state, entered and left here.
+    """
+
+    def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
+        for folder in config_dirs:
+            if not folder.is_dir():
+                raise ConfigError(f"--config-dir {folder} must be a folder; there is none.")
+        self._config_dirs = [folder.resolve() for folder in config_dirs]
+        self._stack = contextlib.ExitStack()
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def __enter__(self) -> Composer:
+        register_schemas()
+        GlobalHydra.instance().clear()
+        self._stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        """Overrides by Hydra's grammar, sweeps included.
+
+        Raises:
+            ConfigError: an override does not follow the grammar.
+        """
+        loader = GlobalHydra.instance().config_loader()
+        try:
+            return OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        except (OverrideParseException, HydraException) as error:
+            raise ConfigError(f"{error}\nAn override reads KEY=VALUE, as optim.lr=1e-3.") from error
+
+    def is_group(self, key: str) -> bool:
+        """True if `key` names a group of `conf/`."""
+        return bool(self.choices(key))
+
+    def choices(self, group: str) -> list[str]:
+        """The choices of a group, sorted; schemas are not choices."""
+        loader = GlobalHydra.instance().config_loader()
+        return sorted(name for name in loader.get_group_options(group) if not name.endswith("schema"))
+
+    def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
+        """One composed configuration, types checked by the schemas, interpolations not yet resolved.
+
+        Raises:
+            ConfigError: names the key, the rule, the value, and the nearest legal choice.
+        """
+        if tuple(overrides) in self._composed:
+            return self._composed[tuple(overrides)]
+        for override in self.parse(overrides):
+            # A typed section takes no new key, yet Hydra's `+` would add it and only the dataclass would notice.
+            problem = self._problem_of_key(override, overrides) if override.is_add() else None
+            if problem:
+                raise ConfigError(problem)
+        try:
+            composed = self._hydra_compose(overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise self._explain(error, overrides) from error
+        self._composed[tuple(overrides)] = composed
+        return composed
+
+    def compose(self, overrides: Sequence[str]) -> TrainConfig:
+        """One composed configuration as dataclasses, interpolations resolved."""
+        return to_typed(self.compose_untyped(overrides))
+
+    def _hydra_compose(self, overrides: Sequence[str]) -> DictConfig:
+        folders = ",".join(f"file://{folder}" for folder in self._config_dirs)
+        extra = [f"hydra.searchpath=[{folders}]"] if folders else []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
+            return compose(ROOT, overrides=[*extra, *overrides])
+
+    def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+            group, _, name = error.missing_cfg_file.rpartition("/")
+            return ConfigError(f"{group}={name}: no such choice. {_nearest(name, self.choices(group))}")
+        for override in self.parse(overrides):
+            problem = self._problem_of_key(override, overrides)
+            if problem:
+                return ConfigError(problem)
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OmegaConfBaseException):
+                # OmegaConf's own message, less its trailing debug lines.
+                text = str(cause.msg or cause).strip().splitlines()[0]
+                return ConfigError(f"{cause.full_key or 'configuration'}: {text}")
+            cause = cause.__cause__
+        return ConfigError(str(error).strip())
+
+    def _problem_of_key(self, override: Override, overrides: Sequence[str]) -> str | None:
+        key = override.key_or_group
+        groups = self.choices_of_root()
+        if override.package is not None or override.is_delete() or key.startswith("hydra.") or key in groups:
+            return None
+        base = self._groups_only(overrides, groups)
+        parent, _, name = key.rpartition(".")
+        section = OmegaConf.select(base, parent) if parent else base
+        if not isinstance(section, DictConfig):
+            return f"{key}: no such section {parent!r}. {_nearest(parent, [str(name) for name in base])}"
+        known = {str(name) for name in section} | (set() if parent else set(groups))
+        if name in known:
+            return None
+        if OmegaConf.get_type(section) is dict:  # free keys, as model.kwargs and cluster.env have
+            return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
+        where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
+        return f"{key}: no such key {where}. {_nearest(name, sorted(known))}"
+
+    def choices_of_root(self) -> list[str]:
+        """The groups of `conf/`, sorted."""
+        loader = GlobalHydra.instance().config_loader()
+        return sorted(group for group in loader.list_groups("") if group != "hydra")
+
+    def _groups_only(self, overrides: Sequence[str], groups: Sequence[str]) -> DictConfig:
+        chosen = [line for line in overrides if line.split("=", 1)[0].lstrip("+") in groups]
+        try:
+            return self._hydra_compose(chosen)
+        except (HydraException, OmegaConfBaseException):
+            return self._hydra_compose([])
+
+
+def _nearest(wrong: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    return f"{hint}Valid: {', '.join(known)}."
+
+
+def default_overrides(given: Iterable[str]) -> Iterator[str]:
+    """What stands before the command line: the person's own file, and `cluster=slurm` where sbatch is on PATH.
+
+    A key that the command line gives too is left out.
+
+    Raises:
+        ConfigError: the file is no mapping of dotted keys to values.
+    """
+    named = {override.split("=", 1)[0].lstrip("+~").split("@")[0] for override in given}
+    own = read_user_config()
+    if "cluster" not in named and "cluster" not in own:
+        yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
+    for key, value in own.items():
+        if key not in named:
+            yield f"{key}={override_value(value)}"
+
+
+def override_value(value: Any) -> str:
+    """`value` in Hydra's override grammar, quoted so that it stays one value of its type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ",".join(override_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{override_value(item)}" for key, item in value.items()) + "}"
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,78 @@
+"""A command line with sweeps -> the points of its grid, in the order of the axes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.types import Override
+
+from hpc_trainer.config.compose import Composer, default_overrides, override_value
+from hpc_trainer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point: all its overrides, and the value it has on each axis."""
+
+    overrides: tuple[str, ...]
+    axes: dict[str, str]
+
+
+def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
+    """The points of a grid: the product of all axes, the first axis slowest.
+
+    Axes are sweeps on the command line (`a=1,2`, `range()`, `choice()`, `glob()`) and those of `sweep.axes` in
+    the configuration; an axis on the command line replaces one of the same key.
+
+    Raises:
+        ConfigError: an override does not parse, or an axis of the configuration is not a list with a value.
+    """
+    parsed = composer.parse(overrides)
+    fixed = [override.input_line for override in parsed if not override.is_sweep_override()]
+    fixed = [*default_overrides(overrides), *(line for line in fixed if line is not None)]
+    axes = {override.get_key_element(): _sweep_values(override) for override in parsed if override.is_sweep_override()}
+    # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
+    heads = {key: values for key, values in axes.items() if key in ("sweep", "experiment")}
+    tails = {key: values for key, values in axes.items() if key not in heads}
+    points: list[Point] = []
+    for head in _product(heads):
+        base = [*fixed, *(f"{key}={value}" for key, value in head.items())]
+        named = {key.split("@")[0] for key in tails} | {_key(line) for line in base}
+        from_config = {
+            key: values for key, values in _config_axes(composer, [*base, *_first(tails)]).items() if key not in named
+        }
+        for tail in _product({**tails, **from_config}):
+            chosen = {**head, **tail}
+            lines = (f"{key}={value}" for key, value in chosen.items())
+            points.append(Point(overrides=(*fixed, *lines), axes=chosen))
+    return points
+
+
+def _product(axes: dict[str, list[str]]) -> list[dict[str, str]]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _first(axes: dict[str, list[str]]) -> list[str]:
+    return [f"{key}={values[0]}" for key, values in axes.items()]
+
+
+def _key(line: str) -> str:
+    return line.split("=", 1)[0].lstrip("+~").split("@")[0]
+
+
+def _sweep_values(override: Override) -> list[str]:
+    values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"{override.input_line}: an axis needs at least one value.")
+    return values
+
+
+def _config_axes(composer: Composer, overrides: Sequence[str]) -> dict[str, list[str]]:
+    axes: dict[str, list[str]] = {}
+    for key, values in composer.compose(overrides).sweep.axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"sweep.axes.{key}={values!r} must be a list with at least one value, as [1, 2].")
+        axes[str(key)] = [str(value) if composer.is_group(str(key)) else override_value(value) for value in values]
+    return axes

@@ -1,0 +1,56 @@
+"""The one crossing from untyped to typed: plain values in, `TrainConfig` out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS, variant_of
+from hpc_trainer.errors import ConfigError
+
+
+def to_typed(composed: DictConfig) -> TrainConfig:
+    """A composed configuration as dataclasses, interpolations resolved.
+
+    Raises:
+        ConfigError: a value is missing (`???`), of the wrong type, or an interpolation leads nowhere.
+    """
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if missing:
+            raise ConfigError(f"{missing[0]} has no value: it must be set, as {missing[0]}=VALUE.")
+        OmegaConf.resolve(composed)
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'configuration'}: {error.msg or error}") from error
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"the configuration must be a TrainConfig, not {type(config).__name__}")
+    return config
+
+
+def to_plain(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as what JSON can hold: enums by name, nothing else changed."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
+    """The inverse of `to_plain`, for frozen specs.
+
+    Raises:
+        ConfigError: a key is unknown or a value of the wrong type.
+    """
+    try:
+        root = OmegaConf.structured(TrainConfig)
+        for group in VARIANTS:
+            root[group] = OmegaConf.structured(variant_of(group, set(plain[group])))
+        merged = OmegaConf.merge(root, dict(plain))
+    except (OmegaConfBaseException, KeyError, TypeError) as error:
+        raise ConfigError(f"the frozen configuration does not fit this version of hpc_trainer: {error}") from error
+    assert isinstance(merged, DictConfig)
+    return to_typed(merged)

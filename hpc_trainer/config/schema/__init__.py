@@ -1,0 +1,5 @@
+"""One dataclass file for each group of `conf/`; `train.py` is the root that holds them all."""
+
+from hpc_trainer.config.schema.train import TrainConfig
+
+__all__ = ["TrainConfig"]

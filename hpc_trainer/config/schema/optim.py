@@ -1,0 +1,37 @@
+"""`optim/`: the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    """What every optimizer has. Not chosen itself."""
+
+    name: str = "???"
+    lr: float = 1e-3
+    """Peak learning rate, > 0."""
+    weight_decay: float = 0.0
+    """Decay of weights with two or more dimensions; biases and norms have none. ≥ 0."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SgdConfig(OptimConfig):
+    name: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    """In [0, 1)."""
+    nesterov: bool = True
+    """Nesterov's momentum; needs momentum > 0."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AdamwConfig(OptimConfig):
+    name: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Two decay rates in [0, 1)."""
+    eps: float = 1e-8
+    """Added to the denominator, > 0."""

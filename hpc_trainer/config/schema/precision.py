@@ -1,0 +1,22 @@
+"""`precision/`: the number formats of one step."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Dtype(str, enum.Enum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+@dataclass(kw_only=True, slots=True)
+class PrecisionConfig:
+    compute_dtype: Dtype = Dtype.fp32
+    """Format under autocast; weights and optimizer stay fp32. fp16 trains with a GradScaler."""
+    init_scale: float = 65_536.0
+    """First loss scale of the GradScaler, > 0; fp16 only."""
+    growth_interval: int = 2_000
+    """Steps without overflow before the scale doubles, ≥ 1; fp16 only."""

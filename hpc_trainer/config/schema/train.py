@@ -1,0 +1,89 @@
+"""The root: everything one run is made of. Its sections are the groups of `conf/`, in the order one reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.config.schema.checkpoint import CheckpointConfig
+from hpc_trainer.config.schema.cluster import ClusterConfig
+from hpc_trainer.config.schema.data import DataConfig
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.monitor import MonitorConfig
+from hpc_trainer.config.schema.optim import OptimConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.schedule import ScheduleConfig
+from hpc_trainer.config.schema.tracker import TrackerConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class LoopConfig:
+    """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × world_size."""
+
+    num_steps: int = 200
+    """Optimizer steps of the whole run, ≥ 1."""
+    global_batch_size: int = 64
+    """Samples of one optimizer step over all ranks, ≥ 1."""
+    micro_batch_size: int | None = None
+    """Samples of one forward pass on one rank; null: what the other two leave."""
+    grad_accum_steps: int | None = None
+    """Forward passes for each optimizer step; null: what the other two leave, else 1."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this L2 norm over all weights, > 0; null: no clipping."""
+    eval_every_steps: int = 0
+    """Steps between evaluations; 0: only at the end."""
+    deterministic: bool = True
+    """The same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LocalConfig:
+    """`local`: the executor of machines without Slurm."""
+
+    max_parallel: int = 1
+    """Runs at the same time, ≥ 1."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PathsConfig:
+    runs_dir: str | None = None
+    """Folder of all sweeps; null: $HPC_TRAINER_RUNS, else ./runs."""
+    group_readable: bool = False
+    """Folders 0750 and files 0640 instead of 0700 and 0600."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepConfig:
+    """`sweep`: axes of a grid, kept in a file instead of the command line."""
+
+    axes: dict[str, Any] = field(default_factory=dict)
+    """Key or group -> list of values. An axis of the same key on the command line wins."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    experiment_name: str = "train"
+    """Set by each file of experiment/."""
+    sweep_name: str | None = None
+    """Folder under runs_dir; null: experiment_name."""
+    seed: int = 0
+    """Seed of weights, data order and dropout, 0 to 2**32 - 1."""
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: LoopConfig = field(default_factory=LoopConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    trust: list[str] = field(default_factory=list)
+    """Module prefixes whose `_target_` may be built, besides ours and torch (`--trust`)."""

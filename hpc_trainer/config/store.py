@@ -1,0 +1,49 @@
+"""Registers the schemas with Hydra, and maps the `name` of a model, data set or optimizer to its dataclass."""
+
+from __future__ import annotations
+
+from hydra.core.config_store import ConfigStore
+
+from hpc_trainer.config.schema import data, model, optim
+from hpc_trainer.config.schema.train import TrainConfig
+
+# group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
+VARIANTS: dict[str, dict[str, type]] = {
+    "model": {
+        "mlp": model.MlpConfig,
+        "cnn": model.CnnConfig,
+        "resnet": model.ResnetConfig,
+        "gpt": model.GptConfig,
+        "custom": model.CustomModelConfig,
+    },
+    "data": {
+        "digits": data.DigitsConfig,
+        "synthetic_images": data.SyntheticImagesConfig,
+        "text_bytes": data.TextBytesConfig,
+        "custom": data.CustomDataConfig,
+    },
+    "optim": {"sgd": optim.SgdConfig, "adamw": optim.AdamwConfig},
+}
+
+
+def register_schemas() -> None:
+    """Makes the schemas known to Hydra under the names that `conf/` uses. Safe to call again."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=TrainConfig, provider="hpc_trainer")
+    for group, variants in VARIANTS.items():
+        for name, node in variants.items():
+            store.store(group=group, name=f"{name}_schema", node=node, provider="hpc_trainer")
+
+
+def variant_of(group: str, keys: set[str]) -> type:
+    """The dataclass of `group` that has exactly these field names.
+
+    Frozen specs hold plain values only; the field names tell the variants of a group apart.
+
+    Raises:
+        KeyError: no variant has these fields.
+    """
+    for node in VARIANTS[group].values():
+        if {*node.__dataclass_fields__} == keys:
+            return node
+    raise KeyError(f"no {group} schema has the fields {sorted(keys)}")

@@ -1,0 +1,44 @@
+"""The person's own defaults, as their account: `~/.config/hpc_trainer/config.yaml`. Never in the repository."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.errors import ConfigError
+
+
+def user_config_path() -> Path:
+    """`$XDG_CONFIG_HOME/hpc_trainer/config.yaml`, by default under `~/.config`."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "hpc_trainer" / "config.yaml"
+
+
+def read_user_config() -> dict[str, Any]:
+    """The file as dotted key -> value; {} without one.
+
+    Raises:
+        ConfigError: the file is no mapping of dotted keys to values.
+    """
+    path = user_config_path()
+    if not path.is_file():
+        return {}
+    import yaml  # comes with OmegaConf; SafeLoader builds plain values only
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must map dotted keys to values, as `cluster.account: my_account`.")
+    return dict(_flatten(loaded, ""))
+
+
+def _flatten(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,290 @@
+"""Rules between fields that types cannot say. Each problem names the key, the rule, the value and a legal choice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import check_target
+from hpc_trainer.errors import ConfigError
+
+_MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
+# What sbatch takes in these flags; above all no control characters, quotes or spaces (a newline in a value
+# once ran a command and dropped the remaining directives).
+_SLURM_WORD = re.compile(r"[\w.,:@%+&|*()\[\]/-]+\Z")
+_SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+_ENV_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+
+
+def validate(config: TrainConfig) -> None:
+    """Checks every rule, and fills in the batch sizes that were left open.
+
+    Raises:
+        ConfigError: all problems found, a line each.
+    """
+    problems = list(find_problems(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    resolve_batch(config)
+
+
+def find_problems(config: TrainConfig) -> Iterator[str]:
+    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s."""
+    yield from _general(config)
+    yield from _hardware(config.hardware)
+    yield from _cluster(config)
+    yield from _batch(config)
+    yield from _optim(config)
+    yield from _model(config.model)
+    yield from _data(config)
+    trusted = config.trust
+    for key in ("model", "data"):
+        problem = check_target(f"{key}._target_", getattr(config, key)._target_, trusted)
+        if problem:
+            yield problem
+
+
+def _at_least(key: str, value: float | None, least: float, nullable: bool = False) -> Iterator[str]:
+    if value is None:
+        if not nullable:
+            yield f"{key} must be set."
+    elif not value >= least:  # also catches nan
+        yield f"{key}={value:g} must be at least {least:g}. Use {least:g}."
+
+
+def _positive(key: str, value: float) -> Iterator[str]:
+    if not 0 < value < float("inf"):
+        yield f"{key}={value:g} must be greater than 0 and finite."
+
+
+def _between(key: str, value: float, low: float, high: float, high_open: bool = False) -> Iterator[str]:
+    inside = low <= value < high if high_open else low <= value <= high
+    if not inside:
+        bracket = ")" if high_open else "]"
+        nearest = low if not value >= low else high
+        hint = f" Use {nearest:g}." if not (high_open and nearest == high) else f" Use less than {high:g}."
+        yield f"{key}={value:g} must be in [{low:g}, {high:g}{bracket}.{hint}"
+
+
+def _general(config: TrainConfig) -> Iterator[str]:
+    yield from _between("seed", config.seed, 0, 2**32 - 1)
+    yield from _at_least("train.num_steps", config.train.num_steps, 1)
+    yield from _at_least("train.eval_every_steps", config.train.eval_every_steps, 0)
+    if config.train.max_grad_norm is not None:
+        yield from _positive("train.max_grad_norm", config.train.max_grad_norm)
+    yield from _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 1)
+    yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
+    yield from _at_least("monitor.log_every_steps", config.monitor.log_every_steps, 1)
+    yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
+    yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
+    yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
+    yield from _positive("precision.init_scale", config.precision.init_scale)
+    yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
+    for key in ("sweep_name", "experiment_name"):
+        name = getattr(config, key)
+        if name is not None and not _SWEEP_NAME.match(name):
+            nearest = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "my-sweep"
+            yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
+
+
+def _hardware(hardware: HardwareConfig) -> Iterator[str]:
+    yield from _at_least("hardware.num_nodes", hardware.num_nodes, 1)
+    yield from _at_least("hardware.gpus_per_node", hardware.gpus_per_node, 0)
+    yield from _at_least("hardware.time_limit_min", hardware.time_limit_min, 1)
+    for key in ("tasks_per_node", "cpus_per_gpu", "cpus_per_task"):
+        yield from _at_least(f"hardware.{key}", getattr(hardware, key), 1, nullable=True)
+    memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
+    chosen = {key: value for key, value in memory.items() if value is not None}
+    for key, value in chosen.items():
+        yield from _positive(key, value)
+    if len(chosen) > 1:
+        listed = ", ".join(f"{key}={value:g}" for key, value in chosen.items())
+        first, *others = chosen
+        unset = " ".join(f"{key}=null" for key in others)
+        yield f"{listed}: Slurm takes one memory flag. Keep one of them, for example {first}: add {unset}."
+    if not hardware.gpus_per_node:
+        for key in ("cpus_per_gpu", "mem_gb_per_gpu"):
+            if getattr(hardware, key) is not None:
+                other = key.replace("_per_gpu", "_per_task" if key.startswith("cpus") else "_per_node")
+                yield f"hardware.{key}={getattr(hardware, key):g} needs gpus_per_node ≥ 1. Use hardware.{other}."
+    elif hardware.tasks_per_node not in (None, hardware.gpus_per_node):
+        yield (
+            f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
+            f"one rank a GPU. Use {hardware.gpus_per_node} or null."
+        )
+    if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
+        yield "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them."
+    for key in ("partition", "qos", "constraint", "exclude", "gpu_type"):
+        yield from _slurm_word(f"hardware.{key}", getattr(hardware, key))
+
+
+def _slurm_word(key: str, value: str | None) -> Iterator[str]:
+    if value is not None and not _SLURM_WORD.match(value):
+        yield f"{key}={value!r} must be a word without spaces, quotes or control characters, as sbatch takes it."
+
+
+def _cluster(config: TrainConfig) -> Iterator[str]:
+    cluster, hardware = config.cluster, config.hardware
+    yield from _slurm_word("cluster.account", cluster.account)
+    yield from _slurm_word("cluster.master_addr", cluster.master_addr)
+    yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1)
+    yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
+    if cluster.executor is Executor.local and hardware.num_nodes > 1:
+        yield (
+            f"hardware.num_nodes={hardware.num_nodes} ({hardware.name}) must be 1 with cluster=local: there is one "
+            "machine here. Use hardware.num_nodes=1, or cluster=slurm."
+        )
+    if cluster.signal_lead_s is not None:
+        longest = hardware.time_limit_min * 60 - 1
+        yield from _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, longest)
+    for name, value in cluster.env.items():
+        if not _ENV_NAME.match(name) or any(ord(char) < 32 for char in value):
+            yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
+    for key in ("setup", "srun_args"):
+        for line in getattr(cluster, key):
+            if any(ord(char) < 32 for char in line):
+                yield f"cluster.{key} holds {line!r}: one line each, no control characters."
+    if config.parallel.strategy is Strategy.none and hardware.world_size > 1:
+        yield (
+            f"parallel=none takes one rank, and hardware={hardware.name} has {hardware.world_size}. "
+            "Use parallel=ddp, or hardware with one rank."
+        )
+
+
+def _batch(config: TrainConfig) -> Iterator[str]:
+    train, world_size = config.train, config.hardware.world_size
+    given = {
+        "train.global_batch_size": train.global_batch_size,
+        "train.micro_batch_size": train.micro_batch_size,
+        "train.grad_accum_steps": train.grad_accum_steps,
+    }
+    bad = [line for key, value in given.items() for line in _at_least(key, value, 1, nullable=True)]
+    if bad or world_size < 1:
+        yield from bad
+        return
+    unit = world_size * (train.micro_batch_size or 1) * (train.grad_accum_steps or 1)
+    total = train.global_batch_size
+    if total % unit:
+        nearest = max(unit, round(total / unit) * unit)
+        parts = [f"world_size={world_size} (hardware={config.hardware.name})"]
+        parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
+        yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."
+    elif train.micro_batch_size and train.grad_accum_steps and total != unit:
+        yield (
+            f"train.global_batch_size={total} must equal micro_batch_size={train.micro_batch_size} × "
+            f"grad_accum_steps={train.grad_accum_steps} × world_size={world_size} = {unit}. "
+            f"Use {unit}, or leave one of the three null."
+        )
+
+
+def resolve_batch(config: TrainConfig) -> None:
+    """Sets micro_batch_size and grad_accum_steps so that their product with the world size is the global batch."""
+    train, world_size = config.train, config.hardware.world_size
+    if train.grad_accum_steps is None:
+        micro = train.micro_batch_size or train.global_batch_size // world_size
+        train.grad_accum_steps = train.global_batch_size // (micro * world_size)
+    train.micro_batch_size = train.global_batch_size // (train.grad_accum_steps * world_size)
+
+
+def _optim(config: TrainConfig) -> Iterator[str]:
+    optim, schedule = config.optim, config.schedule
+    yield from _positive("optim.lr", optim.lr)
+    yield from _at_least("optim.weight_decay", optim.weight_decay, 0)
+    if isinstance(optim, SgdConfig):
+        yield from _between("optim.momentum", optim.momentum, 0, 1, high_open=True)
+        if optim.nesterov and optim.momentum == 0:
+            yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
+    if isinstance(optim, AdamwConfig):
+        yield from _positive("optim.eps", optim.eps)
+        if len(optim.betas) != 2:
+            yield f"optim.betas={optim.betas} must be two numbers. Use [0.9,0.999]."
+        for index, beta in enumerate(optim.betas):
+            yield from _between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
+    yield from _between("schedule.min_lr_ratio", schedule.min_lr_ratio, 0, 1)
+    if not 0 <= schedule.warmup_steps < max(1, config.train.num_steps):
+        nearest = max(0, min(schedule.warmup_steps, config.train.num_steps - 1))
+        yield (
+            f"schedule.warmup_steps={schedule.warmup_steps} must be ≥ 0 and less than "
+            f"train.num_steps={config.train.num_steps}. Use {nearest}."
+        )
+    if config.precision.compute_dtype is Dtype.fp16 and config.precision.init_scale < 1:
+        yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
+
+
+def _model(model: ModelConfig) -> Iterator[str]:
+    if isinstance(model, (MlpConfig, CnnConfig, GptConfig)):
+        yield from _between("model.dropout", model.dropout, 0, 1, high_open=True)
+    if isinstance(model, MlpConfig):
+        yield from _at_least("model.hidden_dim", model.hidden_dim, 1)
+        yield from _at_least("model.num_layers", model.num_layers, 0)
+    if isinstance(model, CnnConfig):
+        yield from _at_least("model.num_channels", model.num_channels, 1)
+    if isinstance(model, ResnetConfig):
+        yield from _at_least("model.width", model.width, 1)
+        if model.depth not in (18, 50):
+            nearest = 18 if abs(model.depth - 18) < abs(model.depth - 50) else 50
+            yield f"model.depth={model.depth} must be 18 or 50. Use {nearest}."
+    if isinstance(model, GptConfig):
+        for key in ("num_layers", "num_heads", "embed_dim"):
+            yield from _at_least(f"model.{key}", getattr(model, key), 1)
+        if model.num_heads >= 1 and model.embed_dim % model.num_heads:
+            nearest = max(1, round(model.embed_dim / model.num_heads)) * model.num_heads
+            yield (
+                f"model.embed_dim={model.embed_dim} must be a multiple of model.num_heads={model.num_heads}. "
+                f"Use {nearest}."
+            )
+
+
+def _data(config: TrainConfig) -> Iterator[str]:
+    data = config.data
+    yield from _at_least("data.num_workers", data.num_workers, 0)
+    checks: dict[type[DataConfig], Callable[[Any], Iterator[str]]] = {
+        DigitsConfig: _digits,
+        SyntheticImagesConfig: _synthetic_images,
+        TextBytesConfig: _text_bytes,
+    }
+    yield from checks.get(type(data), lambda _: iter(()))(data)
+    is_text, reads_text = isinstance(data, TextBytesConfig), isinstance(config.model, GptConfig)
+    known = isinstance(data, (DigitsConfig, SyntheticImagesConfig, TextBytesConfig))
+    if known and not is_text and reads_text:
+        yield f"model=gpt reads text, and data={data.name} holds images. Use data=text_bytes, or model=cnn."
+    if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
+        yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
+    num_train = {DigitsConfig: lambda d: 1797 - d.num_eval, SyntheticImagesConfig: lambda d: d.num_samples}
+    count = num_train.get(type(data), lambda _: None)(data)
+    if count is not None and 0 < count < config.train.global_batch_size:
+        yield (
+            f"train.global_batch_size={config.train.global_batch_size} must be at most the {count} training samples "
+            f"of data={data.name}. Use {count // config.hardware.world_size * config.hardware.world_size}."
+        )
+
+
+def _digits(data: DigitsConfig) -> Iterator[str]:
+    yield from _between("data.num_eval", data.num_eval, 1, 1796)
+
+
+def _synthetic_images(data: SyntheticImagesConfig) -> Iterator[str]:
+    yield from _at_least("data.num_samples", data.num_samples, 1)
+    yield from _at_least("data.num_eval", data.num_eval, 1)
+    yield from _between("data.image_size", data.image_size, 8, 224)
+    yield from _at_least("data.num_classes", data.num_classes, 2)
+    if data.num_channels not in (1, 3):
+        yield f"data.num_channels={data.num_channels} must be 1 or 3. Use 3."
+
+
+def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
+    yield from _at_least("data.seq_len", data.seq_len, 2)
+    if not 0 < data.eval_fraction < 1:
+        yield f"data.eval_fraction={data.eval_fraction:g} must be between 0 and 1. Use 0.1."
+    if data.path is not None and not Path(data.path).expanduser().is_file():
+        yield f"data.path={data.path} must be a readable file; there is none."

@@ -1,0 +1,81 @@
+"""1,797 handwritten digits, 8x8 pixels (Alpaydin and Kaynak 1998, UCI), shipped with scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.errors import DataError
+
+NUM_IMAGES = 1797
+_SPLIT_SEED = 0
+
+
+class Digits:
+    """Images float32 [1, 8, 8], mean 0 and standard deviation 1 over the train pixels; targets 0 to 9."""
+
+    input_shape = (1, 8, 8)
+    num_classes = 10
+
+    def __init__(self, images: Tensor, targets: Tensor) -> None:
+        self.images = images
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images [batch, 1, 8, 8] and targets [batch]."""
+        rows = torch.from_numpy(index_array(indices, len(self)))
+        return self.images[rows], self.targets[rows]
+
+
+def split_indices(num_eval: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of scikit-learn's table for (train, eval); the same on every machine, and eval sets are nested.
+
+    By sorting PCG64's raw bits: numpy promises those for ever, but not the output of `Generator.permutation`.
+    """
+    keys = np.random.PCG64(_SPLIT_SEED).random_raw(NUM_IMAGES)
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    return order[num_eval:], order[:num_eval]
+
+
+def build(config: DigitsConfig, split: Split) -> Digits:
+    """The train or the eval digits.
+
+    Raises ConfigError where `num_eval` leaves a split empty, DataError without scikit-learn.
+    """
+    check_split(split)
+    check_range("data.num_eval", config.num_eval, 1, NUM_IMAGES - 1)
+    pixels, labels = _load()
+    train, held_out = split_indices(config.num_eval)
+    mean, std = _statistics(pixels[train])
+    rows = train if split == "train" else held_out
+    images = torch.from_numpy(((pixels[rows] - mean) / std).astype(np.float32)).unsqueeze(1)
+    return Digits(images, torch.from_numpy(labels[rows]))
+
+
+def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:
+    """Mean and standard deviation from whole numbers: exact, so alike whatever way numpy orders its sums."""
+    mean = int(pixels.sum()) / pixels.size
+    return mean, math.sqrt(int((pixels * pixels).sum()) / pixels.size - mean * mean)
+
+
+def _load() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pixels 0 to 16 [1797, 8, 8] and labels [1797]."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError(
+            f"data=digits needs scikit-learn, which cannot be imported here ({error}). "
+            "Run: pip install 'hpc_trainer[digits]'"
+        ) from error
+    table = load_digits()
+    return table.images.astype(np.int64), table.target.astype(np.int64)

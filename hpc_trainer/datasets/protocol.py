@@ -1,0 +1,68 @@
+"""What the training loop asks of a data set, and the checks that the builders share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.errors import ConfigError
+
+Split = Literal["train", "eval"]
+
+
+@runtime_checkable
+class MapDataset(Protocol):
+    """A data set of fixed length that hands out whole batches.
+
+    torch's DataLoader calls `__getitems__` where it exists; its `collate_fn` is then the identity. The batch
+    for given indices must be the same in every process and at every time: resuming relies on it.
+    """
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input: (channels, height, width) of an image, (seq_len,) of tokens."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """Classes to tell apart; the vocabulary of a text."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs [batch, *input_shape] and int64 targets, [batch] or [batch, seq_len].
+
+        Raises IndexError for an index outside 0 .. len - 1.
+        """
+        ...
+
+
+def check_split(split: str) -> None:
+    """Raise ConfigError unless `split` is `train` or `eval`."""
+    if split not in ("train", "eval"):
+        raise ConfigError(f"split={split!r} must be 'train' or 'eval'; a data set has no other part.")
+
+
+def check_range(key: str, value: int, smallest: int, largest: int | None = None) -> None:
+    """Raise ConfigError unless `smallest` ≤ `value` ≤ `largest` (None: no upper end)."""
+    if value < smallest or (largest is not None and value > largest):
+        rule = f"≥ {smallest}" if largest is None else f"{smallest} to {largest}"
+        nearest = smallest if value < smallest else largest
+        raise ConfigError(f"{key}={value!r} must be {rule}; nearest legal: {key}={nearest}.")
+
+
+def index_array(indices: Sequence[int], length: int) -> NDArray[np.int64]:
+    """The indices as int64 [batch]; IndexError where one lies outside 0 .. length - 1.
+
+    Negative indices do not wrap: a sampler that makes one has a bug.
+    """
+    array = np.asarray(indices, dtype=np.int64)
+    outside = (array < 0) | (array >= length)
+    if outside.any():
+        raise IndexError(f"index {int(array[outside][0])} must lie in 0 .. {length - 1}, the data set's length.")
+    return array

@@ -1,0 +1,102 @@
+"""Images made on the fly: a coarse pattern for each class under noise. Learnable, of any size, from no file.
+
+Bits come from Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), which computes any
+part of its stream directly: image i is the same in whatever batch, process or order it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.schema.data import SyntheticImagesConfig
+from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.errors import ConfigError
+
+SMALLEST_IMAGE, LARGEST_IMAGE = 8, 224
+_CELLS = 8  # cells a side in a class pattern
+_HALF_POWER = 0.5**0.5  # pattern and noise have half the variance each: images have mean 0, deviation 1
+_BYTE_MEAN, _BYTE_STD = 127.5, ((256**2 - 1) / 12) ** 0.5  # of a uniform byte
+_PATTERN_STREAM, _STREAMS = 0, {"train": 1, "eval": 2}
+
+
+class SyntheticImages:
+    """Image i has class i mod num_classes; float32 [channels, size, size], mean 0, standard deviation 1.
+
+    It depends on the data seed, the split, i, and the sizes; never on the other images asked for with it.
+    """
+
+    def __init__(self, config: SyntheticImagesConfig, split: Split) -> None:
+        self.input_shape = (config.num_channels, config.image_size, config.image_size)
+        self.num_classes = config.num_classes
+        self._length = config.num_samples if split == "train" else config.num_eval
+        self._seed = config.data_seed
+        self._stream = _STREAMS[split]
+        num_bytes = config.num_channels * _CELLS * _CELLS
+        codes = np.stack(
+            [_random_bytes(self._seed, _PATTERN_STREAM, label, num_bytes) for label in range(config.num_classes)]
+        )
+        self._patterns = _to_float(codes).view(config.num_classes, config.num_channels, _CELLS, _CELLS)
+        self._cell_of_column = torch.arange(config.image_size) * _CELLS // config.image_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images [batch, channels, size, size] and targets [batch]."""
+        rows = index_array(indices, len(self))
+        channels, height, width = self.input_shape
+        num_bytes = channels * height * width
+        codes = np.empty((len(rows), num_bytes), dtype=np.uint8)
+        for slot, index in enumerate(rows.tolist()):
+            codes[slot] = _random_bytes(self._seed, self._stream, index, num_bytes)
+        targets = torch.from_numpy(rows % self.num_classes)
+        images = _to_float(codes).view(len(rows), channels, height, width)
+        # Wide first, then a row of cells at a time: the pattern at full size costs as much as the noise.
+        wide = self._patterns[targets][:, :, :, self._cell_of_column]
+        for cell in range(_CELLS):
+            first, last = _first_pixel(cell, height), _first_pixel(cell + 1, height)
+            images[:, :, first:last] += wide[:, :, cell : cell + 1]
+        return images, targets
+
+
+def _first_pixel(cell: int, size: int) -> int:
+    return -(-cell * size // _CELLS)  # rounded up: pixel x lies in cell x * _CELLS // size
+
+
+def _random_bytes(seed: int, stream: int, index: int, num_bytes: int) -> NDArray[np.uint8]:
+    # The stream sits in the counter's highest word, which counting never reaches: streams cannot meet.
+    bits = np.random.Philox(key=np.array([seed, index], dtype=np.uint64), counter=[0, 0, 0, stream])
+    words = bits.random_raw((num_bytes + 7) // 8).astype("<u8", copy=False)
+    return words.view(np.uint8)[:num_bytes]
+
+
+def _to_float(codes: NDArray[np.uint8]) -> Tensor:
+    """Uniform bytes to mean 0, variance 1/2.
+
+    One operation at a time: a fused multiply-add rounds differently at the end of a vector, and then a pixel
+    would depend on its place in the batch.
+    """
+    scale = _HALF_POWER / _BYTE_STD
+    return torch.from_numpy(codes).to(torch.float32).sub_(_BYTE_MEAN).mul_(scale)
+
+
+def build(config: SyntheticImagesConfig, split: Split) -> SyntheticImages:
+    """The train or the eval images: the same patterns, other noise. Raises ConfigError for bad values."""
+    check_split(split)
+    check_range("data.num_samples", config.num_samples, 1)
+    check_range("data.num_eval", config.num_eval, 1)
+    check_range("data.image_size", config.image_size, SMALLEST_IMAGE, LARGEST_IMAGE)
+    check_range("data.num_classes", config.num_classes, 2)
+    check_range("data.data_seed", config.data_seed, 0, 2**63 - 1)
+    if config.num_channels not in (1, 3):
+        nearest = 1 if config.num_channels < 2 else 3
+        raise ConfigError(
+            f"data.num_channels={config.num_channels!r} must be 1 (grey) or 3 (colour); "
+            f"nearest legal: data.num_channels={nearest}."
+        )
+    return SyntheticImages(config, split)

@@ -1,0 +1,84 @@
+"""Every error that hpc_trainer raises on purpose, and the exit code it ends a process with.
+
+    HpcTrainerError                  exit 1
+    ├── ConfigError (ValueError)     exit 2    what the person asked for cannot be
+    ├── SubmitError                  exit 1    sbatch refused or did not answer
+    ├── SlurmError                   exit 1    another Slurm command failed
+    ├── RunStateError                exit 1    a run folder does not hold what it must
+    │   └── UntrustedFileError       exit 1    another user owns the file or may write it
+    ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
+    ├── CheckpointError              exit 74   a checkpoint could not be written or read
+    │   └── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
+    └── DataError                    exit 74   a data set is missing or unreadable
+
+A message says what happened, the rule, the value, the fix, and where there is one the nearest legal choice.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of workers and commands.
+
+    None lies in 126-165 or is 255: the shell, signals and srun own those (sysexits.h gives 74, 75, 78).
+    """
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    STORAGE = 74
+    REQUEUED = 75
+    NO_PROGRESS = 76
+    CONFIG = 78
+
+
+class HpcTrainerError(Exception):
+    """Base of all errors raised on purpose. `exit_code` is what a command ends with."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+
+class ConfigError(HpcTrainerError, ValueError):
+    """A key, value, group or combination that cannot be; nothing was written."""
+
+    exit_code = ExitCode.USAGE
+
+
+class SubmitError(HpcTrainerError):
+    """sbatch, or the start of the local queue, did not accept what was asked."""
+
+
+class SlurmError(HpcTrainerError):
+    """A Slurm command failed, timed out, or printed what cannot be read."""
+
+
+class RunStateError(HpcTrainerError):
+    """A sweep or run folder does not hold what it must."""
+
+
+class UntrustedFileError(RunStateError):
+    """A file that another user owns or that others may write: refused, as ssh refuses such keys."""
+
+
+class RankEnvError(HpcTrainerError):
+    """The environment does not say which rank this is, or contradicts itself."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class CheckpointError(HpcTrainerError):
+    """A checkpoint could not be written or read."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint whose bytes differ from its manifest."""
+
+
+class DataError(HpcTrainerError):
+    """A data set is missing, unreadable, or smaller than the configuration needs."""
+
+    exit_code = ExitCode.STORAGE

@@ -1,0 +1,153 @@
+"""Carries out a plan: specs, then for each array intent, sbatch, confirmation. Killed anywhere, nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
+from hpc_trainer.launch.provenance import code_revision
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.spec import append_specs, read_specs
+from hpc_trainer.runs.submissions import (
+    Submission,
+    read_submissions,
+    write_confirmation,
+    write_dropped,
+    write_intent,
+)
+from hpc_trainer.slurm.queue import find_by_comment, read_queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedArray:
+    """One array that the scheduler accepted."""
+
+    job_id: str
+    hardware: str
+    run_ids: tuple[str, ...]
+
+
+def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> str:
+    """The batch script that `submit` would hand to sbatch; "" for the local executor."""
+    if plan.grid.executor is not Executor.slurm:
+        return ""
+    from hpc_trainer.launch import submitit_bridge as bridge
+
+    folder, parameters, command = _slurm_request(plan, array, uuid)
+    return bridge.array_script(folder, parameters, command, len(array.specs))
+
+
+def settle_intents(paths: SweepPaths) -> None:
+    """Finds out what became of intents without an answer: the writer was killed between sbatch and its reply.
+
+    The job carries the intent's uuid as its comment. Call it under the sweep's lock.
+
+    Raises:
+        SlurmError: Slurm does not answer; submitting again now could submit twice.
+    """
+    open_intents = [submission for submission in read_submissions(paths) if submission.job_id is None]
+    if not open_intents:
+        return
+    needs_queue = any(intent.executor == Executor.slurm.value for intent in open_intents)
+    entries = list(read_queue().values()) if needs_queue else []
+    for intent in open_intents:
+        job_id = find_by_comment(entries, intent.uuid)
+        if job_id is not None:
+            write_confirmation(paths, intent, job_id)
+        else:
+            write_dropped(paths, intent, "the scheduler does not know it")
+
+
+def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[SubmittedArray]:
+    """Submits every array of the plan. Call it under the sweep's lock.
+
+    Raises:
+        SubmitError: the scheduler refused an array; those before it stand, and are not submitted again.
+    """
+    paths = plan.grid.sweep
+    known = read_specs(paths)
+    append_specs(paths, specs_to_write(plan, known))
+    write_json(
+        paths.sweep,
+        {
+            "sweep": paths.name,
+            "command": list(command_line),
+            "time": time.time(),
+            "run_ids": [spec.run_id for spec in plan.grid.specs],
+            "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),
+            "code": code_revision(),
+        },
+    )
+    if plan.grid.executor is Executor.slurm:
+        return [_submit_slurm(plan, array) for array in plan.arrays]
+    return _submit_local(plan) if plan.arrays else []
+
+
+def _submit_slurm(plan: SweepPlan, array: ArrayPlan) -> SubmittedArray:
+    from hpc_trainer.launch import submitit_bridge as bridge
+
+    paths = plan.grid.sweep
+    run_ids = [spec.run_id for spec in array.specs]
+    intent = write_intent(paths, executor="slurm", hardware=array.hardware, run_ids=run_ids)
+    folder, parameters, command = _slurm_request(plan, array, intent.uuid)
+    try:
+        job_id = bridge.submit_array(folder, parameters, command, len(run_ids))
+    except SubmitError:
+        # "Socket timed out" may come after the controller accepted: look before calling it refused.
+        with contextlib.suppress(SlurmError):
+            settle_intents(paths)
+        settled = _find(paths, intent)
+        if settled is None or settled.job_id is None:
+            raise
+        job_id = settled.job_id
+    else:
+        write_confirmation(paths, intent, job_id)
+    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
+
+
+def _find(paths: SweepPaths, intent: Submission) -> Submission | None:
+    return next((each for each in read_submissions(paths) if each.uuid == intent.uuid), None)
+
+
+def _slurm_request(plan: SweepPlan, array: ArrayPlan, uuid: str) -> tuple[Path, dict[str, object], str]:
+    from hpc_trainer.launch import submitit_bridge as bridge
+
+    cluster = array.specs[0].config["cluster"]
+    paths = plan.grid.sweep
+    parameters = bridge.slurm_parameters(array.shape, cluster, folder=paths.scripts, job_name=paths.name, comment=uuid)
+    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])
+    return paths.scripts, parameters, command
+
+
+def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
+    """Starts one detached queue for all arrays; it outlives this command and its terminal."""
+    paths = plan.grid.sweep
+    paths.local_logs.mkdir(parents=True, exist_ok=True)
+    intents = [
+        write_intent(paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs])
+        for a in plan.arrays
+    ]
+    run_ids = [run_id for intent in intents for run_id in intent.run_ids]
+    argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
+    with (paths.local_logs / "queue.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # neither Ctrl-C nor the end of the terminal reaches it
+        )
+    job_id = process_name(process.pid)
+    for intent in intents:
+        write_confirmation(paths, intent, job_id)
+    return [SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids) for intent in intents]

@@ -1,0 +1,144 @@
+"""ResNet-18 and ResNet-50: He et al. 2015, "Deep residual learning for image recognition", arXiv:1512.03385.
+
+As trained today: the bottleneck's stride sits in its 3x3 convolution ("v1.5", as in torchvision, same
+parameter count), and the last BatchNorm of each block starts at gamma = 0, so that a fresh block is the
+identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from hpc_trainer.config.schema.model import ResnetConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models import check_at_least, check_num_classes, image_shape
+
+SMALLEST_IMAGE = 8
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut; [batch, num_in, H, W] to [batch, width, H/stride, W/stride]."""
+
+    expansion = 1
+
+    def __init__(self, num_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _conv(num_in, width, 3, stride),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            _conv(width, width, 3, 1),
+            _zero_norm(width),
+        )
+        self.shortcut = _shortcut(num_in, width, stride)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
+        return outputs
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions and a shortcut; the output has 4 x width channels."""
+
+    expansion = 4
+
+    def __init__(self, num_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        num_out = width * self.expansion
+        self.residual = nn.Sequential(
+            _conv(num_in, width, 1, 1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            _conv(width, width, 3, stride),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            _conv(width, num_out, 1, 1),
+            _zero_norm(num_out),
+        )
+        self.shortcut = _shortcut(num_in, num_out, stride)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
+        return outputs
+
+
+# He et al. 2015, table 1: the block and the number of blocks in each of the four stages.
+_STAGES: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
+
+
+class Resnet(nn.Module):
+    """Stem, four stages of residual blocks (1, 2, 4 and 8 x width), mean over the image, linear classifier.
+
+    Images float32 [batch, C, H, W], 8 pixels a side or more, to logits [batch, num_classes]. A side below
+    `small_input_below` brings the paper's CIFAR stem: 3x3, stride 1, no pooling. BatchNorm trains on the
+    samples of one rank; the last stage of an 8x8 image is 1x1, so such a rank needs a micro batch of 2 or
+    more. Raises ConfigError where a value or the input shape cannot be.
+    """
+
+    def __init__(self, config: ResnetConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        if config.depth not in _STAGES:
+            nearest = min(_STAGES, key=lambda depth: abs(depth - config.depth))
+            raise ConfigError(
+                f"model.depth={config.depth!r} must be one of {sorted(_STAGES)}; nearest legal: model.depth={nearest}."
+            )
+        check_at_least("model.width", config.width, 1)
+        check_at_least("model.small_input_below", config.small_input_below, 0)
+        check_num_classes(num_classes)
+        channels, height, width = image_shape(config.name, input_shape, smallest=SMALLEST_IMAGE)
+        self.stem = _stem(channels, config.width, is_small=min(height, width) < config.small_input_below)
+        block, num_blocks = _STAGES[config.depth]
+        num_in = config.width
+        stages: list[nn.Module] = []
+        for stage, count in enumerate(num_blocks):
+            stage_width = config.width * 2**stage
+            blocks: list[nn.Module] = []
+            for index in range(count):
+                stride = 2 if index == 0 and stage > 0 else 1
+                blocks.append(block(num_in, stage_width, stride))
+                num_in = stage_width * block.expansion
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(num_in, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Images [batch, C, H, W] to logits [batch, num_classes]."""
+        features: Tensor = self.stages(self.stem(inputs))
+        logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return logits
+
+
+def _stem(channels: int, width: int, *, is_small: bool) -> nn.Sequential:
+    if is_small:
+        return nn.Sequential(_conv(channels, width, 3, 1), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        _conv(channels, width, 7, 2),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+    )
+
+
+def _conv(num_in: int, num_out: int, kernel_size: int, stride: int) -> nn.Conv2d:
+    # No bias: the BatchNorm that follows has one.
+    return nn.Conv2d(num_in, num_out, kernel_size, stride=stride, padding=kernel_size // 2, bias=False)
+
+
+def _zero_norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    nn.init.zeros_(norm.weight)
+    return norm
+
+
+def _shortcut(num_in: int, num_out: int, stride: int) -> nn.Module:
+    if num_in == num_out and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(_conv(num_in, num_out, 1, stride), nn.BatchNorm2d(num_out))

@@ -1,0 +1,1 @@
+"""Afterwards: status, logs, cancel, results. Reads run folders first, one squeue second, one sacct last."""

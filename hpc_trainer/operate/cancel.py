@@ -1,0 +1,42 @@
+"""Cancelled is cancelled: a marker that outlives every process first, then the signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.slurm.jobs import cancel_jobs
+
+
+def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> list[str]:
+    """Cancels those of `runs` that wait or work, and returns their ids. Nothing brings them back by itself.
+
+    The marker is written before the signal: whatever the worker sees first, it finds the marker when it decides.
+
+    Raises:
+        SlurmError: scancel failed; the markers stand, and the same command may be given again.
+    """
+    chosen = [run for run in runs if run.state.is_active]
+    for run in chosen:
+        paths = status.sweep.run(run.run_id)
+        paths.folder.mkdir(exist_ok=True)
+        write_json(paths.marker(CANCEL), {"time": time.time()})
+    cancel_jobs([run.job_id for run in chosen if run.job_id and run.job_id[0].isdecimal()])
+    for run in chosen:
+        if run.state is RunState.RUNNING and run.attempts and run.attempts[-1].executor == "local":
+            _stop_local(run)
+    return [run.run_id for run in chosen]
+
+
+def _stop_local(run: RunStatus) -> None:
+    """One rank's signal is enough: the ranks agree on a step, save, and leave."""
+    if run.job_id is not None and is_alive(run.job_id):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(run.attempts[-1].pid, signal.SIGTERM)

@@ -1,0 +1,62 @@
+"""From the names that a person types to sweeps and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.status import RunStatus, SweepStatus, find_runs, read_status
+from hpc_trainer.runs.layout import SweepPaths
+
+
+def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
+    """Every sweep under `runs_dir`, the one submitted last first."""
+    folders = [path.parent for path in runs_dir.glob("*/specs.jsonl")]
+    return [SweepPaths(folder) for folder in sorted(folders, key=_newest_change, reverse=True)]
+
+
+def _newest_change(folder: Path) -> float:
+    files = (folder / "sweep.json", folder / "submissions.jsonl", folder / "specs.jsonl")
+    return max(path.stat().st_mtime for path in files if path.exists())
+
+
+def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
+    """The sweep of this name, or the newest one.
+
+    Raises:
+        RunStateError: there is none.
+    """
+    if name is not None:
+        as_path = Path(name)
+        if (as_path / "specs.jsonl").exists():
+            return SweepPaths(as_path.absolute())
+        return SweepPaths(runs_dir.absolute() / name)
+    sweeps = list_sweeps(runs_dir)
+    if not sweeps:
+        raise RunStateError(f"{runs_dir} holds no sweep. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
+    return SweepPaths(sweeps[0].folder.absolute())
+
+
+def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[SweepStatus, list[RunStatus]]:
+    """The runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
+
+    Without `sweep`, runs are looked for in the newest sweep first, then in the others.
+
+    Raises:
+        RunStateError: a name fits nothing.
+    """
+    if sweep is None and len(names) == 1 and (runs_dir / names[0] / "specs.jsonl").exists():
+        status = read_status(find_sweep(runs_dir, names[0]))
+        return status, status.runs
+    if sweep is not None or not names:
+        status = read_status(find_sweep(runs_dir, sweep))
+        return status, find_runs(status, names)
+    for candidate in list_sweeps(runs_dir):
+        status = read_status(SweepPaths(candidate.folder.absolute()))
+        try:
+            return status, find_runs(status, names)
+        except RunStateError:
+            continue
+    status = read_status(find_sweep(runs_dir, None))
+    return status, find_runs(status, names)

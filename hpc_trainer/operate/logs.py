@@ -1,0 +1,60 @@
+"""What a run printed, over all its attempts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
+
+_LOG_NAME = re.compile(r"attempt-(\d+)\.rank-(\d+)\.log\Z")
+
+
+def log_files(status: SweepStatus, run: RunStatus, rank: int | None = 0) -> list[Path]:
+    """The run's logs in order of attempt, then rank; what Slurm's batch shell printed comes first.
+
+    Args:
+        rank: only this rank's logs; None: every rank's.
+    """
+    folder = status.sweep.run(run.run_id).logs
+    found = [(match, path) for path in folder.glob("attempt-*.log") if (match := _LOG_NAME.match(path.name))]
+    chosen = [(int(m[1]), int(m[2]), path) for m, path in found if rank is None or int(m[2]) == rank]
+    batch = status.sweep.scripts / f"{run.job_id}.out"
+    return [*([batch] if batch.exists() else []), *(path for _, _, path in sorted(chosen))]
+
+
+def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
+    """The lines of all files, a header before each; only the last `tail` lines of each if given."""
+    for path in files:
+        yield f"==> {path} <=="
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        yield from lines if tail is None else lines[-tail:]
+
+
+def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s: float = 1.0) -> Iterator[str]:
+    """Lines as they come, across attempts, until the run is neither waiting nor at work."""
+    offsets: dict[Path, int] = {}
+    is_active = True
+    while True:
+        for path in log_files(status, run, rank):
+            yield from _new_lines(path, offsets)
+        if not is_active:
+            return
+        time.sleep(poll_s)
+        status = read_status(status.sweep)
+        run = next(each for each in status.runs if each.run_id == run.run_id)
+        is_active = run.state.is_active  # read once more after the end: the last lines
+
+
+def _new_lines(path: Path, offsets: dict[Path, int]) -> Iterator[str]:
+    start = offsets.get(path, 0)
+    if start == 0:
+        yield f"==> {path} <=="
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read()
+    end = data.rfind(b"\n") + 1  # a line that is still being written waits for the next look
+    offsets[path] = start + end or 0
+    yield from data[:end].decode(errors="replace").splitlines()

@@ -1,0 +1,316 @@
+"""The state of every run of a sweep: what the run wrote, then what Slurm says, never a guess."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.runs.files import read_json
+from hpc_trainer.runs.journal import Attempt, Journal
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.spec import RunSpec, read_specs
+from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
+from hpc_trainer.runs.submissions import Submission, latest_of_each_run, read_submissions
+from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, read_accounting, read_queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run, as `status` shows it. `step` is the newest one known; `age_s` how old that knowledge is."""
+
+    spec: RunSpec
+    state: RunState
+    step: int
+    attempts: list[Attempt]
+    job_id: str | None
+    cause: str | None
+    node: str | None
+    metrics: Mapping[str, Any]
+    steps_per_s: float | None
+    eta_s: float | None
+    age_s: float | None
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.spec.run_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepStatus:
+    """Every run of a sweep, in order of submission. `notes` says what could not be asked."""
+
+    sweep: SweepPaths
+    runs: list[RunStatus]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """State -> number of runs."""
+        return dict(Counter(run.state.value for run in self.runs))
+
+    @property
+    def states(self) -> dict[str, RunState]:
+        """Run id -> state."""
+        return {run.run_id: run.state for run in self.runs}
+
+    @property
+    def has_active(self) -> bool:
+        """True while anything waits or works."""
+        return any(run.state.is_active for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _SchedulerView:
+    """What the queue and the accounting said, asked once for all runs. `queue` is None if nobody answered."""
+
+    queue: Mapping[str, QueueEntry] | None
+    accounting: Mapping[str, AccountingEntry]
+
+
+def read_status(sweep: SweepPaths) -> SweepStatus:
+    """Reads a sweep: its folders, at most one squeue, at most one sacct.
+
+    Raises:
+        RunStateError: there is no such sweep.
+    """
+    specs = read_specs(sweep)
+    if not specs and not sweep.folder.is_dir():
+        raise RunStateError(_no_sweep(sweep))
+    submissions = latest_of_each_run(read_submissions(sweep))
+    notes: list[str] = []
+    folders = {run_id: _read_folder(sweep.run(run_id), submissions.get(run_id)) for run_id in specs}
+    view = _ask_slurm([folder for folder in folders.values() if folder.needs_scheduler], notes)
+    runs = [_status_of(specs[run_id], folder, view) for run_id, folder in folders.items()]
+    return SweepStatus(sweep=sweep, runs=runs, notes=notes)
+
+
+def _no_sweep(sweep: SweepPaths) -> str:
+    parent = sweep.folder.parent
+    known = sorted(each.parent.name for each in parent.glob("*/specs.jsonl"))
+    listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
+    return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """What one run's own files say."""
+
+    paths: RunPaths
+    submission: Submission | None
+    job_id: str | None
+    attempts: list[Attempt]
+    heartbeat: Mapping[str, Any]
+    result: Mapping[str, Any]
+    markers: frozenset[str]
+
+    @property
+    def current(self) -> Attempt | None:
+        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest and self.submission and newest.start_time < self.submission.time:
+            return None
+        return newest
+
+    @property
+    def needs_scheduler(self) -> bool:
+        """True if only Slurm knows whether this run lives."""
+        on_slurm = self.submission is not None and self.submission.executor == "slurm" and self.job_id is not None
+        return on_slurm and DONE not in self.markers
+
+
+def _read_folder(paths: RunPaths, latest: tuple[Submission, int] | None) -> _Folder:
+    submission, index = latest or (None, 0)
+    markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
+    return _Folder(
+        paths=paths,
+        submission=submission,
+        job_id=submission.element_id(index) if submission else None,
+        attempts=Journal(paths).read(),
+        heartbeat=read_json(paths.heartbeat) or {},
+        result=(read_json(paths.result) or {}) if DONE in markers else {},
+        markers=markers,
+    )
+
+
+def _ask_slurm(folders: list[_Folder], notes: list[str]) -> _SchedulerView:
+    if not folders:
+        return _SchedulerView({}, {})
+    try:
+        queue = read_queue()
+    except SlurmError as error:
+        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
+        return _SchedulerView(None, {})
+    unsettled = (folder for folder in folders if folder.job_id not in queue and not _journal_settles(folder.current))
+    ids = [array_of(str(folder.job_id)) for folder in unsettled]
+    return _SchedulerView(queue, read_accounting(ids))
+
+
+def _journal_settles(attempt: Attempt | None) -> bool:
+    return attempt is not None and attempt.has_ended and attempt.state is not RunState.REQUEUED
+
+
+def _status_of(spec: RunSpec, folder: _Folder, view: _SchedulerView) -> RunStatus:
+    state, cause, node = _decide(folder, view)
+    beat, newest = folder.heartbeat, folder.attempts[-1] if folder.attempts else None
+    seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
+    running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
+    return RunStatus(
+        spec=spec,
+        state=state,
+        step=spec.num_steps if state is RunState.COMPLETED else _step(folder),
+        attempts=folder.attempts,
+        job_id=folder.job_id or (newest.job_id if newest else None),
+        cause=cause,
+        node=node or (newest.node if newest else None),
+        metrics=folder.result.get("metrics") or beat.get("metrics") or {},
+        steps_per_s=beat.get("steps_per_s") if running else None,
+        eta_s=beat.get("eta_s") if running else None,
+        age_s=None if seen is None else max(0.0, time.time() - seen),
+    )
+
+
+def _step(folder: _Folder) -> int:
+    beat = int(folder.heartbeat.get("step") or 0)
+    newest = folder.attempts[-1] if folder.attempts else None
+    if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
+        # The heartbeat is of an attempt before: only what was saved counts.
+        return next((a.resumed_step for a in reversed(folder.attempts) if a.resumed_step is not None), beat)
+    return beat
+
+
+def _decide(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None, str | None]:
+    """(state, cause, node) of one run."""
+    current = folder.current
+    cause = current.cause if current else None
+    if DONE in folder.markers:
+        return RunState.COMPLETED, "done", None
+    if folder.submission is not None and folder.submission.executor == "slurm":
+        state, cause, node = _decide_slurm(folder, view)
+    else:
+        state, node = _decide_local(folder), None
+        cause = cause or _message(current)
+    if CANCEL in folder.markers and state is not RunState.RUNNING:
+        return RunState.CANCELLED, "cancelled", node
+    return state, cause, node
+
+
+def _message(attempt: Attempt | None) -> str | None:
+    return str(attempt.error["message"]) if attempt and attempt.error.get("message") else None
+
+
+def _decide_local(folder: _Folder) -> RunState:
+    current = folder.current
+    if current is not None and current.has_ended:
+        return current.state or RunState.UNKNOWN
+    queue_lives = folder.job_id is not None and is_alive(folder.job_id) is not False
+    if current is None:
+        if folder.submission is None:
+            return RunState.NEW
+        # Never started, and the queue that would have started it is gone: submit it again.
+        return RunState.PENDING if queue_lives else RunState.PREEMPTED if folder.attempts else RunState.NEW
+    # The queue records a death that the run could not record itself; without it nobody will: the machine went down.
+    return RunState.RUNNING if queue_lives else RunState.NODE_FAIL
+
+
+# squeue's words for "has nodes".
+_AT_WORK = {
+    "RUNNING",
+    "COMPLETING",
+    "CONFIGURING",
+    "STAGE_OUT",
+    "SIGNALING",
+    "SUSPENDED",
+    "STOPPED",
+    "RESIZING",
+}
+# sacct's words -> ours. A COMPLETED job without DONE left inside the grace period without being requeued.
+_ENDED = {
+    "COMPLETED": RunState.PREEMPTED,
+    "FAILED": RunState.FAILED,
+    "TIMEOUT": RunState.TIMEOUT,
+    "DEADLINE": RunState.TIMEOUT,
+    "NODE_FAIL": RunState.NODE_FAIL,
+    "BOOT_FAIL": RunState.NODE_FAIL,
+    "OUT_OF_MEMORY": RunState.OUT_OF_MEMORY,
+    "OUT_OF_ME": RunState.OUT_OF_MEMORY,
+    "PREEMPTED": RunState.PREEMPTED,
+    "CANCELLED": RunState.CANCELLED,
+}
+# A fresh job may not show in squeue or sacct yet.
+_LAG_S = 30.0
+
+
+def _decide_slurm(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None, str | None]:
+    current, job_id = folder.current, folder.job_id
+    cause = (current.cause if current else None) or _message(current)
+    entry = view.queue.get(job_id) if view.queue is not None and job_id is not None else None
+    if entry is not None:
+        return (
+            _state_in_queue(entry, current),
+            cause if current and current.has_ended else None,
+            entry.node or None,
+        )
+    if _journal_settles(current):
+        assert current is not None
+        return current.state or RunState.UNKNOWN, cause, None
+    account = view.accounting.get(job_id or "")
+    if account is not None and account.state in _ENDED:
+        return _ENDED[account.state], cause or f"Slurm: {account.state} ({account.exit_code})", account.node
+    if view.queue is None:
+        return RunState.UNKNOWN, "squeue did not answer", None
+    assert folder.submission is not None
+    if time.time() - folder.submission.time < _LAG_S:
+        return RunState.PENDING, None, None
+    if current is not None and current.has_ended:
+        return RunState.PREEMPTED, f"{cause}; nobody requeued it", None
+    return RunState.UNKNOWN, "neither squeue nor sacct knows the job", None
+
+
+def _state_in_queue(entry: QueueEntry, current: Attempt | None) -> RunState:
+    if entry.state == "PENDING":
+        if "held" in entry.reason.lower():
+            return RunState.HELD
+        return RunState.PENDING if current is None else RunState.REQUEUED
+    if entry.state.startswith("REQUEUE"):
+        return RunState.HELD if entry.state == "REQUEUE_HOLD" else RunState.REQUEUED
+    if entry.state == "SPECIAL_EXIT":
+        return RunState.HELD
+    if entry.state in _AT_WORK:
+        settled = current is not None and _journal_settles(current) and entry.state == "COMPLETING"
+        return (current.state or RunState.RUNNING) if settled and current else RunState.RUNNING
+    return _ENDED.get(entry.state, RunState.UNKNOWN)
+
+
+def gpu_hours(run: RunStatus) -> float:
+    """GPU-hours that all attempts of a run held, up to the last sign of life."""
+    gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
+    return gpus * sum(_seconds(attempt) for attempt in run.attempts) / 3600
+
+
+def _seconds(attempt: Attempt) -> float:
+    return (attempt.end_time or time.time()) - attempt.start_time
+
+
+def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
+    """The runs whose id is, begins or ends with one of `names`; all runs if there are none.
+
+    Raises:
+        RunStateError: a name fits no run.
+    """
+    wanted = list(names)
+    if not wanted:
+        return status.runs
+    found: dict[str, RunStatus] = {}
+    for name in wanted:
+        fits = [run for run in status.runs if run.run_id.startswith(name) or run.run_id.endswith(name)]
+        if not fits:
+            listed = ", ".join(run.run_id for run in status.runs[:10]) or "none"
+            raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
+        found.update({run.run_id: run for run in fits})
+    return list(found.values())

@@ -1,0 +1,130 @@
+"""Which rank this process is, read from Slurm, torchrun or the local executor. No torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_trainer.errors import RankEnvError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnv:
+    """One rank's place in one attempt.
+
+    `incarnation` names the attempt for all its ranks alike: job id and restart count under Slurm, so that
+    ranks of one attempt find each other and never those of the attempt before.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    launcher: str
+    job_id: str
+    restart_count: int
+    node: str
+
+    @property
+    def incarnation(self) -> str:
+        """`<job id>.<restart count>`."""
+        return f"{self.job_id}.{self.restart_count}"
+
+
+# What each launcher calls things: (rank, local rank, world size, ranks on this node, node rank, nodes).
+_SLURM = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_NODEID",
+    "SLURM_NNODES",
+)
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_LOCAL = (
+    "SUBMITIT_LOCAL_GLOBALID",
+    "SUBMITIT_LOCAL_LOCALID",
+    "SUBMITIT_LOCAL_NTASKS",
+    "SUBMITIT_LOCAL_NTASKS",
+    "SUBMITIT_LOCAL_NODEID",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES",
+)
+
+
+def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
+    """Reads the rank environment: torchrun first (it may run inside Slurm), then local, then Slurm, else one rank.
+
+    Raises:
+        RankEnvError: a launcher is present but one of its variables is missing or not a number in range.
+    """
+    env = os.environ if environ is None else environ
+    if "TORCHELASTIC_RUN_ID" in env:
+        job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}"
+        return _from(env, _TORCHRUN, "torchrun", job_id, _restart_count(env, "TORCHELASTIC_RESTART_COUNT"))
+    if "SUBMITIT_LOCAL_GLOBALID" in env:
+        job_id = f"local-{env.get('SUBMITIT_LOCAL_JOB_ID', '0')}"
+        return _from(env, _LOCAL, "local", job_id, 0)
+    if "SLURM_PROCID" in env and "SLURM_JOB_ID" in env:
+        return _from(env, _SLURM, "slurm", slurm_job_id(env), _restart_count(env, "SLURM_RESTART_COUNT"))
+    return RankEnv(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        local_world_size=1,
+        node_rank=0,
+        num_nodes=1,
+        launcher="none",
+        job_id=f"here-{os.getpid()}",
+        restart_count=0,
+        node=socket.gethostname(),
+    )
+
+
+def slurm_job_id(env: Mapping[str, str]) -> str:
+    """`<array>_<task>` inside an array, the job id outside one, "" without Slurm.
+
+    The array form is the only safe one: one element's SLURM_JOB_ID equals the array's id, and a requeue by
+    that number restarts all elements (Lightning#15022).
+    """
+    if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID", "")
+
+
+def _restart_count(env: Mapping[str, str], name: str) -> int:
+    # Unset on the first run (Slurm 22.05): that is 0.
+    return _number(env, name, default=0)
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal():
+        raise RankEnvError(f"{name}={text!r} must be a whole number ≥ 0: this rank does not know its place.")
+    return int(text)
+
+
+def _from(env: Mapping[str, str], names: tuple[str, ...], launcher: str, job_id: str, restarts: int) -> RankEnv:
+    rank, local_rank, world_size = (_number(env, name) for name in names[:3])
+    node_rank = _number(env, names[4], default=0)
+    num_nodes = _number(env, names[5], default=1)
+    local_world_size = _number(env, names[3], default=world_size // max(1, num_nodes))
+    if not rank < world_size:
+        raise RankEnvError(f"{names[0]}={rank} must be less than {names[2]}={world_size} ({launcher}).")
+    return RankEnv(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        launcher=launcher,
+        job_id=job_id,
+        restart_count=restarts,
+        node=env.get("SLURMD_NODENAME", socket.gethostname()),
+    )

@@ -1,0 +1,81 @@
+"""The ranks of one attempt, and the few things they say to each other outside the training step.
+
+Messages are JSON in byte tensors: torch's object collectives pickle, and what comes over a socket is never
+unpickled here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """`rank` of `world_size`; every method below is collective: all ranks must call it.
+
+    With world_size 1 nothing is sent and no process group is needed. `device` holds the message tensors:
+    NCCL moves only CUDA tensors.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True on the rank that writes what is written once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Waits until all ranks are here."""
+        if self.world_size > 1:
+            # An all-reduce, not dist.barrier: that one guesses a device under NCCL and warns.
+            self.sum(torch.zeros(1, device=self.device))
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Adds `tensor` over all ranks, in place; any shape, the same on all ranks."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value` (JSON) on every rank."""
+        if self.world_size == 1:
+            return value
+        data = _encode(value) if self.is_rank_zero else torch.empty(0, dtype=torch.uint8)
+        size = torch.tensor([data.numel()], dtype=torch.int64, device=self.device)
+        dist.broadcast(size, src=0)
+        buffer = data.to(self.device) if self.is_rank_zero else self._empty(int(size))
+        dist.broadcast(buffer, src=0)
+        return _decode(buffer)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value` (JSON), in the order of ranks, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        data = _encode(value)
+        sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
+        sizes[self.rank] = data.numel()
+        self.sum(sizes)
+        longest = int(sizes.max())
+        mine = self._empty(longest)
+        mine[: data.numel()] = data.to(self.device)
+        parts = [self._empty(longest) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine)
+        return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+    def _empty(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+
+def _encode(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decode(data: torch.Tensor) -> Any:
+    return json.loads(bytes(data.cpu().tolist()).decode())

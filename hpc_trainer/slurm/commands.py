@@ -1,0 +1,62 @@
+"""Runs one Slurm command: bounded in time, in the C locale, with errors that say what was asked and answered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+
+from hpc_trainer.errors import SlurmError
+
+# slurmctld under load answers in up to its MessageTimeout (10 s by default) and clients retry once.
+DEFAULT_TIMEOUT_S = 60.0
+
+
+def has_slurm() -> bool:
+    """True if sbatch is on PATH."""
+    return shutil.which("sbatch") is not None
+
+
+def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+    """Standard output of a Slurm command.
+
+    Raises:
+        SlurmError: the command is missing, takes longer than `timeout_s` seconds, or exits with another code than 0.
+    """
+    environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    try:
+        done = subprocess.run(
+            list(argv),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            env=environ,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise SlurmError(f"{argv[0]} is not on PATH. Is this a Slurm login node?") from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmError(f"{argv[0]} did not answer within {timeout_s:g} s.") from error
+    if done.returncode:
+        raise SlurmError(f"{' '.join(argv[:2])} failed ({done.returncode}): {done.stderr.strip()}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def clean_submit_environment() -> Iterator[None]:
+    """Hides the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch submits.
+
+    SLURM_CONF stays: it says which cluster.
+    """
+    leaked = {
+        key: os.environ.pop(key)
+        for key in list(os.environ)
+        if key.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")) and key != "SLURM_CONF"
+    }
+    try:
+        yield
+    finally:
+        os.environ.update(leaked)

@@ -1,0 +1,93 @@
+"""One job: what the controller says of it, requeue, cancel."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.slurm.commands import run_slurm
+
+# A worker that is about to be killed must not wait a minute for an answer.
+WORKER_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """What `scontrol show job` says of one job or array element."""
+
+    job_id: str
+    state: str
+    end_time: float | None
+    preempt_time: float | None
+    can_requeue: bool
+
+    def seconds_left(self, now: float | None = None) -> float | None:
+        """Seconds until the time limit by Slurm's own clock; None if it has none."""
+        return None if self.end_time is None else self.end_time - (time.time() if now is None else now)
+
+
+def show_job(job_id: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> JobInfo:
+    """Asks the controller about one job (`123` or `123_4`).
+
+    Raises:
+        SlurmError: no answer, or the job is unknown.
+    """
+    return parse_job(run_slurm(["scontrol", "show", "job", "-o", job_id], timeout_s=timeout_s))
+
+
+def parse_job(text: str) -> JobInfo:
+    """Reads one line of `scontrol show job -o`.
+
+    The first line wins: for a raw array id the controller prints every element. Times come as seconds since the
+    epoch (SLURM_TIME_FORMAT=%s) or as ISO local time, by version.
+    """
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    if "JobState" not in fields:
+        raise SlurmError(f"scontrol show job printed no JobState: {line[:200]!r}")
+    return JobInfo(
+        job_id=fields.get("JobId", ""),
+        state=fields["JobState"],
+        end_time=parse_time(fields.get("EndTime", "")),
+        preempt_time=parse_time(fields.get("PreemptTime", "")),
+        can_requeue=fields.get("Requeue", "1") == "1",
+    )
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since the epoch from `1700000000` or `2026-11-21T03:00:00` (local time); None for `Unknown`."""
+    if text.isdecimal():
+        return float(text)
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def requeue(job_id: str) -> str:
+    """Asks for another run of this job, only if it is still at work; returns what happened, a word.
+
+    `Incomplete` is what keeps a cancelled job dead: plain `scontrol requeue` un-cancels it.
+
+    Returns:
+        `requeued`, or `already_pending` where Slurm or somebody else was faster.
+
+    Raises:
+        SlurmError: the site refuses requeues ("Requested operation is presently disabled"), or no answer.
+    """
+    try:
+        run_slurm(["scontrol", "requeue", "Incomplete", job_id], timeout_s=WORKER_TIMEOUT_S)
+    except SlurmError as error:
+        if "pending execution" in str(error):
+            return "already_pending"
+        raise
+    return "requeued"
+
+
+def cancel_jobs(job_ids: Sequence[str]) -> None:
+    """Cancels jobs or array elements in one command; those that ended already do not matter."""
+    if job_ids:
+        run_slurm(["scancel", "--quiet", *job_ids])

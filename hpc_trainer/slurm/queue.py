@@ -1,0 +1,109 @@
+"""The queue (squeue) and the accounting (sacct), each read once for all jobs of a command."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.slurm.commands import run_slurm
+
+_QUEUE_FORMAT = "%i|%T|%N|%r|%k"
+_ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,ElapsedRaw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueEntry:
+    """One job or array element that Slurm has not forgotten."""
+
+    job_id: str
+    state: str
+    node: str
+    reason: str
+    comment: str = ""
+
+
+def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
+    """All of this user's jobs in the queue by id, array elements one by one (`squeue -r`).
+
+    One call whatever the number of jobs. Without `-r` long array ranges come truncated.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    user = pwd.getpwuid(os.getuid()).pw_name
+    return parse_queue(run_slurm(["squeue", "-h", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=timeout_s))
+
+
+def parse_queue(text: str) -> dict[str, QueueEntry]:
+    """Reads `squeue -h -r -o %i|%T|%N|%r|%k`; lines of another form are passed over."""
+    entries = {}
+    for line in text.splitlines():
+        parts = line.split("|", 4)
+        if len(parts) == 5:
+            job_id, state, node, reason, comment = (part.strip() for part in parts)
+            entries[job_id] = QueueEntry(
+                job_id=job_id,
+                state=state,
+                node=node,
+                reason=reason,
+                comment="" if comment == "(null)" else comment,
+            )
+    return entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountingEntry:
+    """How one job or array element ended, by slurmdbd."""
+
+    job_id: str
+    state: str
+    exit_code: str
+    node: str
+    elapsed_s: int
+
+
+def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, AccountingEntry]:
+    """What the accounting says of these jobs (array ids stand for all their elements), in one call.
+
+    Returns {} where the site keeps no accounting or gives no access: other sources must do then.
+    """
+    ids = sorted(set(job_ids))
+    if not ids:
+        return {}
+    argv = ["sacct", "-n", "-P", "-X", "-S", "now-30days", "-o", _ACCOUNTING_FIELDS, "-j", ",".join(ids)]
+    try:
+        return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
+    except SlurmError:
+        return {}
+
+
+def parse_accounting(text: str) -> dict[str, AccountingEntry]:
+    """Reads `sacct -n -P -X`; the state loses its tail (`CANCELLED by 1000`) and the truncation mark (`+`)."""
+    entries = {}
+    for line in text.splitlines():
+        parts = line.split("|")
+        if len(parts) >= 5 and parts[0]:
+            job_id, state, exit_code, node, elapsed = parts[:5]
+            word = state.split()[0].rstrip("+") if state.split() else "UNKNOWN"
+            elapsed_s = int(elapsed) if elapsed.isdecimal() else 0
+            entries[job_id] = AccountingEntry(
+                job_id=job_id, state=word, exit_code=exit_code, node=node, elapsed_s=elapsed_s
+            )
+    return entries
+
+
+def array_of(job_id: str) -> str:
+    """`123` of `123_4`."""
+    return re.split(r"[_.+]", job_id, maxsplit=1)[0]
+
+
+def find_by_comment(entries: Sequence[QueueEntry], comment: str) -> str | None:
+    """The job id (array id) of the job that carries `comment`: how an intent without an answer finds its job."""
+    for entry in entries:
+        if entry.comment == comment:
+            return array_of(entry.job_id)
+    return None

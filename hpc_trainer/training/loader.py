@@ -1,0 +1,165 @@
+"""Batches of training samples in the fixed order, loaded in the rank itself or by worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import warnings
+import weakref
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training.order import BatchOrder
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+# Slurm signals every process of a step. A worker that died of it would take the last save with it.
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_KILL_WAIT_S = 5.0
+
+
+def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
+    """This rank's share of the evaluation samples: every world_size-th from `rank` on.
+
+    Shares differ in length by at most one and may be empty; together they are all samples, each once.
+    """
+    return range(rank, num_samples, world_size)
+
+
+class BatchIterator(Iterator[Batch]):
+    """Iterates over (inputs, targets); `close` stops the workers. Also a context manager."""
+
+    def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
+        self._batches: Iterator[Batch] | None = batches
+        # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
+        self._kill = weakref.finalize(self, _kill_workers, workers)
+        self.workers = workers
+
+    def __next__(self) -> Batch:
+        """Raises StopIteration at the end and after `close`."""
+        if self._batches is None:
+            raise StopIteration
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Stops the workers and waits for them: at most 5 s for each that hangs. May be called again."""
+        self._batches = None  # torch asks its workers to leave when the iterator is deleted
+        self._kill()
+
+    def __enter__(self) -> BatchIterator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def train_batches(
+    dataset: MapDataset,
+    order: BatchOrder,
+    *,
+    first_step: int,
+    num_steps: int,
+    rank: int,
+    world_size: int,
+    micro_batch_size: int,
+    grad_accum_steps: int,
+    num_workers: int,
+) -> BatchIterator:
+    """This rank's micro-batches of the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
+
+    Draws nothing from the global random state of this process. Not collective.
+
+    Args:
+        dataset: its `__getitems__(indices)` makes a whole batch, from the indices alone; what it drew from a
+            worker's global random state would differ after a resume.
+        order: which samples.
+        first_step: steps done before, ≥ 0.
+        num_steps: `train.num_steps`, the end of the whole run, not a number of steps from here.
+        rank: 0 to world_size - 1.
+        world_size: ranks.
+        micro_batch_size: samples of one forward pass; × grad_accum_steps × world_size must be the global batch.
+        grad_accum_steps: forward passes a step, ≥ 1.
+        num_workers: processes, ≥ 0; with 0 each batch is made when it is asked for.
+
+    Raises:
+        ValueError: the sizes do not multiply to the global batch.
+    """
+    if micro_batch_size * grad_accum_steps * world_size != order.global_batch_size:
+        raise ValueError(
+            f"global_batch_size={order.global_batch_size} must be micro_batch_size × grad_accum_steps × world_size, "
+            f"but {micro_batch_size} × {grad_accum_steps} × {world_size} = "
+            f"{micro_batch_size * grad_accum_steps * world_size}."
+        )
+    indices = _Indices(order, first_step, num_steps, rank, world_size, micro_batch_size, grad_accum_steps)
+    if num_workers == 0:
+        return BatchIterator(map(dataset.__getitems__, indices), [])
+    return _start_workers(dataset, indices, num_workers)
+
+
+class _Indices:
+    """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used."""
+
+    def __init__(self, order: BatchOrder, first_step: int, num_steps: int, *layout: int) -> None:
+        self._order = order
+        self._steps = range(first_step, num_steps)
+        self._rank, self._world_size, self._micro_batch_size, self._grad_accum_steps = layout
+
+    def __len__(self) -> int:
+        return len(self._steps) * self._grad_accum_steps
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        for step in self._steps:
+            for accum in range(self._grad_accum_steps):
+                yield self._order.micro_indices(
+                    step,
+                    accum=accum,
+                    rank=self._rank,
+                    world_size=self._world_size,
+                    micro_batch_size=self._micro_batch_size,
+                )
+
+
+def _start_workers(dataset: MapDataset, indices: _Indices, num_workers: int) -> BatchIterator:
+    loader: DataLoader[Any] = DataLoader(
+        dataset,  # type: ignore[arg-type]  # torch's Dataset is nominal; it uses __getitems__ and __len__ only
+        batch_sampler=indices,  # type: ignore[arg-type]  # arrays serve as lists of indices
+        num_workers=num_workers,
+        collate_fn=_identity,
+        worker_init_fn=_init_worker,
+        # Without one of its own, the loader draws a seed from the global generator, and shifts every dropout mask.
+        generator=torch.Generator().manual_seed(0),
+        # Forked workers have our signal handlers, which only set a flag, from their first instruction on. A
+        # spawned one could be killed by SIGTERM while it still imports.
+        multiprocessing_context="fork",
+    )
+    before = set(multiprocessing.active_children())
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside threads; torch forks its workers by default all the same.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        batches = iter(loader)
+    return BatchIterator(batches, [child for child in multiprocessing.active_children() if child not in before])
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _init_worker(worker: int) -> None:
+    del worker
+    torch.set_num_threads(1)
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _kill_workers(workers: list[BaseProcess]) -> None:
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+    for worker in workers:
+        worker.join(_KILL_WAIT_S)

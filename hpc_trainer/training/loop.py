@@ -1,0 +1,200 @@
+"""The training loop: restore, then step, log, evaluate, save, until done or until all ranks agree to stop."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.data import CustomDataConfig
+from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import locate
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.training.loader import train_batches
+from hpc_trainer.training.optim import build_optimizer, learning_rate
+from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.parallel import StopVote, VotingLoss, share
+from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper, StepResult
+from hpc_trainer.training.tracker import build_tracker
+
+
+class Outcome(enum.Enum):
+    """How the loop ended."""
+
+    done = "done"
+    stopped = "stopped"
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """Everything built from the configuration: what is trained, on what, and how one step goes."""
+
+    state: TrainState
+    stepper: Stepper
+    order: BatchOrder
+    train_set: MapDataset
+    eval_set: MapDataset
+
+
+def train(config: TrainConfig, run: RunContext) -> Outcome:
+    """Trains until `train.num_steps`, or until any rank was asked to stop. Collective.
+
+    However it ends, everything is saved: started again it goes on with the same bits.
+    """
+    task = build_task(config, run)
+    state = task.state
+    rank_state = run.restore(state)
+    if run.is_rank_zero:
+        run.tracker = build_tracker(config.tracker, run.paths.folder / "tensorboard", state.step)
+    batches = train_batches(
+        task.train_set,
+        task.order,
+        first_step=state.step,
+        num_steps=config.train.num_steps,
+        rank=run.group.rank,
+        world_size=run.group.world_size,
+        micro_batch_size=config.train.global_batch_size // (run.group.world_size * task.stepper.grad_accum_steps),
+        grad_accum_steps=task.stepper.grad_accum_steps,
+        num_workers=config.data.num_workers,
+    )
+    try:
+        state.restore_rng(rank_state)  # last: building a loader draws from the random state
+        return _run_steps(config, run, task, batches)
+    finally:
+        batches.close()
+
+
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> Outcome:
+    state, num_steps = task.state, config.train.num_steps
+    clock = _Clock(state.step)
+    while state.step < num_steps:
+        lr = learning_rate(config.schedule, config.optim.lr, state.step, num_steps)
+        result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
+        state.step += 1
+        state.samples_seen += config.train.global_batch_size
+
+        if _is_due(state.step, config.monitor.log_every_steps, num_steps):
+            run.log(state.step, _step_metrics(run, result, lr, clock, config.train.global_batch_size, state.step))
+        else:
+            run.heartbeat(state.step)
+        if state.step < num_steps and result.should_stop:
+            run.save(state)
+            return Outcome.stopped
+        if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
+            run.log(state.step, _evaluate(config, run, task))
+            clock.restart(state.step)
+        if state.step < num_steps and _is_due(state.step, config.checkpoint.every_steps):
+            run.save(state)
+
+    metrics = _evaluate(config, run, task)
+    run.save(state)
+    run.log(state.step, metrics)
+    run.finish(metrics)
+    return Outcome.done
+
+
+def build_task(config: TrainConfig, run: RunContext) -> Task:
+    """Builds data, model, optimizer and step. Collective: DDP shares rank 0's weights.
+
+    Raises:
+        ConfigError: a `_target_` is not trusted or leads nowhere, or a value does not fit the model.
+        DataError: the data set is missing or too small.
+    """
+    train_config, device = config.train, run.device
+    if train_config.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=False)
+        torch.backends.cudnn.benchmark = False
+    seed_everything(config.seed, run.group.rank)
+    train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
+    model = build_model(config, train_set).to(device)
+    loss = VotingLoss(model).to(device)
+    module = share(loss, run.group, deterministic=train_config.deterministic)
+    state = TrainState(
+        model=model,
+        optimizer=build_optimizer(config.optim, model),
+        scaler=build_scaler(config.precision, device.type),
+    )
+    assert train_config.grad_accum_steps is not None
+    stepper = Stepper(
+        module=module,
+        vote=StopVote(loss, run.group),
+        precision=config.precision,
+        device=device,
+        grad_accum_steps=train_config.grad_accum_steps,
+        max_grad_norm=train_config.max_grad_norm,
+    )
+    order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)
+    return Task(state=state, stepper=stepper, order=order, train_set=train_set, eval_set=eval_set)
+
+
+def build_dataset(config: TrainConfig, split: str) -> MapDataset:
+    """The data set that `data=` chose; `split` is `train` or `eval`."""
+    builder = locate("data._target_", config.data._target_, config.trust)
+    if isinstance(config.data, CustomDataConfig):
+        dataset: MapDataset = builder(split=split, **config.data.kwargs)
+    else:
+        dataset = builder(config.data, split)
+    return dataset
+
+
+def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
+    """The model that `model=` chose, for the shape of the data."""
+    target = locate("model._target_", config.model._target_, config.trust)
+    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
+    if isinstance(config.model, CustomModelConfig):
+        model: nn.Module = target(**shape, **config.model.kwargs)
+    else:
+        model = target(config.model, **shape)
+    return model
+
+
+def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
+    return (every_steps > 0 and step % every_steps == 0) or step == last_step
+
+
+def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float]:
+    assert config.train.micro_batch_size is not None
+    return evaluate(
+        task.state.model,
+        task.eval_set,
+        group=run.group,
+        batch_size=max(256, config.train.micro_batch_size),
+        precision=config.precision,
+    )
+
+
+def _step_metrics(
+    run: RunContext, result: StepResult, lr: float, clock: _Clock, batch_size: int, step: int
+) -> dict[str, float]:
+    """Collective: the loss is the mean over all ranks. The one place in the loop that waits for the device."""
+    loss = run.group.sum(result.loss.clone()).item() / run.group.world_size
+    metrics = {"loss": loss, "lr": lr}
+    if result.grad_norm is not None:
+        metrics["grad_norm"] = result.grad_norm.item()
+    steps_per_s = clock.steps_per_s(step)
+    return {**metrics, "steps_per_s": steps_per_s, "samples_per_s": steps_per_s * batch_size}
+
+
+class _Clock:
+    """Speed between two logged steps, evaluation and saves after the last one left out."""
+
+    def __init__(self, step: int) -> None:
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self._step, self._time = step, time.perf_counter()
+
+    def steps_per_s(self, step: int) -> float:
+        speed = (step - self._step) / max(1e-9, time.perf_counter() - self._time)
+        self.restart(step)
+        return speed

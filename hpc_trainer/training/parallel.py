@@ -1,0 +1,102 @@
+"""How ranks share a step: the loss as one module with the stop vote in it, under DDP where there are more ranks."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_trainer.runtime.rank_group import RankGroup
+
+
+class VotingLoss(nn.Module):
+    """Model and loss as one module, with one more weight: the stop vote.
+
+    The vote is always 0, so the loss is untouched; its gradient is each rank's stop flag, and the averaging of
+    gradients that a step does anyway adds the flags up. No collective of its own, no step of difference between
+    ranks (docs/decisions/0003).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.vote = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy in nats, a scalar.
+
+        Args:
+            inputs: what the model takes, [batch, ...].
+            targets: int64 class or token ids, [batch] or [batch, seq_len].
+            flag: 0 or 1, a scalar on the device: this rank's wish to stop.
+        """
+        logits = self.model(inputs)
+        loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        return loss + self.vote * flag
+
+
+class StopVote:
+    """Casts this rank's flag and counts all of them, from the gradient of `VotingLoss.vote`."""
+
+    def __init__(self, loss: VotingLoss, group: RankGroup) -> None:
+        self._weight = loss.vote
+        self._alone = group.world_size == 1
+        self._flags = (torch.zeros((), device=group.device), torch.ones((), device=group.device))
+        self._wish = False
+        self._late: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def cast(self, wish: bool) -> torch.Tensor:
+        """The flag to hand to the loss in this step."""
+        self._wish = wish
+        return self._flags[wish]
+
+    def count(self) -> bool:
+        """True if any rank wished to stop; the same on all ranks, after backward and before gradients are cleared.
+
+        On a GPU the answer is that of the step before: reading this step's would wait for the device.
+        """
+        if self._alone:
+            return self._wish
+        gradient = self._weight.grad
+        self._weight.grad = None
+        assert gradient is not None
+        if gradient.device.type != "cuda":
+            return gradient.item() > 0
+        before, self._late = self._late, _copy_late(gradient)
+        if before is None:
+            return False
+        value, ready = before
+        ready.synchronize()
+        return value.item() > 0
+
+
+def _copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    host = torch.empty((), pin_memory=True)
+    host.copy_(gradient, non_blocking=True)
+    ready = torch.cuda.Event()
+    ready.record()
+    return host, ready
+
+
+def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool) -> nn.Module:
+    """`loss` under DDP, or as it is on a single rank. Collective: weights become rank 0's.
+
+    With `deterministic`, gradients lie in the same buckets in every step: DDP otherwise lays them out anew after
+    the first step of each attempt, and with four ranks or more another layout is another order of summation, so
+    a resumed run would differ in the last bits. Looking for unused parameters is what keeps the layout fixed.
+    """
+    if group.world_size == 1:
+        return loss
+    if deterministic:
+        warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
+    on_gpu = group.device.type == "cuda"
+    return DistributedDataParallel(
+        loss,
+        device_ids=[group.device] if on_gpu else None,
+        find_unused_parameters=deterministic,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=any(True for _ in loss.buffers()),
+    )

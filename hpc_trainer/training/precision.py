@@ -1,0 +1,32 @@
+"""Number formats of a step: autocast around the forward pass, and the loss scaler that fp16 needs."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+
+_COMPUTE_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
+
+
+def autocast(precision: PrecisionConfig, device_type: str) -> contextlib.AbstractContextManager[None]:
+    """Context of a forward pass on `device_type` (cpu or cuda); does nothing for fp32."""
+    dtype = _COMPUTE_DTYPES.get(precision.compute_dtype)
+    if dtype is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, dtype=dtype)
+
+
+def build_scaler(precision: PrecisionConfig, device_type: str) -> torch.amp.GradScaler:
+    """The loss scaler: at work for fp16 only, as fp16 gradients below 6e-8 are zero; passes through otherwise.
+
+    bf16 has the exponents of fp32 and needs none. Works on the CPU as on CUDA.
+    """
+    return torch.amp.GradScaler(
+        device_type,
+        init_scale=precision.init_scale,
+        growth_interval=precision.growth_interval,
+        enabled=precision.compute_dtype is Dtype.fp16,
+    )

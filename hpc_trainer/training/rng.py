@@ -1,0 +1,76 @@
+"""Random number generators: seeding them apart for each rank, and saving and restoring all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+_PYTHON_STATE_VERSION = 3  # of random.getstate(), since Python 2.3
+
+
+def seed_everything(seed: int, rank: int | None = None) -> None:
+    """Seeds Python, numpy and torch (CPU, all CUDA devices) from (seed, rank). Not collective.
+
+    Without `rank` the seed is the same on all ranks: for building the model. With it every rank gets a stream
+    of its own, for dropout and the like; call that after the model is built.
+
+    The seed of each generator is a part of SHA-256 over the text "hpc_trainer <seed> <rank> <generator>", so
+    neighbouring seeds and ranks have nothing in common, and (seed 0, rank 1) is not (seed 1, rank 0). torch's
+    CPU generator takes 32 bits of it (at::mt19937): of 1,000 ranks, two share a stream with probability 1e-4.
+    """
+    random.seed(_mix(seed, rank, "python"))
+    words = _mix(seed, rank, "numpy").to_bytes(32, "little")
+    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # noqa: NPY002 - the global one is meant
+    torch.manual_seed(_mix(seed, rank, "torch") % 2**63)
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of Python's, numpy's, torch's CPU generator and that of the current CUDA device, as `pack` takes it.
+
+    "cuda" is None in a process that has not used CUDA. Generators that somebody made for himself are not here.
+    """
+    version, words, gauss = random.getstate()
+    assert version == _PYTHON_STATE_VERSION
+    return {
+        "python": {"words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": _arrays_to_tensors(np.random.get_state(legacy=False)),  # noqa: NPY002
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Restores what `rng_state` returned. The CUDA state is passed over on a machine without CUDA.
+
+    Raises KeyError: a part is missing.
+    """
+    python = state["python"]
+    random.setstate((_PYTHON_STATE_VERSION, tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(_tensors_to_arrays(state["numpy"]))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _mix(seed: int, rank: int | None, generator: str) -> int:
+    """256 bits."""
+    place = "all" if rank is None else str(rank)
+    return int.from_bytes(hashlib.sha256(f"hpc_trainer {seed} {place} {generator}".encode()).digest(), "little")
+
+
+def _arrays_to_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _arrays_to_tensors(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _tensors_to_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tensors_to_arrays(item) for key, item in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value

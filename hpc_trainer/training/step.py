@@ -1,0 +1,75 @@
+"""One optimizer step: micro-batches forward and backward, then unscale, clip, update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.training.optim import set_learning_rate
+from hpc_trainer.training.parallel import StopVote
+from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.state import TrainState
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """Tensors stay on the device: reading them would wait for it.
+
+    `loss`: mean over this rank's samples, nats, a scalar. `grad_norm`: L2 norm over all weights before clipping,
+    a scalar; None without clipping. `should_stop`: all ranks agree.
+    """
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None
+    should_stop: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Stepper:
+    """What one step needs besides the state and the data."""
+
+    module: nn.Module
+    vote: StopVote
+    precision: PrecisionConfig
+    device: torch.device
+    grad_accum_steps: int
+    max_grad_norm: float | None
+
+    def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
+        """Takes `grad_accum_steps` micro-batches and updates the weights once. Collective."""
+        set_learning_rate(state.optimizer, lr)
+        flag = self.vote.cast(wish_to_stop)
+        total = torch.zeros((), device=self.device)
+        for index in range(self.grad_accum_steps):
+            inputs, targets = next(batches)
+            inputs = inputs.to(self.device, non_blocking=True)
+            targets = targets.to(self.device, non_blocking=True)
+            with self._sync_gradients(last=index + 1 == self.grad_accum_steps):
+                with autocast(self.precision, self.device.type):
+                    loss = self.module(inputs, targets, flag) / self.grad_accum_steps
+                state.scaler.scale(loss).backward()
+            total += loss.detach()
+
+        should_stop = self.vote.count()
+        grad_norm = None
+        if self.max_grad_norm is not None:
+            state.scaler.unscale_(state.optimizer)
+            grad_norm = nn.utils.clip_grad_norm_(state.model.parameters(), self.max_grad_norm)
+        state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop)
+
+    def _sync_gradients(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        # no_sync covers the forward too: DDP decides there what the backward will reduce. One all-reduce a step.
+        if last or not isinstance(self.module, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self.module.no_sync()

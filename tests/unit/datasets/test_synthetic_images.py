@@ -1,0 +1,97 @@
+"""Synthetic images depend on seed, split and index alone, and can be learned."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+
+import pytest
+import torch
+
+from hpc_trainer.config.schema.data import SyntheticImagesConfig
+from hpc_trainer.datasets import MapDataset, synthetic_images
+from hpc_trainer.errors import ConfigError
+
+
+def build(split="train", **values):
+    return synthetic_images.build(SyntheticImagesConfig(**values), split)
+
+
+@pytest.mark.parametrize("size", [8, 13, 32, 224])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_shape_and_scale(size, num_channels):
+    data = build(image_size=size, num_channels=num_channels)
+    assert isinstance(data, MapDataset)
+    assert data.input_shape == (num_channels, size, size)
+    images, targets = data.__getitems__(range(20))
+    assert (images.shape, images.dtype) == ((20, num_channels, size, size), torch.float32)
+    assert targets.dtype == torch.int64
+    assert abs(images.mean().item()) < 0.15
+    assert 0.85 < images.std().item() < 1.15
+
+
+@pytest.mark.parametrize("size", [9, 32])
+def test_an_image_is_the_same_in_any_batch_and_process(size):
+    data = build(image_size=size)
+    images, targets = data.__getitems__([5, 9_999, 0, 7, 5])
+    copy = pickle.loads(pickle.dumps(build(image_size=size)))
+    for slot, index in enumerate([5, 9_999, 0, 7, 5]):
+        image, target = copy.__getitems__([index])
+        assert torch.equal(image[0], images[slot])
+        assert target[0] == targets[slot] == index % 10
+
+
+def test_an_image_does_not_depend_on_how_many_there_are():
+    few, many = build(num_samples=10), build(num_samples=1000)
+    assert torch.equal(few.__getitems__([9])[0], many.__getitems__([9])[0])
+
+
+def test_the_bits_are_the_same_for_ever():
+    images, _ = build(image_size=8).__getitems__([0, 1])
+    assert (
+        hashlib.sha256(images.numpy().tobytes()).hexdigest()
+        == "e59a751aae6d9250aa145a84903b31ef19b4fe683ee7ffe1c5fab41eb88fd142"
+    )
+
+
+def test_seed_split_and_index_each_change_the_noise():
+    image = build().__getitems__([0])[0]
+    assert not torch.equal(image, build().__getitems__([10])[0])  # the same class
+    assert not torch.equal(image, build("eval").__getitems__([0])[0])
+    assert not torch.equal(image, build(data_seed=1).__getitems__([0])[0])
+
+
+def test_eval_has_its_own_length_and_the_same_patterns():
+    train, held_out = build(num_samples=2000), build("eval", num_samples=2000, num_eval=500)
+    assert (len(train), len(held_out)) == (2000, 500)
+    images, targets = train.__getitems__(range(500))
+    means = torch.stack([images[targets == label].mean(0) for label in range(10)])
+    images, targets = held_out.__getitems__(range(500))
+    distances = torch.cdist(images.flatten(1), means.flatten(1))
+    assert (distances.argmin(1) == targets).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"image_size": 7}, ["data.image_size=7", "8 to 224", "data.image_size=8"]),
+        ({"image_size": 256}, ["data.image_size=256", "data.image_size=224"]),
+        ({"num_channels": 2}, ["data.num_channels=2", "1 (grey) or 3", "data.num_channels=3"]),
+        ({"num_channels": 0}, ["data.num_channels=0", "data.num_channels=1"]),
+        ({"num_samples": 0}, ["data.num_samples=0", "≥ 1"]),
+        ({"num_eval": 0}, ["data.num_eval=0", "≥ 1"]),
+        ({"num_classes": 1}, ["data.num_classes=1", "≥ 2"]),
+        ({"data_seed": -1}, ["data.data_seed=-1", "data.data_seed=0"]),
+    ],
+)
+def test_what_cannot_be_is_refused(values, parts):
+    with pytest.raises(ConfigError) as caught:
+        build(**values)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("index", [-1, 1000])
+def test_an_index_outside_is_refused(index):
+    with pytest.raises(IndexError, match=rf"index {index} must lie in 0 \.\. 999"):
+        build("eval").__getitems__([index])

@@ -1,0 +1,155 @@
+"""Every reference model: shapes, gradients, autocast, determinism, and the messages for what cannot be."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.cnn import Cnn
+from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.models.mlp import Mlp
+from hpc_trainer.models.resnet import Resnet
+
+IMAGE = (3, 8, 8)
+TOKENS = (12,)
+MODELS = {
+    "mlp": (Mlp, MlpConfig(hidden_dim=16), IMAGE),
+    "cnn": (Cnn, CnnConfig(num_channels=8), IMAGE),
+    "resnet18": (Resnet, ResnetConfig(width=8), IMAGE),
+    "resnet50": (Resnet, ResnetConfig(depth=50, width=8), IMAGE),
+    "gpt": (Gpt, GptConfig(num_layers=2, num_heads=2, embed_dim=16), TOKENS),
+}
+
+
+def make(name, num_classes=10):
+    model_class, config, input_shape = MODELS[name]
+    torch.manual_seed(0)
+    return model_class(config, input_shape=input_shape, num_classes=num_classes)
+
+
+def batch_for(input_shape, batch=4):
+    generator = torch.Generator().manual_seed(1)
+    if len(input_shape) == 1:
+        return torch.randint(0, 10, (batch, *input_shape), generator=generator)
+    return torch.randn(batch, *input_shape, generator=generator)
+
+
+@pytest.mark.parametrize("size", [8, 9, 15, 32, 224])
+@pytest.mark.parametrize(
+    ("model_class", "config"),
+    [
+        (Mlp, MlpConfig(hidden_dim=16)),
+        (Cnn, CnnConfig(num_channels=8)),
+        (Resnet, ResnetConfig(width=8)),
+        (Resnet, ResnetConfig(depth=50, width=8)),
+    ],
+    ids=["mlp", "cnn", "resnet18", "resnet50"],
+)
+def test_image_models_take_any_size(model_class, config, size):
+    for input_shape in ((1, size, size), (3, size, size + 5)):
+        model = model_class(config, input_shape=input_shape, num_classes=7)
+        logits = model(batch_for(input_shape, batch=2))
+        assert logits.shape == (2, 7)
+        assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradient_reaches_every_parameter(name):
+    model = make(name)
+    with torch.no_grad():
+        for parameter in model.parameters():  # gamma = 0 and zero biases would hide a broken path
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    inputs = batch_for(MODELS[name][2])
+    logits = model(inputs)
+    (logits * torch.randn_like(logits)).sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().max() > 0, key
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_forward_and_backward(name, dtype):
+    model = make(name).eval()  # eval: the same statistics and no dropout, so that logits can be compared
+    inputs = batch_for(MODELS[name][2])
+    expected = model(inputs)
+    with torch.autocast("cpu", dtype=dtype):
+        logits = model(inputs)
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), expected, atol=0.05, rtol=0.05)
+    model.train()
+    with torch.autocast("cpu", dtype=dtype):
+        loss = model(inputs).float().logsumexp(-1).mean()
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_same_seed_gives_the_same_bits(name):
+    first, second = make(name), make(name)
+    for key, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[key]), key
+    inputs = batch_for(MODELS[name][2])
+    assert torch.equal(first.eval()(inputs), second.eval()(inputs))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_state_dict_holds_each_memory_once_and_pickles(name):
+    model = make(name)
+    tensors = model.state_dict().values()
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+    assert pickle.loads(pickle.dumps(model)).state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+def test_no_buffers_to_keep_equal_between_ranks(name):
+    assert not list(make(name).buffers())
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "input_shape", "parts"),
+    [
+        (Mlp, MlpConfig(hidden_dim=0), IMAGE, ["model.hidden_dim=0", "≥ 1", "model.hidden_dim=1"]),
+        (Mlp, MlpConfig(num_layers=-1), IMAGE, ["model.num_layers=-1", "≥ 0"]),
+        (Mlp, MlpConfig(dropout=1.0), IMAGE, ["model.dropout=1.0", "[0, 1)", "model.dropout=0.9"]),
+        (Mlp, MlpConfig(), TOKENS, ["model=mlp", "(12,)", "model=gpt"]),
+        (Cnn, CnnConfig(num_channels=0), IMAGE, ["model.num_channels=0", "≥ 1"]),
+        (Cnn, CnnConfig(dropout=-0.1), IMAGE, ["model.dropout=-0.1", "model.dropout=0.0"]),
+        (Cnn, CnnConfig(dropout=float("nan")), IMAGE, ["model.dropout=nan"]),
+        (Cnn, CnnConfig(), (3, 7, 32), ["model=cnn", "(3, 7, 32)", "(3, 8, 32)"]),
+        (Cnn, CnnConfig(), TOKENS, ["model=cnn", "(12,)", "model=gpt"]),
+        (Resnet, ResnetConfig(depth=34), IMAGE, ["model.depth=34", "[18, 50]", "nearest legal: model.depth"]),
+        (Resnet, ResnetConfig(depth=101), IMAGE, ["model.depth=101", "nearest legal: model.depth=50"]),
+        (Resnet, ResnetConfig(width=0), IMAGE, ["model.width=0", "≥ 1"]),
+        (Resnet, ResnetConfig(small_input_below=-1), IMAGE, ["model.small_input_below=-1", "≥ 0"]),
+        (Resnet, ResnetConfig(), (3, 4, 4), ["model=resnet18", "(3, 4, 4)", "(3, 8, 8)"]),
+        (Resnet, ResnetConfig(), TOKENS, ["model=resnet18", "model=gpt"]),
+        (
+            Gpt,
+            GptConfig(num_heads=5, embed_dim=128),
+            TOKENS,
+            ["model.num_heads=5", "model.embed_dim=128", "model.num_heads=4"],
+        ),
+        (Gpt, GptConfig(num_heads=0), TOKENS, ["model.num_heads=0", "≥ 1"]),
+        (Gpt, GptConfig(num_layers=0), TOKENS, ["model.num_layers=0", "≥ 1"]),
+        (Gpt, GptConfig(embed_dim=0), TOKENS, ["model.embed_dim=0", "≥ 1"]),
+        (Gpt, GptConfig(dropout=2.0), TOKENS, ["model.dropout=2.0"]),
+        (Gpt, GptConfig(), IMAGE, ["model=gpt", "(3, 8, 8)", "model=cnn"]),
+    ],
+)
+def test_what_cannot_be_is_refused(model_class, config, input_shape, parts):
+    with pytest.raises(ConfigError) as caught:
+        model_class(config, input_shape=input_shape, num_classes=10)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_class_is_refused(name):
+    with pytest.raises(ConfigError, match=r"data\.num_classes=1 must be ≥ 2"):
+        make(name, num_classes=1)
