@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.protocol import MapDataset
@@ -25,7 +23,7 @@ _KILL_WAIT_S = 5.0
 
 
 def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
-    """This rank's share of the evaluation samples: every world_size-th from `rank` on.
+    """The share of one rank in the evaluation samples: every world_size-th from `rank` on.
 
     Shares differ in length by at most one and may be empty; together they are all samples, each once.
     """
@@ -36,21 +34,20 @@ class BatchIterator(Iterator[Batch]):
     """Iterates over (inputs, targets); `close` stops the workers. Also a context manager."""
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
-        self._batches: Iterator[Batch] | None = batches
-        # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
-        self._kill = weakref.finalize(self, _kill_workers, workers)
+        self._batches = [batches]  # empty once closed
         self.workers = workers
+        # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
+        self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
 
     def __next__(self) -> Batch:
         """Raises StopIteration at the end and after `close`."""
-        if self._batches is None:
+        if not self._batches:
             raise StopIteration
-        return next(self._batches)
+        return next(self._batches[0])
 
     def close(self) -> None:
-        """Stops the workers and waits for them: at most 5 s for each that hangs. May be called again."""
-        self._batches = None  # torch asks its workers to leave when the iterator is deleted
-        self._kill()
+        """Stops the workers and waits for them: at most 10 s for each that hangs. May be called again."""
+        self._stop()
 
     def __enter__(self) -> BatchIterator:
         return self
@@ -71,7 +68,7 @@ def train_batches(
     grad_accum_steps: int,
     num_workers: int,
 ) -> BatchIterator:
-    """This rank's micro-batches of the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
+    """Micro-batches of one rank for the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
 
     Draws nothing from the global random state of this process. Not collective.
 
@@ -98,7 +95,7 @@ def train_batches(
         )
     indices = _Indices(order, first_step, num_steps, rank, world_size, micro_batch_size, grad_accum_steps)
     if num_workers == 0:
-        return BatchIterator(map(dataset.__getitems__, indices), [])
+        return BatchIterator((dataset.__getitems__(each) for each in indices), [])
     return _start_workers(dataset, indices, num_workers)
 
 
@@ -113,22 +110,23 @@ class _Indices:
     def __len__(self) -> int:
         return len(self._steps) * self._grad_accum_steps
 
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+    def __iter__(self) -> Iterator[list[int]]:
         for step in self._steps:
             for accum in range(self._grad_accum_steps):
-                yield self._order.micro_indices(
+                part = self._order.micro_indices(
                     step,
                     accum=accum,
                     rank=self._rank,
                     world_size=self._world_size,
                     micro_batch_size=self._micro_batch_size,
                 )
+                yield part.tolist()
 
 
 def _start_workers(dataset: MapDataset, indices: _Indices, num_workers: int) -> BatchIterator:
     loader: DataLoader[Any] = DataLoader(
         dataset,  # type: ignore[arg-type]  # torch's Dataset is nominal; it uses __getitems__ and __len__ only
-        batch_sampler=indices,  # type: ignore[arg-type]  # arrays serve as lists of indices
+        batch_sampler=indices,
         num_workers=num_workers,
         collate_fn=_identity,
         worker_init_fn=_init_worker,
@@ -157,7 +155,8 @@ def _init_worker(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _kill_workers(workers: list[BaseProcess]) -> None:
+def _stop_workers(batches: list[Iterator[Batch]], workers: list[BaseProcess]) -> None:
+    batches.clear()  # torch asks its workers to leave when the iterator is deleted
     for worker in workers:
         if worker.is_alive():
             worker.kill()

@@ -114,9 +114,10 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     if train_config.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=False)
         torch.backends.cudnn.benchmark = False
-    seed_everything(config.seed, run.group.rank)
     train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
+    seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, train_set).to(device)
+    seed_everything(config.seed, run.group.rank)  # but dropout of its own on each
     loss = VotingLoss(model).to(device)
     module = share(loss, run.group, deterministic=train_config.deterministic)
     state = TrainState(

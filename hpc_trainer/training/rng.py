@@ -24,7 +24,7 @@ def seed_everything(seed: int, rank: int | None = None) -> None:
     """
     random.seed(_mix(seed, rank, "python"))
     words = _mix(seed, rank, "numpy").to_bytes(32, "little")
-    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # noqa: NPY002 - the global one is meant
+    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # the global one is meant
     torch.manual_seed(_mix(seed, rank, "torch") % 2**63)
 
 
@@ -37,9 +37,9 @@ def rng_state() -> dict[str, Any]:
     assert version == _PYTHON_STATE_VERSION
     return {
         "python": {"words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
-        "numpy": _arrays_to_tensors(np.random.get_state(legacy=False)),  # noqa: NPY002
+        "numpy": _arrays_to_tensors(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
     }
 
 
@@ -50,10 +50,15 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """
     python = state["python"]
     random.setstate((_PYTHON_STATE_VERSION, tuple(python["words"].tolist()), python["gauss"]))
-    np.random.set_state(_tensors_to_arrays(state["numpy"]))  # noqa: NPY002
+    np.random.set_state(_tensors_to_arrays(state["numpy"]))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def _uses_cuda() -> bool:
+    # Asking CUDA for its state would start it, and take 0.5 GB of GPU memory from a run on the CPU.
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _mix(seed: int, rank: int | None, generator: str) -> int:

@@ -78,7 +78,7 @@ class TrainState:
         return {name: saved[name] for name, _ in self.model.named_buffers() if name in saved}
 
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
-        """torch checks little here: a fresh state_dict is empty, unknown keys pass, and floats are cast.
+        """Strict where torch is not: a fresh state_dict is empty, unknown keys pass, and floats are cast.
 
         So what the optimizer says afterwards is compared with what was saved.
         """
@@ -133,17 +133,17 @@ def _form(value: Any) -> str:
 
 
 def _check_shapes(optimizer: torch.optim.Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
-    """torch takes moments of any shape and fails in the next step."""
+    """Strict where torch is not: it takes moments of any shape and fails in the next step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for index, values in saved.items():
-        if not isinstance(index, int) or not 0 <= index < len(weights):
+        if index not in range(len(weights)):
             raise CheckpointError(
-                f"optimizer state is saved for weight {index}, and there are {len(weights)} here. The model has changed; "
-                "resume with the configuration that saved, or start anew with --fresh."
+                f"optimizer state is saved for weight {index}, and there are {len(weights)} here. The model has "
+                "changed; resume with the configuration that saved, or start anew with --fresh."
             )
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.ndim and value.shape != weights[index].shape:
                 raise CheckpointError(
-                    f"optimizer state of weight {index}: {name} is saved with shape {list(value.shape)} and the weight has "
-                    f"{list(weights[index].shape)} here. Resume with the configuration that saved."
+                    f"optimizer state of weight {index}: {name} is saved with shape {list(value.shape)} and the weight "
+                    f"has {list(weights[index].shape)} here. Resume with the configuration that saved."
                 )

@@ -1,0 +1,88 @@
+"""Fixtures: a real Slurm for the session, tidied after every test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).resolve().parent
+if str(_HERE.parents[1]) not in sys.path:  # plain "pytest" does not put the project's folder there
+    sys.path.insert(0, str(_HERE.parents[1]))
+
+from tests.slurm.testbed import bed  # noqa: E402
+from tests.slurm.testbed.cluster import SlurmCluster  # noqa: E402
+from tests.slurm.testbed.spec import BedError, PackagesMissingError, Spec  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs a real Slurm."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.slurm)
+
+
+def _refuse(reason: str) -> None:
+    if os.environ.get("HPC_TRAINER_REQUIRE_SLURM") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+class Beds:
+    """The clusters that this session uses."""
+
+    def __init__(self) -> None:
+        self.clusters: dict[str, SlurmCluster] = {}
+        self._started: list[Spec] = []
+
+    def get(self, variant: str = "") -> SlurmCluster:
+        """A cluster of the release that the variable SLURM names, brought up if need be."""
+        if variant not in self.clusters:
+            spec = Spec(variant=variant)
+            try:
+                if bed.up(spec, lambda text: print(text, file=sys.stderr)):
+                    self._started.append(spec)
+            except PackagesMissingError as error:
+                _refuse(str(error))
+            except BedError as error:
+                if os.getuid() != 0:
+                    _refuse(str(error))
+                raise
+            self.clusters[variant] = SlurmCluster.attach(spec)
+        return self.clusters[variant]
+
+    def close(self) -> None:
+        """Take down what this session brought up, and nothing else."""
+        for spec in self._started:
+            bed.down(spec)
+
+
+@pytest.fixture(scope="session")
+def slurm_beds() -> Iterator[Beds]:
+    beds = Beds()
+    try:
+        yield beds
+    finally:
+        beds.close()
+
+
+@pytest.fixture(scope="session")
+def slurm(slurm_beds: Beds) -> SlurmCluster:
+    """The plain cluster."""
+    return slurm_beds.get()
+
+
+@pytest.fixture(scope="session")
+def slurm_variant(slurm_beds: Beds) -> Callable[[str], SlurmCluster]:
+    """A cluster by variant: noaccounting, norequeue, cancel, smallarray."""
+    return slurm_beds.get
+
+
+@pytest.fixture(autouse=True)
+def _tidy_clusters(slurm_beds: Beds) -> Iterator[None]:
+    yield
+    for cluster in slurm_beds.clusters.values():
+        cluster.tidy()

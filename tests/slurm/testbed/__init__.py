@@ -1,0 +1,1 @@
+"""A real Slurm on this machine, for tests: see ``python -m tests.slurm.testbed --help``."""

@@ -1,0 +1,178 @@
+"""What a test holds in its hands: a running cluster and the few things tests do with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.slurm.testbed import bed, daemons
+from tests.slurm.testbed.processes import daemons as living_daemons
+from tests.slurm.testbed.processes import listeners
+from tests.slurm.testbed.spec import NODES, Spec
+
+POLL_S = 0.2
+_TIDY_S = 60  # the longest that a job may take to end: its grace, and KillWait, and a margin
+
+
+def _clean_environment(spec: Spec) -> dict[str, str]:
+    """The caller's environment without what another Slurm, or a job around it, left there."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_"))
+    }
+    return {**kept, **spec.environment()}
+
+
+@dataclass(frozen=True)
+class SlurmCluster:
+    """A cluster that is up. ``env`` is what a child process needs to reach it."""
+
+    spec: Spec
+    release: str
+    version: tuple[int, ...]
+    env: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def attach(cls, spec: Spec) -> SlurmCluster:
+        """The cluster that runs already for this spec."""
+        numbers = tuple(int(part) for part in bed.version(spec).split(".") if part.isdigit())
+        return cls(spec, spec.release, numbers, _clean_environment(spec))
+
+    def run(
+        self,
+        *argv: str | Path,
+        timeout: float = 60,
+        check: bool = True,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program against this cluster; with ``check`` a failure shows what it wrote."""
+        words = [str(word) for word in argv]
+        # The kernel looks the program up in *our* PATH, not in the one that the child gets.
+        if "/" not in words[0] and (self.spec.bin / words[0]).exists():
+            words[0] = str(self.spec.bin / words[0])
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=timeout,
+            cwd=cwd,
+            env={**self.env, **(env or {})},
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(words)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
+
+    def submit(self, script: str, *options: str, cwd: Path, job_name: str = "test") -> int:
+        """Submit the text of a bash script, its output going to ``cwd``/slurm-<id>.out."""
+        path = cwd / f"{job_name}.sbatch"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        done = self.run("sbatch", "--parsable", f"--job-name={job_name}", *options, str(path), cwd=cwd)
+        return int(done.stdout.strip().split(";")[0])
+
+    def job_state(self, job_id: int | str) -> str:
+        """A job's state in capitals; "" when neither the controller nor accounting knows it."""
+        queue = self.run("squeue", "-h", "-t", "all", "-j", str(job_id), "-o", "%T", check=False)
+        states = queue.stdout.split()
+        if states:
+            return states[0]
+        if not self.spec.accounting:
+            return ""
+        past = self.run("sacct", "-X", "-n", "-P", "-j", str(job_id), "-o", "State", check=False)
+        lines = past.stdout.strip().splitlines()
+        return lines[-1].split()[0] if lines else ""  # "CANCELLED by 0"
+
+    def job(self, job_id: int | str) -> dict[str, str]:
+        """What ``scontrol show job`` tells, by field: Restarts, Reason, NodeList, ExitCode, …."""
+        text = self.run("scontrol", "show", "job", "-o", str(job_id)).stdout
+        pairs = (word.partition("=") for word in text.split())
+        return {key: value for key, _, value in pairs if key}
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Poll until the predicate holds; on time-out say what was waited for, and the queue."""
+        deadline = time.monotonic() + timeout_s
+        while not predicate():
+            if time.monotonic() > deadline:
+                queue = self.run("squeue", "-t", "all", "-l", check=False).stdout
+                raise AssertionError(f"waited {timeout_s:g} s in vain for {what}\n{queue}")
+            time.sleep(POLL_S)
+
+    def wait_for_state(self, job_id: int | str, *states: str, timeout_s: float = 30) -> str:
+        """Wait until a job is in one of the states; say which."""
+        self.wait_for(lambda: self.job_state(job_id) in states, timeout_s, f"job {job_id}: {'/'.join(states)}")
+        return self.job_state(job_id)
+
+    def start_now(self, job_id: int | str) -> None:
+        """Let a requeued job start in two seconds instead of after Slurm's two minutes.
+
+        Not at once: a start within the second of the requeue fails for good, since slurmd still
+        holds the job's credentials of that second for revoked ("Killing non-startable batch").
+        """
+        self.wait_for_state(job_id, "PENDING")
+        self.run("scontrol", "update", f"jobid={job_id}", "starttime=now+2seconds")
+
+    def preempt(self, nodes: Sequence[str] = NODES, seconds: int = 600) -> int:
+        """Submit a job of high priority that takes these nodes whole; its id."""
+        done = self.run(
+            "sbatch",
+            "--parsable",
+            "--partition=high",
+            "--job-name=preemptor",
+            f"--nodes={len(nodes)}",
+            f"--nodelist={','.join(nodes)}",
+            "--exclusive",
+            "--output=/dev/null",
+            f"--wrap=sleep {seconds}",
+        )
+        return int(done.stdout.strip().split(";")[0])
+
+    def _queued(self) -> list[str]:
+        return self.run("squeue", "-h", "-a", "-o", "%A").stdout.split()
+
+    def cancel_all(self) -> None:
+        """End every job, without the patience that Slurm shows, and wait until they are gone."""
+
+        def gone() -> bool:
+            ids = sorted(set(self._queued()))
+            if ids:
+                self.run("scancel", "--signal=KILL", "--full", *ids, check=False)
+                self.run("scancel", *ids, check=False)
+            return not ids
+
+        self.wait_for(gone, _TIDY_S, "an empty queue")
+
+    def restore_nodes(self) -> None:
+        """Bring back nodes that a test drained, set down, or whose slurmd it ended."""
+        for name in sorted(bed.missing_daemons(self.spec)):
+            if name.startswith("slurmd-"):
+                daemons.start_slurmd(self.spec, name.removeprefix("slurmd-"))
+
+        def all_idle() -> bool:
+            states = daemons.nodes_by_state(self.spec)
+            for node in NODES:
+                if states.get(node, "").startswith(("down", "drain", "drng", "fail")):
+                    self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+            return all(states.get(node) == "idle" for node in NODES)
+
+        self.wait_for(all_idle, _TIDY_S, "idle nodes")
+
+    def tidy(self) -> None:
+        """Make the cluster what it was before the test."""
+        self.cancel_all()
+        self.restore_nodes()
+
+    def daemons(self) -> dict[str, int]:
+        """The pids of the cluster's daemons by name: slurmctld, slurmd-n1, …."""
+        return living_daemons(self.spec)
+
+    def listening(self) -> set[tuple[str, str, int]]:
+        """(daemon, address, port) of everything on which the daemons listen."""
+        names = {pid: name for name, pid in self.daemons().items()}
+        return {(names[pid], host, port) for pid, host, port in listeners(names)}

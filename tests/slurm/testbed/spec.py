@@ -1,0 +1,174 @@
+"""What a test bed is: its release, its variant, where its files lie, and which ports it takes."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HOST_RELEASE = "22.05"
+"""The release that means "whatever Slurm the host's own packages are" (22.05 on Debian 12)."""
+
+SUITES = {"24.11": "trixie", "26.05": "forky"}
+"""Debian suites that hold the other releases; each one runs from a folder of its own."""
+
+RELEASES = (HOST_RELEASE, *SUITES)
+VARIANTS = ("", "noaccounting", "norequeue", "cancel", "smallarray")
+NODES = ("n1", "n2", "n3", "n4")
+GPUS_PER_NODE = 4
+CPUS_PER_NODE = 8
+ACCOUNT = "research"
+
+
+class BedError(Exception):
+    """A reason, in one line, why the test bed cannot do what was asked."""
+
+
+class PackagesMissingError(BedError):
+    """The host lacks programs that the test bed starts."""
+
+
+def default_release() -> str:
+    """The release asked for by the environment variable SLURM, else the host's own."""
+    return os.environ.get("SLURM") or HOST_RELEASE
+
+
+def base_folder() -> Path:
+    """The folder under which each cluster has its state folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and Path(runtime).is_dir():
+        return Path(runtime) / "hpc-trainer-slurm"
+    return Path("/tmp") / f"hpc-trainer-slurm-{os.getuid()}"
+
+
+def cache_folder() -> Path:
+    """The folder that keeps what is slow to make: chroots and an empty database."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "hpc_trainer"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One cluster: everything else about it follows from these three values."""
+
+    release: str = field(default_factory=default_release)
+    variant: str = ""
+    folder: Path = Path()
+
+    def __post_init__(self) -> None:
+        if self.release not in RELEASES:
+            raise BedError(f"unknown release {self.release!r}: one of {', '.join(RELEASES)}")
+        if self.variant not in VARIANTS:
+            known = ", ".join(name for name in VARIANTS if name)
+            raise BedError(f"unknown variant {self.variant!r}: one of {known}")
+        folder = self.folder if self.folder != Path() else self.default_folder
+        object.__setattr__(self, "folder", folder.absolute())
+
+    @property
+    def name(self) -> str:
+        """``22.05`` or ``22.05-cancel``: how the cluster is called in messages."""
+        return f"{self.release}-{self.variant}" if self.variant else self.release
+
+    @property
+    def default_folder(self) -> Path:
+        """Where the state folder lies when none is named."""
+        return base_folder() / self.name
+
+    @property
+    def cluster_name(self) -> str:
+        """Slurm's ClusterName (letters and digits only: it becomes part of table names)."""
+        return "bed" + "".join(c for c in self.name if c.isalnum())
+
+    @property
+    def accounting(self) -> bool:
+        """Whether slurmdbd and its database run."""
+        return self.variant != "noaccounting"
+
+    @property
+    def chrooted(self) -> bool:
+        """Whether Slurm comes from a folder of its own instead of the host."""
+        return self.release in SUITES
+
+    @property
+    def base_port(self) -> int:
+        """The first of this cluster's 20 ports.
+
+        All lie below the kernel's ephemeral range (32768), whose ports any client may be given.
+        """
+        if self.folder == self.default_folder.absolute():
+            slot = RELEASES.index(self.release) * 8 + VARIANTS.index(self.variant)
+            return 17000 + 20 * slot
+        return 18000 + 20 * (zlib.crc32(str(self.folder).encode()) % 500)
+
+    @property
+    def ctld_port(self) -> int:
+        """slurmctld's port."""
+        return self.base_port
+
+    @property
+    def dbd_port(self) -> int:
+        """slurmdbd's port."""
+        return self.base_port + 1
+
+    @property
+    def node_ports(self) -> range:
+        """The ports of the four slurmd."""
+        return range(self.base_port + 11, self.base_port + 11 + len(NODES))
+
+    @property
+    def ports(self) -> list[int]:
+        """Every port that a daemon of this cluster listens on (mariadbd has a socket only)."""
+        dbd = [self.dbd_port] if self.accounting else []
+        return [self.ctld_port, *dbd, *self.node_ports]
+
+    @property
+    def conf(self) -> Path:
+        """slurm.conf; also the mark by which this cluster's processes are recognised."""
+        return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def bin(self) -> Path:
+        """The folder with this cluster's commands."""
+        return self.folder / "bin"
+
+    @property
+    def run(self) -> Path:
+        """Pid files and munge's socket."""
+        return self.folder / "run"
+
+    @property
+    def log(self) -> Path:
+        """The daemons' logs."""
+        return self.folder / "log"
+
+    @property
+    def spool(self) -> Path:
+        """slurmctld's and the slurmd's state."""
+        return self.folder / "spool"
+
+    @property
+    def database(self) -> Path:
+        """mariadbd's data, and its socket: only root may enter."""
+        return self.folder / "db"
+
+    @property
+    def root(self) -> Path:
+        """Where the chroot is mounted (a plain empty folder for the host's own release)."""
+        return self.folder / "root"
+
+    @property
+    def munge_socket(self) -> Path:
+        """The socket of this cluster's own munged."""
+        return self.run / "munge.socket"
+
+    @property
+    def database_socket(self) -> Path:
+        """The only way into this cluster's own mariadbd."""
+        return self.database / "socket"
+
+    def environment(self) -> dict[str, str]:
+        """What a shell needs so that ``sbatch`` and the others reach this cluster."""
+        path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        rest = [part for part in path.split(":") if part and part != str(self.bin)]
+        return {"PATH": ":".join([str(self.bin), *rest]), "SLURM_CONF": str(self.conf)}
