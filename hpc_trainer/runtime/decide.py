@@ -18,17 +18,29 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopFacts:
-    """What is known at the stop.
+    """What is known at the stop. The fields after `has_cancel_marker` are Slurm's own words.
 
-    `job_state` and `seconds_left` are Slurm's own words; None where there is no Slurm or it did not answer.
+    Attributes:
+        on_slurm: the run is a Slurm job.
+        has_cancel_marker: `hpc-trainer cancel` was given.
+        job_state: None if Slurm did not answer.
+        seconds_left: until the time limit, when the signal came; None if unknown.
+        ran_full_time: the time limit is used up.
+        was_preempted: Slurm noted a preemption (jobs in their grace period carry its time).
+        was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
+        accounting_state: what sacct says of a job that is no longer at work; None without accounting.
+        signal_lead_s: seconds before the time limit for which the warning was asked.
     """
 
-    launcher: str
+    on_slurm: bool
     has_cancel_marker: bool
-    job_state: str | None
-    seconds_left: float | None
-    signal_lead_s: int
+    job_state: str | None = None
+    seconds_left: float | None = None
+    ran_full_time: bool = False
     was_preempted: bool = False
+    was_requeued: bool = False
+    accounting_state: str | None = None
+    signal_lead_s: int = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +55,46 @@ class Decision:
 
 # sbatch(1): the signal may come up to 60 s before the time that was asked for.
 SIGNAL_SLACK_S = 60
+# A job in these states still has its nodes, and `scontrol requeue Incomplete` works on it.
+AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 
 
 def decide_stop(facts: StopFacts) -> Decision:
     """The decision for one stop.
 
-    Never a requeue after a cancel; never a silent end: every path names a state and a cause.
+    Never a requeue after a cancel, never two requeues, never a silent end: every path names a state and a cause.
     """
     if facts.has_cancel_marker or facts.job_state == "CANCELLED":
-        return Decision(action=Action.none, state=RunState.CANCELLED, cause="cancelled", exit_code=ExitCode.OK)
-    if facts.launcher != "slurm":
+        return _cancelled()
+    if not facts.on_slurm:
         # Nobody brings a local run back but the person: the next `submit` or `train` goes on from here.
-        return Decision(action=Action.none, state=RunState.PREEMPTED, cause="stopped", exit_code=ExitCode.REQUEUED)
-    cause = _cause(facts)
-    return Decision(action=Action.requeue, state=RunState.REQUEUED, cause=cause, exit_code=ExitCode.REQUEUED)
+        return _interrupted(RunState.PREEMPTED, "stopped")
+    if facts.job_state is None or facts.job_state in AT_WORK:
+        return Decision(
+            action=Action.requeue, state=RunState.REQUEUED, cause=_cause(facts), exit_code=ExitCode.REQUEUED
+        )
+    # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
+    # person cancelled. What happened shows in what Slurm already did.
+    if facts.was_requeued or facts.job_state == "PENDING":
+        return _interrupted(RunState.REQUEUED, "preempted")
+    if facts.ran_full_time:
+        return _interrupted(RunState.TIMEOUT, "timeout")
+    if facts.was_preempted or facts.accounting_state == "PREEMPTED":
+        return _interrupted(RunState.PREEMPTED, "preempted")
+    return _cancelled()
+
+
+def _cancelled() -> Decision:
+    return Decision(action=Action.none, state=RunState.CANCELLED, cause="cancelled", exit_code=ExitCode.OK)
+
+
+def _interrupted(state: RunState, cause: str) -> Decision:
+    return Decision(action=Action.none, state=state, cause=cause, exit_code=ExitCode.REQUEUED)
 
 
 def _cause(facts: StopFacts) -> str:
     if facts.was_preempted:
         return "preempted"
-    near_the_end = facts.signal_lead_s + SIGNAL_SLACK_S
-    if facts.seconds_left is not None and facts.seconds_left <= near_the_end:
+    if facts.seconds_left is not None and facts.seconds_left <= facts.signal_lead_s + SIGNAL_SLACK_S:
         return "timeout"
-    # A job that is no longer RUNNING was taken back by the scheduler: it is PENDING or COMPLETING already.
-    if facts.job_state is not None and facts.job_state != "RUNNING":
-        return "preempted"
     return "signal"

@@ -16,17 +16,27 @@ WORKER_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
-    """What `scontrol show job` says of one job or array element."""
+    """What `scontrol show job` says of one job or array element; None where it does not say.
+
+    Times are seconds since the epoch, durations seconds. `restarts` counts every requeue, whatever its cause.
+    """
 
     job_id: str
     state: str
     end_time: float | None
     preempt_time: float | None
-    can_requeue: bool
+    restarts: int
+    run_time_s: float | None
+    time_limit_s: float | None
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Seconds until the time limit by Slurm's own clock; None if it has none."""
         return None if self.end_time is None else self.end_time - (time.time() if now is None else now)
+
+    @property
+    def ran_full_time(self) -> bool:
+        """True if the job used up its time limit."""
+        return self.run_time_s is not None and self.time_limit_s is not None and self.run_time_s >= self.time_limit_s
 
 
 def show_job(job_id: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> JobInfo:
@@ -53,7 +63,9 @@ def parse_job(text: str) -> JobInfo:
         state=fields["JobState"],
         end_time=parse_time(fields.get("EndTime", "")),
         preempt_time=parse_time(fields.get("PreemptTime", "")),
-        can_requeue=fields.get("Requeue", "1") == "1",
+        restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdecimal() else 0,
+        run_time_s=parse_duration(fields.get("RunTime", "")),
+        time_limit_s=parse_duration(fields.get("TimeLimit", "")),
     )
 
 
@@ -65,6 +77,15 @@ def parse_time(text: str) -> float | None:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return None
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of `[days-]hours:minutes:seconds`; None for `UNLIMITED` and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def requeue(job_id: str) -> str:

@@ -144,6 +144,10 @@ def _start_workers(dataset: MapDataset, indices: _Indices, num_workers: int) -> 
     return BatchIterator(batches, [child for child in multiprocessing.active_children() if child not in before])
 
 
+def _nothing() -> None:
+    """In place of what a plain generator has not."""
+
+
 def _identity(batch: Any) -> Any:
     return batch
 
@@ -156,7 +160,10 @@ def _init_worker(worker: int) -> None:
 
 
 def _stop_workers(batches: list[Iterator[Batch]], workers: list[BaseProcess]) -> None:
-    batches.clear()  # torch asks its workers to leave when the iterator is deleted
+    while batches:
+        # Private, and the one way: torch stops its workers when the iterator is deleted, but the traceback of an
+        # error keeps it alive, and a worker that is killed before raises a second error over the first.
+        getattr(batches.pop(), "_shutdown_workers", _nothing)()
     for worker in workers:
         if worker.is_alive():
             worker.kill()

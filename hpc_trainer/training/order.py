@@ -51,7 +51,12 @@ class BatchOrder:
         return self.num_samples // self.global_batch_size
 
     def global_indices(self, step: int) -> NDArray[np.int64]:
-        """Samples of the batch of `step` (≥ 0, over all epochs): int64 [global_batch_size], read-only."""
+        """Samples of the batch of `step` (≥ 0, over all epochs): int64 [global_batch_size], read-only.
+
+        Raises ValueError: step is negative.
+        """
+        if step < 0:
+            raise ValueError(f"step={step} must be ≥ 0.")
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._permutation, self._epoch = self._permute(epoch), epoch
@@ -78,8 +83,6 @@ class BatchOrder:
         return self.global_indices(step)[start:end]
 
     def _permute(self, epoch: int) -> NDArray[np.int64]:
-        if epoch < 0:
-            raise ValueError("step must be ≥ 0.")
         bits = np.random.PCG64(np.random.SeedSequence([_STREAM, self.seed, epoch]))
         # Stable: equal words (1 pair in 2**64) must fall the same way everywhere.
         permutation = np.argsort(bits.random_raw(self.num_samples), kind="stable").astype(np.int64, copy=False)

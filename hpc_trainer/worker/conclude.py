@@ -9,8 +9,9 @@ from hpc_trainer.errors import ExitCode, SlurmError
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL
-from hpc_trainer.runtime.decide import Action, StopFacts, decide_stop
-from hpc_trainer.slurm.jobs import JobInfo, requeue, show_job
+from hpc_trainer.runtime.decide import AT_WORK, Action, StopFacts, decide_stop
+from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
+from hpc_trainer.slurm.queue import read_accounting
 from hpc_trainer.training.context import RunContext
 
 
@@ -28,17 +29,7 @@ def conclude_stop(config: TrainConfig, run: RunContext) -> ExitCode:
 
 
 def _conclude(config: TrainConfig, run: RunContext) -> ExitCode:
-    job = _ask_slurm(run)
-    decision = decide_stop(
-        StopFacts(
-            launcher="slurm" if job is not None or run.env.launcher == "slurm" else run.env.launcher,
-            has_cancel_marker=run.paths.marker(CANCEL).exists(),
-            job_state=None if job is None else job.state,
-            seconds_left=None if job is None else job.seconds_left(run.stop.time),
-            signal_lead_s=shape_of(config).signal_lead_s,
-            was_preempted=job is not None and job.preempt_time is not None,
-        )
-    )
+    decision = decide_stop(_facts(config, run))
     Journal(run.paths).end(
         run.attempt,
         state=decision.state,
@@ -58,11 +49,31 @@ def _conclude(config: TrainConfig, run: RunContext) -> ExitCode:
     return decision.exit_code
 
 
-def _ask_slurm(run: RunContext) -> JobInfo | None:
-    if run.env.launcher not in ("slurm", "torchrun") or not run.env.job_id[:1].isdecimal():
-        return None
+def _facts(config: TrainConfig, run: RunContext) -> StopFacts:
+    has_cancel_marker = run.paths.marker(CANCEL).exists()
+    job_id = run.env.job_id
+    on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
+    if not on_slurm:
+        return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
+    lead_s = shape_of(config).signal_lead_s
     try:
-        return show_job(run.env.job_id)
+        job = show_job(job_id)
     except SlurmError as error:
-        print(f"Slurm did not say how job {run.env.job_id} stands: {error}")
-        return None
+        print(f"Slurm did not say how job {job_id} stands: {error}")
+        return StopFacts(on_slurm=True, has_cancel_marker=has_cancel_marker, signal_lead_s=lead_s)
+    return StopFacts(
+        on_slurm=True,
+        has_cancel_marker=has_cancel_marker,
+        job_state=job.state,
+        seconds_left=job.seconds_left(run.stop.time),
+        ran_full_time=job.ran_full_time,
+        was_preempted=job.preempt_time is not None,
+        was_requeued=job.restarts > run.env.restart_count,
+        accounting_state=None if job.state in AT_WORK else _accounting_state(job_id),
+        signal_lead_s=lead_s,
+    )
+
+
+def _accounting_state(job_id: str) -> str | None:
+    entry = read_accounting([job_id], timeout_s=WORKER_TIMEOUT_S).get(job_id)
+    return None if entry is None else entry.state

@@ -34,9 +34,7 @@ def test_split_has_the_stated_sizes_and_shares_no_image():
 def test_split_is_the_same_for_ever():
     train, held_out = digits.split_indices(360)
     assert sha256(train.astype("<i8")) == "97a33b5ece10e8e7026bd2a6f8190102318e03911240a2d916bdced760b65335"
-    assert (
-        sha256(held_out.astype("<i8")) == "6c75a6c0f415b5c0af392eac42effe55be0631de74b5597158b08f8ee629b890"
-    )
+    assert sha256(held_out.astype("<i8")) == "6c75a6c0f415b5c0af392eac42effe55be0631de74b5597158b08f8ee629b890"
 
 
 def test_a_smaller_eval_split_is_part_of_a_larger():
@@ -91,9 +89,7 @@ def test_follows_the_protocol_in_a_loader():
 def test_an_empty_split_is_refused(num_eval, nearest):
     with pytest.raises(ConfigError) as caught:
         build("train", num_eval=num_eval)
-    assert str(caught.value) == (
-        f"data.num_eval={num_eval} must be 1 to 1796; nearest legal: data.num_eval={nearest}."
-    )
+    assert str(caught.value) == (f"data.num_eval={num_eval} must be 1 to 1796; nearest legal: data.num_eval={nearest}.")
 
 
 def test_an_unknown_split_is_refused():

@@ -81,15 +81,11 @@ def test_a_pickled_copy_holds_no_bytes_and_reads_the_same(tmp_path):
     assert torch.equal(targets, expected[1])
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="Python 3.12 warns where a process with threads forks"
-)
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 warns where a process with threads forks")
 def test_loader_processes_read_the_same(path):
     data = build(path=path, seq_len=16)
     near = list(DataLoader(data, batch_size=20, collate_fn=identity))
-    far = list(
-        DataLoader(data, batch_size=20, collate_fn=identity, num_workers=1, multiprocessing_context="fork")
-    )
+    far = list(DataLoader(data, batch_size=20, collate_fn=identity, num_workers=1, multiprocessing_context="fork"))
     assert len(near) == len(far) == 3
     for expected, got in zip(near, far, strict=True):
         assert torch.equal(expected[0], got[0])

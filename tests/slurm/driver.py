@@ -1,0 +1,94 @@
+"""Drives the command line against a real Slurm, as a person would, and reads what it left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.slurm.testbed.cluster import SlurmCluster
+
+
+@dataclass
+class Driver:
+    """`hpc-trainer` in a folder of its own, with the test Slurm on PATH."""
+
+    slurm: SlurmCluster
+    folder: Path
+
+    def run(self, *words: str, check: bool = True, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpc_trainer", *words],
+            cwd=self.folder,
+            env={
+                **self.slurm.env,
+                "HPC_TRAINER_RUNS": str(self.folder / "runs"),
+                "XDG_CONFIG_HOME": str(self.folder / "config"),
+                "PYTHONPATH": str(self.folder),
+            },
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{words} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json").stdout)
+
+    def submit(self, *words: str) -> Any:
+        return self.json("submit", "cluster=testbed", *words)
+
+    def status(self, sweep: str) -> dict[str, dict[str, Any]]:
+        """run id -> its row of `status --json`."""
+        return {run["run_id"]: run for run in self.json("status", sweep)["runs"]}
+
+    def only_run(self, sweep: str) -> dict[str, Any]:
+        (run,) = self.status(sweep).values()
+        return run
+
+    def wait_for_states(self, sweep: str, *states: str, timeout_s: float = 120) -> dict[str, dict[str, Any]]:
+        """Waits until every run of the sweep is in one of `states`."""
+        latest: dict[str, dict[str, Any]] = {}
+
+        def reached() -> bool:
+            latest.update(self.status(sweep))
+            return all(run["state"] in states for run in latest.values())
+
+        try:
+            self.slurm.wait_for(reached, timeout_s, f"{sweep} in {states}")
+        except Exception as error:
+            raise AssertionError(f"{error}\n{json.dumps(latest, indent=1)}\n{self.all_logs()}") from error
+        return latest
+
+    def run_folder(self, sweep: str) -> Path:
+        return self.folder / "runs" / sweep / str(self.only_run(sweep)["run_id"])
+
+    def wait_for_step(self, sweep: str, step: int, timeout_s: float = 120) -> None:
+        """Waits until the sweep's only run has come as far as `step`; reads its heartbeat, asks Slurm nothing."""
+        beat = self.run_folder(sweep) / "heartbeat.json"
+        self.slurm.wait_for(
+            lambda: beat.exists() and json.loads(beat.read_text())["step"] >= step, timeout_s, f"step {step} of {sweep}"
+        )
+
+    def attempts(self, sweep: str, event: str) -> list[dict[str, Any]]:
+        lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["event"] == event]
+
+    def final_state(self, sweep: str) -> bytes:
+        """The bytes of weights, optimizer and scaler at the end."""
+        newest = max((self.run_folder(sweep) / "checkpoints").glob("step-*"))
+        return (newest / "state.safetensors").read_bytes()
+
+    def losses(self, sweep: str) -> dict[int, float]:
+        lines = (self.run_folder(sweep) / "metrics.jsonl").read_text().splitlines()
+        return {record["step"]: record["loss"] for record in map(json.loads, lines) if "loss" in record}
+
+    def all_logs(self) -> str:
+        files = sorted(self.folder.glob("runs/*/*/logs/*")) + sorted(self.folder.glob("runs/*/slurm/*.out"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
