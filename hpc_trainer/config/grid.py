@@ -30,8 +30,8 @@ def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
         ConfigError: an override does not parse, or an axis of the configuration is not a list with a value.
     """
     parsed = composer.parse(overrides)
-    fixed = [override.input_line for override in parsed if not override.is_sweep_override()]
-    fixed = [*default_overrides(overrides), *(line for line in fixed if line is not None)]
+    given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
+    fixed = [*default_overrides(overrides), *given]
     axes = {override.get_key_element(): _sweep_values(override) for override in parsed if override.is_sweep_override()}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
     heads = {key: values for key, values in axes.items() if key in ("sweep", "experiment")}

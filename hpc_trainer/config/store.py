@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hydra.core.config_store import ConfigStore
 
 from hpc_trainer.config.schema import data, model, optim
@@ -44,6 +46,6 @@ def variant_of(group: str, keys: set[str]) -> type:
         KeyError: no variant has these fields.
     """
     for node in VARIANTS[group].values():
-        if {*node.__dataclass_fields__} == keys:
+        if {each.name for each in dataclasses.fields(node)} == keys:
             return node
     raise KeyError(f"no {group} schema has the fields {sorted(keys)}")

@@ -27,7 +27,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_]\w*\Z")
 
 
 def validate(config: TrainConfig) -> None:
-    """Checks every rule, and fills in the batch sizes that were left open.
+    """Checks every rule, then fills in the batch sizes that were left open and makes paths absolute.
 
     Raises:
         ConfigError: all problems found, a line each.
@@ -36,6 +36,9 @@ def validate(config: TrainConfig) -> None:
     if problems:
         raise ConfigError("\n".join(problems))
     resolve_batch(config)
+    if isinstance(config.data, TextBytesConfig) and config.data.path is not None:
+        # The worker's working folder may be another one.
+        config.data.path = str(Path(config.data.path).expanduser().resolve())
 
 
 def find_problems(config: TrainConfig) -> Iterator[str]:
@@ -231,6 +234,7 @@ def _model(model: ModelConfig) -> Iterator[str]:
         yield from _at_least("model.num_channels", model.num_channels, 1)
     if isinstance(model, ResnetConfig):
         yield from _at_least("model.width", model.width, 1)
+        yield from _at_least("model.small_input_below", model.small_input_below, 0)
         if model.depth not in (18, 50):
             nearest = 18 if abs(model.depth - 18) < abs(model.depth - 50) else 50
             yield f"model.depth={model.depth} must be 18 or 50. Use {nearest}."
@@ -260,13 +264,19 @@ def _data(config: TrainConfig) -> Iterator[str]:
         yield f"model=gpt reads text, and data={data.name} holds images. Use data=text_bytes, or model=cnn."
     if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
-    num_train = {DigitsConfig: lambda d: 1797 - d.num_eval, SyntheticImagesConfig: lambda d: d.num_samples}
-    count = num_train.get(type(data), lambda _: None)(data)
-    if count is not None and 0 < count < config.train.global_batch_size:
+    count = _num_train_samples(data)
+    if 0 < count < config.train.global_batch_size:
         yield (
             f"train.global_batch_size={config.train.global_batch_size} must be at most the {count} training samples "
             f"of data={data.name}. Use {count // config.hardware.world_size * config.hardware.world_size}."
         )
+
+
+def _num_train_samples(data: DataConfig) -> int:
+    """Training samples, where the configuration alone says how many; else 0."""
+    if isinstance(data, DigitsConfig):
+        return 1797 - data.num_eval
+    return data.num_samples if isinstance(data, SyntheticImagesConfig) else 0
 
 
 def _digits(data: DigitsConfig) -> Iterator[str]:
@@ -278,6 +288,7 @@ def _synthetic_images(data: SyntheticImagesConfig) -> Iterator[str]:
     yield from _at_least("data.num_eval", data.num_eval, 1)
     yield from _between("data.image_size", data.image_size, 8, 224)
     yield from _at_least("data.num_classes", data.num_classes, 2)
+    yield from _at_least("data.data_seed", data.data_seed, 0)
     if data.num_channels not in (1, 3):
         yield f"data.num_channels={data.num_channels} must be 1 or 3. Use 3."
 

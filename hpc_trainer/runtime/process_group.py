@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it, but not to type checkers
 
 from hpc_trainer.errors import RankEnvError
 from hpc_trainer.runs.files import read_json, write_json
@@ -53,22 +54,18 @@ def process_group(
         backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
-    try:
-        yield RankGroup(rank=env.rank, world_size=env.world_size, device=device)
-    except BaseException:
-        # A failing rank must not wait here for the others: its exit is what ends them.
-        raise
-    else:
-        dist.destroy_process_group()
+    yield RankGroup(rank=env.rank, world_size=env.world_size, device=device)
+    # Not in a finally: a failing rank must not wait here for the others, its exit is what ends them.
+    dist.destroy_process_group()
 
 
-def _listen(env: RankEnv, rendezvous: Path, address: str, timeout: datetime.timedelta) -> dist.TCPStore:
+def _listen(env: RankEnv, rendezvous: Path, address: str, timeout: datetime.timedelta) -> TCPStore:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # The store has no password: on one node it is reachable from that node only.
     listener.bind((address if address == LOOPBACK else "", 0))
     listener.listen(env.world_size)
     port = listener.getsockname()[1]
-    store = dist.TCPStore(
+    store = TCPStore(
         address,
         port,
         env.world_size,
@@ -81,7 +78,7 @@ def _listen(env: RankEnv, rendezvous: Path, address: str, timeout: datetime.time
     return store
 
 
-def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta) -> dist.TCPStore:
+def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta) -> TCPStore:
     deadline = time.monotonic() + timeout.total_seconds()
     place: dict[str, object] | None = None
     while place is None or place.get("incarnation") != env.incarnation:
@@ -95,4 +92,4 @@ def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta) -> dis
             os.listdir(rendezvous.parent)  # noqa: PTH208  (opening the folder makes an NFS client look again)
         place = read_json(rendezvous)
     host, port = str(place["address"]), int(str(place["port"]))
-    return dist.TCPStore(host, port, env.world_size, False, timeout, wait_for_workers=False)
+    return TCPStore(host, port, env.world_size, False, timeout, wait_for_workers=False)

@@ -43,7 +43,7 @@ class RunContext:
     tracker: Tracker = field(default_factory=NoTracker)
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
-    start_time: float = field(default_factory=time.time)
+    loop_start_time: float = field(default_factory=time.time)
     saved_step: int | None = None
     first_step: int = 0
     _last_heartbeat: float = 0.0
@@ -81,7 +81,7 @@ class RunContext:
             replicated, rank_state = self.store.load(newest)
             state.load(replicated, rank_state)
             self.saved_step = newest.step
-        self.first_step = state.step
+        self.first_step, self.loop_start_time = state.step, time.time()
         restarts = 0
         if self.is_rank_zero:
             MetricsLog(self.paths.metrics).rewind(state.step)
@@ -129,7 +129,7 @@ class RunContext:
             return
         self._last_heartbeat = now
         done = step - self.first_step
-        speed = self._speed or (done / (now - self.start_time) if done > 0 else None)
+        speed = self._speed or (done / (now - self.loop_start_time) if done > 0 else None)
         write_json(
             self.paths.heartbeat,
             {

@@ -76,7 +76,7 @@ class StopVote:
 def _copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     host = torch.empty((), pin_memory=True)
     host.copy_(gradient, non_blocking=True)
-    ready = torch.cuda.Event()
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
     return host, ready
 

@@ -39,16 +39,16 @@ class TensorBoardTracker:
             raise ConfigError(
                 "tracker=tensorboard needs a package: pip install 'hpc_trainer[tensorboard]', or tracker=none."
             ) from error
-        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Adds one scalar a value."""
         for key, value in values.items():
-            self._writer.add_scalar(key, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(key, value, step)
 
     def close(self) -> None:
         """Flushes the event file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 def build_tracker(config: TrackerConfig, folder: Path, first_step: int) -> Tracker:

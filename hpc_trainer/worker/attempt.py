@@ -66,7 +66,13 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             group.barrier()
             if outcome is Outcome.done:
                 if run.is_rank_zero:
-                    journal.end(attempt, state=RunState.COMPLETED, cause="done", step=run.num_steps)
+                    journal.end(
+                        attempt,
+                        state=RunState.COMPLETED,
+                        cause="done",
+                        step=run.num_steps,
+                        saved_step=run.saved_step,
+                    )
                 code = ExitCode.OK
             else:
                 code = conclude_stop(config, run)

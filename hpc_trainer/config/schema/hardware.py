@@ -73,4 +73,4 @@ class HardwareConfig:
         """`cpu` or `cuda`: `device` with `auto` decided."""
         if self.device is Device.auto:
             return "cuda" if self.gpus_per_node else "cpu"
-        return self.device.value
+        return str(self.device.value)

@@ -1,0 +1,86 @@
+"""Names in the checkpoints folder, and moving them: by one rename, so a kill leaves the old name or the new.
+
+    step-00001200            a checkpoint, complete since it has this name
+    step-00001200.tmp-3      attempt 3 is writing it, or died doing so
+    step-00001200.bad-1      was damaged; kept for a look
+    .trash-step-00001100     is being deleted
+
+Everything here runs on rank 0.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from hpc_trainer.runs.files import fsync_folder
+
+_COMMITTED = re.compile(r"step-(\d{8,})")
+_TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")
+_BAD = re.compile(r"step-\d{8,}\.bad-(\d+)")
+_TRASH = ".trash-"
+# Evidence is kept, but a bad disk must not fill it up.
+_MAX_BAD = 2
+
+
+def step_name(step: int) -> str:
+    """`step-00001200`."""
+    return f"step-{step:08d}"
+
+
+def temporary_path(folder: Path, step: int, attempt: int) -> Path:
+    """Where this attempt writes before the rename."""
+    return folder / f"{step_name(step)}.tmp-{attempt}"
+
+
+def committed(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of all folders that bear a finished name, newest step first; valid or not."""
+    if not folder.exists():
+        return []
+    found = [(match, path) for path in folder.iterdir() if (match := _COMMITTED.fullmatch(path.name))]
+    return sorted(((int(match[1]), path) for match, path in found), reverse=True)
+
+
+def quarantine(path: Path) -> Path:
+    """Renames a damaged checkpoint out of the way; returns the new path. Raises OSError."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.bad-{number}")).exists():
+        number += 1
+    path.rename(target)
+    fsync_folder(path.parent)
+    return target
+
+
+def discard(path: Path) -> None:
+    """Deletes a folder: first by name, at once, then its files. Raises OSError if the rename fails."""
+    trash = path.with_name(_TRASH + path.name)
+    if trash.exists():
+        shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    # On NFS a file that is still open leaves a .nfs file: the next attempt sweeps.
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def discard_old_bad(folder: Path) -> None:
+    """Deletes all but the two youngest damaged checkpoints. Raises OSError."""
+    bad = [path for path in folder.iterdir() if _BAD.fullmatch(path.name)]
+    for path in sorted(bad, key=lambda path: path.lstat().st_ctime_ns)[:-_MAX_BAD]:
+        discard(path)
+
+
+def sweep(folder: Path, attempt: int) -> list[str]:
+    """Deletes what dead attempts left behind; returns the names.
+
+    Attempts of a run have rising numbers and do not overlap: at the start of `attempt`, temporary folders of
+    its number or a lower one are dead. A higher number means that we are the late one: left alone.
+    """
+    if not folder.exists():
+        return []
+    swept = []
+    for path in folder.iterdir():
+        temporary = _TEMPORARY.fullmatch(path.name)
+        if path.name.startswith(_TRASH) or (temporary and int(temporary[1]) <= attempt):
+            shutil.rmtree(path, ignore_errors=True)
+            swept.append(path.name)
+    return sorted(swept)
