@@ -7,6 +7,7 @@ import signal
 import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -132,16 +133,25 @@ def _start_workers(dataset: MapDataset, indices: _Indices, num_workers: int) -> 
         worker_init_fn=_init_worker,
         # Without one of its own, the loader draws a seed from the global generator, and shifts every dropout mask.
         generator=torch.Generator().manual_seed(0),
-        # Forked workers have our signal handlers, which only set a flag, from their first instruction on. A
-        # spawned one could be killed by SIGTERM while it still imports.
+        # A forked worker inherits the blocked signals below: there is no instruction at which one could kill it.
         multiprocessing_context="fork",
     )
     before = set(multiprocessing.active_children())
-    with warnings.catch_warnings():
+    with _blocked_signals(), warnings.catch_warnings():
         # Python 3.12 warns of any fork beside threads; torch forks its workers by default all the same.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         batches = iter(loader)
     return BatchIterator(batches, [child for child in multiprocessing.active_children() if child not in before])
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Holds signals back until the end; none is lost. For this thread and what it forks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _nothing() -> None:
@@ -157,6 +167,7 @@ def _init_worker(worker: int) -> None:
     torch.set_num_threads(1)
     for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
 
 
 def _stop_workers(batches: list[Iterator[Batch]], workers: list[BaseProcess]) -> None:

@@ -18,16 +18,20 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 NUM_VALUES = 100_000
 
 
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # one write a line: two processes share the pipe
+
+
 def save_for_ever(folder: Path, attempt: int) -> None:
     store = CheckpointStore(folder, group=RankGroup(), keep_last=2, attempt=attempt)
     info = store.newest_valid()
     step = info.step if info else 0
-    print("ready", flush=True)
+    say("ready")
     while True:
         step += 1
         state = {"weight": torch.full((NUM_VALUES,), float(step)), "step": step}
         store.save(step, replicated=state, per_rank={"rng": torch.arange(999) + step}, meta={})
-        print(f"saved {step}", flush=True)
+        say(f"saved {step}")
 
 
 def main(folder: Path) -> None:
@@ -36,9 +40,9 @@ def main(folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             save_for_ever(folder, int(line))
-        print(f"pid {pid}", flush=True)
+        say(f"pid {pid}")
         os.waitpid(pid, 0)
-        print("dead", flush=True)
+        say("dead")
 
 
 if __name__ == "__main__":

@@ -73,15 +73,17 @@ def test_the_global_random_state_is_untouched(num_workers: int) -> None:
     assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-def test_workers_outlive_the_signals_of_slurm_and_close_ends_them() -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.3])
+def test_workers_outlive_the_signals_of_slurm_and_close_ends_them(delay_s: float) -> None:
+    """Also in their first instructions, before they can have said that they ignore signals."""
     found = batches(num_workers=2)
-    next(found)
     assert len(found.workers) == 2
+    time.sleep(delay_s)
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
         for worker in found.workers:
             assert worker.pid is not None
             os.kill(worker.pid, number)
-    assert len(list(found)) == 7 * 3 - 1
+    assert len(list(found)) == 7 * 3
     workers = list(found.workers)
     found.close()
     found.close()

@@ -1,0 +1,114 @@
+"""Writing small files whole, appending whole lines, and refusing files that others could have changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+
+
+def set_umask(group_readable: bool) -> None:
+    """New folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
+    os.umask(0o027 if group_readable else 0o077)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes a small file so that a reader sees the old text or the new one, whole, also after a power cut.
+
+    A temporary name in the same folder (another file system cannot rename), fsync, replace, fsync of the folder.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fsync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of one JSON value."""
+    write_atomic(path, json.dumps(value) + "\n")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes names created or renamed in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_lines(path: Path, records: list[Mapping[str, Any]], *, sync: bool = True) -> None:
+    """Appends JSON lines by a single write, then fsync (unless `sync` is false: what may be lost in a power cut).
+
+    A torn last line (the writer was killed) is ended first, so that it spoils itself only.
+    """
+    if not records:
+        return
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        written = os.write(descriptor, data)
+        if written != len(data):
+            raise OSError(f"{path}: {written} of {len(data)} bytes written; is the disk full?")
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a JSONL file; torn or foreign lines are passed over. Nothing if there is no file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except FileNotFoundError:
+        return
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a small file; None if there is no file or no object in it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def check_trusted(path: Path, group_may_write: bool = False) -> None:
+    """Refuses a file or folder that another user owns or that others may write, as ssh does with keys.
+
+    Raises:
+        UntrustedFileError: owner or mode is wrong, or the path is a symbolic link.
+        RunStateError: there is no such file.
+    """
+    try:
+        info = path.lstat()
+    except FileNotFoundError as error:
+        raise RunStateError(f"{path}: no such file.") from error
+    if stat.S_ISLNK(info.st_mode):
+        raise UntrustedFileError(f"{path} is a symbolic link; it must be the file itself.")
+    if info.st_uid not in (os.getuid(), 0):
+        raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
+    others = stat.S_IWOTH | (0 if group_may_write else stat.S_IWGRP)
+    if info.st_mode & others:
+        raise UntrustedFileError(
+            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it, so it may not be what was "
+            f"submitted. Look at it, then: chmod go-w {path}"
+        )

@@ -1,0 +1,139 @@
+"""attempts.jsonl: the story of a run, told by rank 0 while it happens. Causes are recorded, never inferred."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.runs.files import append_lines, read_lines
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.states import RunState
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One start of a run, from its records. Fields are None until the record is there."""
+
+    attempt: int
+    job_id: str
+    restart_count: int
+    node: str
+    pid: int
+    start_time: float
+    executor: str = ""
+    resumed_step: int | None = None
+    end_time: float | None = None
+    step: int | None = None
+    saved_step: int | None = None
+    state: RunState | None = None
+    cause: str | None = None
+    action: str | None = None
+    signal: str | None = None
+    error: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the attempt told how it ended."""
+        return self.end_time is not None
+
+
+class Journal:
+    """Reads and appends one run's attempts.jsonl. Only rank 0 of the living attempt appends."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+
+    def read(self) -> list[Attempt]:
+        """Every attempt in order."""
+        attempts: dict[int, Attempt] = {}
+        for record in read_lines(self._paths.attempts):
+            number = record.get("attempt")
+            if record.get("event") == "start" and isinstance(number, int):
+                keys = ("attempt", "job_id", "restart_count", "node", "pid", "executor")
+                attempts[number] = Attempt(start_time=record["time"], **{key: record[key] for key in keys})
+            elif number in attempts and record.get("event") == "resume":
+                attempts[number].resumed_step = record["step"]
+            elif number in attempts and record.get("event") == "end":
+                _apply_end(attempts[number], record)
+        return [attempts[number] for number in sorted(attempts)]
+
+    def attempt_number(self, job_id: str, restart_count: int) -> int:
+        """The number of this attempt, the same on every rank whether or not rank 0 has recorded it yet."""
+        attempts = self.read()
+        for attempt in attempts:
+            if (attempt.job_id, attempt.restart_count) == (job_id, restart_count):
+                return attempt.attempt
+        return len(attempts)
+
+    def start(
+        self, attempt: int, *, job_id: str, restart_count: int, node: str, pid: int, executor: str, world_size: int
+    ) -> None:
+        """Rank 0 is alive."""
+        self._append(
+            "start",
+            attempt,
+            job_id=job_id,
+            restart_count=restart_count,
+            node=node,
+            pid=pid,
+            executor=executor,
+            world_size=world_size,
+        )
+
+    def resume(self, attempt: int, step: int) -> None:
+        """Training goes on from `step` (0: from the beginning)."""
+        self._append("resume", attempt, step=step)
+
+    def end(
+        self,
+        attempt: int,
+        *,
+        state: RunState,
+        cause: str,
+        step: int | None = None,
+        saved_step: int | None = None,
+        action: str = "none",
+        signal: str | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> None:
+        """How the attempt ended; written before rank 0 requeues or leaves."""
+        self._append(
+            "end",
+            attempt,
+            state=state.value,
+            cause=cause,
+            step=step,
+            saved_step=saved_step,
+            action=action,
+            signal=signal,
+            error=error or {},
+        )
+
+    def _append(self, event: str, attempt: int, **fields: Any) -> None:
+        append_lines(self._paths.attempts, [{"event": event, "attempt": attempt, "time": time.time(), **fields}])
+
+
+def _apply_end(attempt: Attempt, record: dict[str, Any]) -> None:
+    attempt.end_time = record["time"]
+    attempt.state = RunState(record["state"])
+    for key in ("cause", "step", "saved_step", "action", "signal"):
+        setattr(attempt, key, record.get(key))
+    attempt.error = record.get("error") or {}
+
+
+def restarts_without_progress(attempts: list[Attempt]) -> int:
+    """How often in a row the newest attempt's job started at the same step as the start before it.
+
+    Only starts under the newest attempt's job id count: a new submission is a person's decision to try again.
+    """
+    if not attempts or attempts[-1].resumed_step is None:
+        return 0
+    newest = attempts[-1]
+    count = 0
+    for attempt in reversed(attempts[:-1]):
+        # An attempt that never got as far as resuming made no progress either.
+        if attempt.job_id != newest.job_id or attempt.resumed_step not in (newest.resumed_step, None):
+            break
+        count += 1
+    return count

@@ -1,0 +1,117 @@
+"""Every file name of a sweep folder and of a run folder, in one place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def default_runs_dir() -> Path:
+    """$HPC_TRAINER_RUNS, else ./runs."""
+    return Path(os.environ.get("HPC_TRAINER_RUNS") or "runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """runs/<sweep>/<run_id>/: made by the run when it starts."""
+
+    folder: Path
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name is the run's id."""
+        return self.folder.name
+
+    @property
+    def attempts(self) -> Path:
+        """Journal of attempts; rank 0 appends."""
+        return self.folder / "attempts.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One line for each logged step; rank 0 appends."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Step, speed, ETA; rank 0 replaces."""
+        return self.folder / "heartbeat.json"
+
+    @property
+    def result(self) -> Path:
+        """Final metrics; rank 0 writes once."""
+        return self.folder / "result.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where rank 0 listens for the others; rank 0 replaces."""
+        return self.folder / "rendezvous.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """step-00000100/ and so on."""
+        return self.folder / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """attempt-000.rank-0.log and so on."""
+        return self.folder / "logs"
+
+    def log(self, attempt: int, rank: int) -> Path:
+        """What one rank of one attempt printed."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
+
+    def failure(self, attempt: int) -> Path:
+        """The first failing rank's error; whoever fails first writes once."""
+        return self.logs / f"attempt-{attempt:03d}.failure.json"
+
+    def marker(self, name: str) -> Path:
+        """DONE, CANCEL or HOLD."""
+        return self.folder / name
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPaths:
+    """runs/<sweep>/."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's name is the sweep's name."""
+        return self.folder.name
+
+    @property
+    def sweep(self) -> Path:
+        """The last grid that was submitted: command line, run ids, revision of the code."""
+        return self.folder / "sweep.json"
+
+    @property
+    def specs(self) -> Path:
+        """Every frozen RunSpec, a line each; `submit` appends."""
+        return self.folder / "specs.jsonl"
+
+    @property
+    def submissions(self) -> Path:
+        """Intents and confirmations; `submit` appends."""
+        return self.folder / "submissions.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one `submit` at work."""
+        return self.folder / "submit.lock"
+
+    @property
+    def scripts(self) -> Path:
+        """submitit's batch scripts, and what Slurm's batch shell printed."""
+        return self.folder / "slurm"
+
+    @property
+    def local_logs(self) -> Path:
+        """What the local queue and its controllers printed."""
+        return self.folder / "local"
+
+    def run(self, run_id: str) -> RunPaths:
+        """The folder of one run."""
+        return RunPaths(self.folder / run_id)

@@ -1,0 +1,32 @@
+"""Names a process so that a later command, perhaps after a reboot, can tell whether it is still the same one."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+
+
+def process_name(pid: int | None = None) -> str:
+    """`<host>:<pid>:<start time>`; process ids are used again, with another start time."""
+    pid = os.getpid() if pid is None else pid
+    return f"{socket.gethostname()}:{pid}:{psutil.Process(pid).create_time():.2f}"
+
+
+def is_alive(name: str) -> bool | None:
+    """Whether the process lives; None if it is (or was) on another host, where we cannot look."""
+    host, pid, started = name.rsplit(":", 2) if name.count(":") >= 2 else ("", "", "")
+    if host != socket.gethostname():
+        return None
+    try:
+        process = psutil.Process(int(pid))
+        same = abs(process.create_time() - float(started)) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False
+
+
+def pid_of(name: str) -> int:
+    """The process id in a process name."""
+    return int(name.rsplit(":", 2)[1])

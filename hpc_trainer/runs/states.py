@@ -1,0 +1,40 @@
+"""The states of a run, in Slurm's words, and the markers that outlive every process."""
+
+from __future__ import annotations
+
+import enum
+
+
+class RunState(str, enum.Enum):
+    """States of a run. NEW: in the grid and not submitted."""
+
+    NEW = "NEW"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    REQUEUED = "REQUEUED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PREEMPTED = "PREEMPTED"
+    CANCELLED = "CANCELLED"
+    HELD = "HELD"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_active(self) -> bool:
+        """Waiting or at work: a scheduler or a queue has it."""
+        return self in _ACTIVE
+
+    @property
+    def needs_submit(self) -> bool:
+        """`submit` submits it: new, or interrupted with nobody to bring it back."""
+        return self in (RunState.NEW, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
+
+
+_ACTIVE = (RunState.PENDING, RunState.RUNNING, RunState.REQUEUED, RunState.HELD, RunState.UNKNOWN)
+
+DONE = "DONE"
+CANCEL = "CANCEL"
+HOLD = "HOLD"

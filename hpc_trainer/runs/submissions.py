@@ -1,0 +1,105 @@
+"""submissions.jsonl: what was about to be submitted, and what the scheduler answered.
+
+An intent is written before sbatch, with a uuid that the job carries; the confirmation after it. Whoever was
+killed in between leaves an intent alone, and the uuid tells whether Slurm has the job.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
+from hpc_trainer.runs.layout import SweepPaths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler confirmed."""
+
+    uuid: str
+    executor: str
+    hardware: str
+    run_ids: tuple[str, ...]
+    time: float
+    job_id: str | None = None
+    dropped: bool = False
+
+    def element_id(self, index: int) -> str | None:
+        """The job id of one run: `<array>_<index>` on Slurm, the queue's id locally."""
+        if self.job_id is None:
+            return None
+        return f"{self.job_id}_{index}" if self.executor == "slurm" else self.job_id
+
+
+def write_intent(paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str]) -> Submission:
+    """Records what will be submitted next, and returns it with a fresh uuid."""
+    intent = Submission(
+        uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time()
+    )
+    append_lines(
+        paths.submissions,
+        [
+            {
+                "event": "intent",
+                "uuid": intent.uuid,
+                "executor": executor,
+                "hardware": hardware,
+                "run_ids": list(run_ids),
+                "time": intent.time,
+            }
+        ],
+    )
+    return intent
+
+
+def write_confirmation(paths: SweepPaths, intent: Submission, job_id: str) -> None:
+    """Records the scheduler's answer."""
+    record = {"event": "confirmed", "uuid": intent.uuid, "job_id": job_id, "time": time.time()}
+    append_lines(paths.submissions, [record])
+
+
+def write_dropped(paths: SweepPaths, intent: Submission, reason: str) -> None:
+    """Records that the scheduler does not have this intent and never will."""
+    record = {"event": "dropped", "uuid": intent.uuid, "reason": reason, "time": time.time()}
+    append_lines(paths.submissions, [record])
+
+
+def read_submissions(paths: SweepPaths) -> list[Submission]:
+    """All submissions in order, dropped ones left out; [] for a sweep that does not exist."""
+    return [submission for submission in _read(paths) if not submission.dropped]
+
+
+def _read(paths: SweepPaths) -> Iterator[Submission]:
+    if not paths.submissions.exists():
+        return
+    check_trusted(paths.submissions)
+    answers: dict[str, str] = {}
+    dropped: set[str] = set()
+    intents = []
+    for record in read_lines(paths.submissions):
+        if record.get("event") == "intent":
+            intents.append(record)
+        elif record.get("event") == "confirmed":
+            answers[record["uuid"]] = record["job_id"]
+        elif record.get("event") == "dropped":
+            dropped.add(record["uuid"])
+    for record in intents:
+        yield Submission(
+            uuid=record["uuid"],
+            executor=record["executor"],
+            hardware=record["hardware"],
+            run_ids=tuple(record["run_ids"]),
+            time=record["time"],
+            job_id=answers.get(record["uuid"]),
+            dropped=record["uuid"] in dropped,
+        )
+
+
+def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:
+    """run id -> (its newest submission, its index in there)."""
+    return {
+        run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
+    }
