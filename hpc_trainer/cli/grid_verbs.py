@@ -137,7 +137,7 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus) -> None:
     wanted = {spec.run_id for spec in grid.specs}
     bad = [run for run in status.runs if run.run_id in wanted and run.state is not RunState.COMPLETED]
     if bad:
-        causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.cause or 'see its logs'}" for run in bad[:10])
+        causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.reason or 'see its logs'}" for run in bad[:10])
         raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer logs {bad[0].run_id}")
 
 

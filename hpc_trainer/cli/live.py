@@ -89,4 +89,4 @@ def _note(run: RunStatus) -> str:
     accuracy = run.metrics.get("eval_accuracy")
     if run.state is RunState.COMPLETED and accuracy is not None:
         return f"accuracy {accuracy:.4f}"
-    return run.cause or "" if run.state is not RunState.COMPLETED else ""
+    return "" if run.state is RunState.COMPLETED else (run.reason or "")

@@ -95,13 +95,10 @@ def _short_job(job_id: str | None) -> str:
 
 
 def _cause(run: RunStatus) -> str:
-    if run.state is RunState.COMPLETED or run.cause is None:
+    if run.state is RunState.COMPLETED or run.reason is None:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
-    error = run.attempts[-1].error if run.attempts and run.attempts[-1].has_ended else {}
-    text = f"{error['type']}: {error['message']}" if "type" in error else run.cause
-    first_line = text.splitlines()[0] if text else ""
-    return first_line[:120].replace("[", r"\[") + age
+    return run.reason[:120].replace("[", r"\[") + age
 
 
 def _next_command(status: SweepStatus) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -65,18 +65,23 @@ class Composer:
         """
         loader = GlobalHydra.instance().config_loader()
         try:
-            return OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
         except (OverrideParseException, HydraException) as error:
             raise ConfigError(f"{error}\nAn override reads KEY=VALUE, as optim.lr=1e-3.") from error
+        keyless = next((each.input_line for each in parsed if not each.key_or_group), None)
+        if keyless is not None:
+            raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
+        return parsed
 
     def is_group(self, key: str) -> bool:
         """True if `key` names a group of `conf/`."""
         return bool(self.choices(key))
 
     def choices(self, group: str) -> list[str]:
-        """The choices of a group, sorted; schemas are not choices."""
+        """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
         loader = GlobalHydra.instance().config_loader()
-        return sorted(name for name in loader.get_group_options(group) if not name.endswith("schema"))
+        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml")}
+        return sorted(own | {name for name in loader.get_group_options(group) if not name.endswith("schema")})
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
         """One composed configuration, types checked by the schemas, interpolations not yet resolved.
@@ -103,8 +108,8 @@ class Composer:
         return to_typed(self.compose_untyped(overrides))
 
     def _hydra_compose(self, overrides: Sequence[str]) -> DictConfig:
-        folders = ",".join(f"file://{folder}" for folder in self._config_dirs)
-        extra = [f"hydra.searchpath=[{folders}]"] if folders else []
+        folders = [f"file://{folder}" for folder in self._config_dirs]
+        extra = [f"hydra.searchpath={override_value(folders)}"] if folders else []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
             return compose(ROOT, overrides=[*extra, *overrides])
@@ -192,5 +197,5 @@ def override_value(value: Any) -> str:
         return "[" + ",".join(override_value(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{override_value(item)}" for key, item in value.items()) + "}"
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    # The grammar halves backslashes before a quote only; Hydra's own writer knows.
+    return str(QuotedString(text=str(value), quote=Quote.single).with_quotes())

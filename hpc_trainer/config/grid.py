@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 
 from hpc_trainer.config.compose import Composer, default_overrides, override_value
 from hpc_trainer.errors import ConfigError
@@ -31,18 +31,20 @@ def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
     """
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
-    fixed = [*default_overrides(overrides), *given]
-    axes = {override.get_key_element(): _sweep_values(override) for override in parsed if override.is_sweep_override()}
+    defaults = list(default_overrides(overrides))
+    swept = [override for override in parsed if override.is_sweep_override()]
+    axes = {override.get_key_element(): _sweep_values(composer, override) for override in swept}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
     heads = {key: values for key, values in axes.items() if key in ("sweep", "experiment")}
     tails = {key: values for key, values in axes.items() if key not in heads}
     points: list[Point] = []
     for head in _product(heads):
-        base = [*fixed, *(f"{key}={value}" for key, value in head.items())]
+        base = [*given, *(f"{key}={value}" for key, value in head.items())]
         named = {key.split("@")[0] for key in tails} | {_key(line) for line in base}
-        from_config = {
-            key: values for key, values in _config_axes(composer, [*base, *_first(tails)]).items() if key not in named
-        }
+        in_config = _config_axes(composer, [*defaults, *base, *_first(tails)])
+        from_config = {key: values for key, values in in_config.items() if key not in named}
+        # The person's own file is the weakest: an axis of the configuration replaces its value.
+        fixed = [*(line for line in defaults if _key(line) not in from_config), *given]
         for tail in _product({**tails, **from_config}):
             chosen = {**head, **tail}
             lines = (f"{key}={value}" for key, value in chosen.items())
@@ -62,8 +64,12 @@ def _key(line: str) -> str:
     return line.split("=", 1)[0].lstrip("+~").split("@")[0]
 
 
-def _sweep_values(override: Override) -> list[str]:
-    values = list(override.sweep_string_iterator())
+def _sweep_values(composer: Composer, override: Override) -> list[str]:
+    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        # Hydra's own glob() offers the schemas too, and not what --config-dir adds.
+        values = override.value().filter(composer.choices(override.key_or_group))
+    else:
+        values = list(override.sweep_string_iterator())
     if not values:
         raise ConfigError(f"{override.input_line}: an axis needs at least one value.")
     return values

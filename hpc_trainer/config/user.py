@@ -31,6 +31,8 @@ def read_user_config() -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if loaded is None:  # empty, or comments only
+        return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must map dotted keys to values, as `cluster.account: my_account`.")
     return dict(_flatten(loaded, ""))

@@ -93,6 +93,8 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
     yield from _positive("precision.init_scale", config.precision.init_scale)
     yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
+    if any(ord(char) < 32 for char in config.paths.runs_dir or ""):
+        yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     for key in ("sweep_name", "experiment_name"):
         name = getattr(config, key)
         if name is not None and not _SWEEP_NAME.match(name):
@@ -153,8 +155,9 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     for name, value in cluster.env.items():
         if not _ENV_NAME.match(name) or any(ord(char) < 32 for char in value):
             yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
-    for key in ("setup", "srun_args"):
-        for line in getattr(cluster, key):
+    for key in ("setup", "srun_args", "python"):
+        value = getattr(cluster, key)
+        for line in value if isinstance(value, list) else [value or ""]:
             if any(ord(char) < 32 for char in line):
                 yield f"cluster.{key} holds {line!r}: one line each, no control characters."
     if config.parallel.strategy is Strategy.none and hardware.world_size > 1:
@@ -178,7 +181,8 @@ def _batch(config: TrainConfig) -> Iterator[str]:
     unit = world_size * (train.micro_batch_size or 1) * (train.grad_accum_steps or 1)
     total = train.global_batch_size
     if total % unit:
-        nearest = max(unit, round(total / unit) * unit)
+        is_fixed = train.micro_batch_size and train.grad_accum_steps
+        nearest = unit if is_fixed else max(unit, round(total / unit) * unit)
         parts = [f"world_size={world_size} (hardware={config.hardware.name})"]
         parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
         yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."

@@ -40,6 +40,15 @@ class RunStatus:
         """The run's id."""
         return self.spec.run_id
 
+    @property
+    def reason(self) -> str | None:
+        """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
+        error = self.attempts[-1].error if self.attempts and self.attempts[-1].has_ended else {}
+        kind, message = error.get("type"), str(error.get("message", "")).strip()
+        if self.state is RunState.FAILED and message:
+            return (f"{kind}: {message}" if kind else f"{self.cause}: {message}").splitlines()[0]
+        return self.cause
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
@@ -194,14 +203,9 @@ def _decide(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None
         state, cause, node = _decide_slurm(folder, view)
     else:
         state, node = _decide_local(folder), None
-        cause = cause or _message(current)
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     return state, cause, node
-
-
-def _message(attempt: Attempt | None) -> str | None:
-    return str(attempt.error["message"]) if attempt and attempt.error.get("message") else None
 
 
 def _decide_local(folder: _Folder) -> RunState:
@@ -248,7 +252,7 @@ _LAG_S = 30.0
 
 def _decide_slurm(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None, str | None]:
     current, job_id = folder.current, folder.job_id
-    cause = (current.cause if current else None) or _message(current)
+    cause = current.cause if current else None
     entry = view.queue.get(job_id) if view.queue is not None and job_id is not None else None
     if entry is not None:
         return (

@@ -104,7 +104,7 @@ class SweepPaths:
 
     @property
     def scripts(self) -> Path:
-        """submitit's batch scripts, and what Slurm's batch shell printed."""
+        """Batch scripts that submitit rendered, and what Slurm's batch shell printed."""
         return self.folder / "slurm"
 
     @property

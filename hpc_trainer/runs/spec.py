@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -146,17 +147,20 @@ def read_specs(paths: SweepPaths) -> dict[str, RunSpec]:
 
 
 def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
-    """One spec. Parses only the lines that mention the run: a sweep may hold 10,000.
+    """One spec, the newest of its run id. Parses only the lines that mention it: a sweep may hold 10,000.
 
     Raises:
         RunStateError: no such run; UntrustedFileError: others may have changed the file.
     """
     check_trusted(paths.specs)
+    newest = None
     for line in _lines_with(paths, json.dumps(run_id)):
-        spec = _parse(json.loads(line))
-        if spec.run_id == run_id:
-            return spec
-    raise RunStateError(f"{paths.specs} holds no run {run_id}.")
+        with contextlib.suppress(json.JSONDecodeError):  # a torn line: its writer was killed and wrote it again
+            record = json.loads(line)
+            newest = record if record["run_id"] == run_id else newest
+    if newest is None:
+        raise RunStateError(f"{paths.specs} holds no run {run_id}.")
+    return _parse(newest)
 
 
 def _lines_with(paths: SweepPaths, text: str) -> Iterator[str]:

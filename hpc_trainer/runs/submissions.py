@@ -99,7 +99,7 @@ def _read(paths: SweepPaths) -> Iterator[Submission]:
 
 
 def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:
-    """run id -> (its newest submission, its index in there)."""
+    """Each run id with (its newest submission, its index in there)."""
     return {
         run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
     }

@@ -57,6 +57,14 @@ class Decision:
 SIGNAL_SLACK_S = 60
 # A job in these states still has its nodes, and `scontrol requeue Incomplete` works on it.
 AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+# Words by which Slurm says itself why it takes the nodes back.
+_SAID_PLAINLY = {
+    "PREEMPTED": (RunState.PREEMPTED, "preempted"),
+    "TIMEOUT": (RunState.TIMEOUT, "timeout"),
+    "DEADLINE": (RunState.TIMEOUT, "timeout"),
+    "NODE_FAIL": (RunState.NODE_FAIL, "node_fail"),
+    "BOOT_FAIL": (RunState.NODE_FAIL, "node_fail"),
+}
 
 
 def decide_stop(facts: StopFacts) -> Decision:
@@ -75,12 +83,15 @@ def decide_stop(facts: StopFacts) -> Decision:
         )
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
     # person cancelled. What happened shows in what Slurm already did.
-    if facts.was_requeued or facts.job_state == "PENDING":
+    if facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
         return _interrupted(RunState.REQUEUED, "preempted")
     if facts.ran_full_time:
         return _interrupted(RunState.TIMEOUT, "timeout")
-    if facts.was_preempted or facts.accounting_state == "PREEMPTED":
+    if facts.was_preempted:
         return _interrupted(RunState.PREEMPTED, "preempted")
+    for word in (facts.job_state, facts.accounting_state):
+        if word in _SAID_PLAINLY:
+            return _interrupted(*_SAID_PLAINLY[word])
     return _cancelled()
 
 

@@ -12,6 +12,7 @@ from hpc_trainer.errors import SlurmError
 
 # slurmctld under load answers in up to its MessageTimeout (10 s by default) and clients retry once.
 DEFAULT_TIMEOUT_S = 60.0
+_SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
 def has_slurm() -> bool:
@@ -38,6 +39,8 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> s
         )
     except FileNotFoundError as error:
         raise SlurmError(f"{argv[0]} is not on PATH. Is this a Slurm login node?") from error
+    except OSError as error:
+        raise SlurmError(f"{argv[0]} could not be started: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{argv[0]} did not answer within {timeout_s:g} s.") from error
     if done.returncode:
@@ -49,12 +52,12 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> s
 def clean_submit_environment() -> Iterator[None]:
     """Hides the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch submits.
 
-    SLURM_CONF stays: it says which cluster.
+    What says which cluster this is, and who we are there, stays.
     """
     leaked = {
         key: os.environ.pop(key)
         for key in list(os.environ)
-        if key.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")) and key != "SLURM_CONF"
+        if key.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")) and key not in _SITE
     }
     try:
         yield

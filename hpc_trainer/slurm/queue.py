@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
     Raises:
         SlurmError: no answer.
     """
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = str(os.getuid())  # a user in a container may have no name
     return parse_queue(run_slurm(["squeue", "-h", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=timeout_s))
 
 

@@ -85,4 +85,9 @@ def _redirect_output(paths: RunPaths, attempt: int, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: everything is saved and closed by now, and a thread of torch or gloo that is still alive while
+    # the interpreter is taken apart can abort the process, which Slurm would call FAILED.
+    os._exit(exit_code)

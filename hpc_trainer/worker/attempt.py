@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import traceback
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from hpc_trainer.errors import ExitCode, HpcTrainerError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.states import DONE, RunState
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -76,8 +75,12 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 code = ExitCode.OK
             else:
                 code = conclude_stop(config, run)
-        return _leave(code)
+        return code
     except Exception as error:
+        if paths.marker(DONE).exists():
+            # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
+            traceback.print_exc()
+            return ExitCode.OK
         _fail(error, paths, env, attempt)
 
 
@@ -92,16 +95,6 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
         )
     # Where Slurm binds one GPU to each task, every rank sees a single device 0.
     return torch.device("cuda", env.local_rank % count)
-
-
-def _leave(code: ExitCode) -> ExitCode:
-    """Ends this process for certain: a thread or a C++ destructor that hangs must not keep the allocation."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    timer = threading.Timer(10.0, os._exit, args=(int(code),))
-    timer.daemon = True
-    timer.start()
-    return code
 
 
 def _fail(error: Exception, paths: RunPaths, env: RankEnv, attempt: int) -> NoReturn:

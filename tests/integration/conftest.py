@@ -1,0 +1,91 @@
+"""Fixtures: the command line in a folder of its own, on the local executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class LocalDriver:
+    """`hpc-trainer` as a person types it, with sweeps under `folder`/runs and no Slurm."""
+
+    folder: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
+        return {
+            **kept,
+            "HPC_TRAINER_RUNS": str(self.folder / "runs"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "PYTHONPATH": str(self.folder),
+        }
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpc_trainer", *words],
+            cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, check: bool = True, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpc_trainer", *words],
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+        if check and done.returncode:
+            raise AssertionError(f"{words} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
+        return done
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "--json").stdout)
+
+    def train(self, *words: str) -> Any:
+        return self.json("train", *words)
+
+    def run_folder(self, sweep: str) -> Path:
+        (folder,) = {path.parent for path in (self.folder / "runs" / sweep).glob("*/attempts.jsonl")}
+        return folder
+
+    def events(self, sweep: str, event: str) -> list[dict[str, Any]]:
+        lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["event"] == event]
+
+    def final_state(self, sweep: str) -> bytes:
+        newest = max((self.run_folder(sweep) / "checkpoints").glob("step-*"))
+        return (newest / "state.safetensors").read_bytes()
+
+    def metrics(self, sweep: str, key: str) -> dict[int, float]:
+        lines = (self.run_folder(sweep) / "metrics.jsonl").read_text().splitlines()
+        return {record["step"]: record[key] for record in map(json.loads, lines) if key in record}
+
+    def wait_for_step(self, sweep: str, step: int, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for path in (self.folder / "runs" / sweep).glob("*/heartbeat.json"):
+                if json.loads(path.read_text())["step"] >= step:
+                    return
+            time.sleep(0.02)
+        raise AssertionError(f"{sweep} did not reach step {step} in {timeout_s} s\n{self.logs()}")
+
+    def signal_rank(self, sweep: str, number: signal.Signals) -> None:
+        """Sends a signal to rank 0 of the newest attempt."""
+        os.kill(self.events(sweep, "start")[-1]["pid"], number)
+
+    def logs(self) -> str:
+        files = sorted(self.folder.glob("runs/*/*/logs/*")) + sorted(self.folder.glob("runs/*/local/*"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalDriver:
+    return LocalDriver(tmp_path)

@@ -1,0 +1,159 @@
+"""The files of jobs/ run, and the commands in README.md and docs/ compose, with the files that the pages show."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli.main import app
+from hpc_trainer.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobs/*.md")])
+# What a reader fills in: <name>, $NAME, NAME, and what is left out.
+_PLACEHOLDER = re.compile(r"[<$]|\.\.\.|\b[A-Z][A-Z_]{3,}\b")
+_FILE_NAME = re.compile(r"(?:# @package .*\n)?# ([\w./-]+\.(?:py|yaml))\n")
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def _run_job(name: str, *words: str, folder: Path) -> str:
+    env = {
+        **{key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))},
+        "HPC_TRAINER_RUNS": str(folder / "runs"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [ROOT / "jobs" / name, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    logs = [path.read_text()[-2000:] for path in folder.glob("runs/*/*/logs/*")]
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    return done.stdout
+
+
+def test_quickstart_trains_and_shows_results(tmp_path: Path) -> None:
+    printed = _run_job("quickstart.sh", "debug=smoke", folder=tmp_path)
+    assert "COMPLETED at step 4/4" in printed
+    assert "Best eval_accuracy" in printed
+    assert "all is done" in _run_job("quickstart.sh", "debug=smoke", folder=tmp_path)
+
+
+def test_byte_gpt_reads_the_file_that_is_named(tmp_path: Path) -> None:
+    text = tmp_path / "a text, with spaces.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    small = ("debug=smoke", "model.num_layers=1", "model.embed_dim=16", "data.seq_len=16")
+    printed = _run_job("byte_gpt.sh", str(text), *small, folder=tmp_path)
+    assert "COMPLETED at step 4/4" in printed
+    assert "EVAL_LOSS" in printed
+    (specs,) = (tmp_path / "runs").glob("byte_gpt/specs.jsonl")
+    assert str(text) in specs.read_text()
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.sh")), ids=lambda path: path.name)
+def test_jobs_are_short_and_say_what_to_expect(job: Path) -> None:
+    text = job.read_text()
+    assert len(text.splitlines()) <= 40
+    assert all(f"# {word}:" in text for word in ("Command", "Cost", "Expected"))
+    assert "set -euo pipefail" in text
+    assert os.access(job, os.X_OK)
+
+
+@dataclass
+class Command:
+    """A command of a page, and the line that the page shows under it."""
+
+    page: Path
+    words: list[str]
+    next_line: str
+
+
+def _blocks(page: Path) -> Iterator[str]:
+    """The indented blocks of a page, without their indent."""
+    for found in re.finditer(r"(?:^    .*\n(?:[ \t]*\n)*)+", page.read_text(), flags=re.MULTILINE):
+        yield textwrap.dedent(found.group())
+
+
+def _commands() -> Iterator[Command]:
+    for page in PAGES:
+        for block in _blocks(page):
+            lines = [*block.splitlines(), ""]
+            for line, next_line in itertools.pairwise(lines):
+                command = line.removeprefix("$ ").split("  #")[0].rstrip()
+                is_ours = re.match(r"hpc-trainer (plan|train|submit) ", command)
+                if is_ours and not _PLACEHOLDER.search(command):
+                    yield Command(page, shlex.split(command)[2:], next_line)
+
+
+def _write_files_of(page: Path, folder: Path) -> None:
+    """Writes the files that a page shows: blocks that begin with a comment that is a file name."""
+    for block in _blocks(page):
+        named = _FILE_NAME.match(block)
+        if named:
+            path = folder / named[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block)
+
+
+def _plan_words(words: list[str]) -> list[str]:
+    """The overrides and the options that decide what is composed."""
+    kept = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("--config-dir", "--trust"):
+            kept += [word, next(rest)]
+        elif not word.startswith("-"):
+            kept.append(word)
+    return kept
+
+
+COMMANDS = list(_commands())
+
+
+def test_the_pages_have_commands() -> None:
+    assert {command.page.name for command in COMMANDS} >= {"README.md", "quickstart.md", "configure.md", "submit.md"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
+def test_documented_commands_compose(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    _write_files_of(command.page, tmp_path)
+    words = ["plan", *_plan_words(command.words)]
+    if command.next_line.startswith("error: "):
+        with pytest.raises(ConfigError) as caught:
+            app(words, standalone_mode=False)
+        assert str(caught.value) == command.next_line.removeprefix("error: ")
+    else:
+        app(words, standalone_mode=False)
+        assert "To submit: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_custom_model_and_data_of_the_page_train(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "configure.md"
+    _write_files_of(page, tmp_path)
+    (command,) = (each for each in COMMANDS if each.page == page and "+model.kwargs.width=32" in each.words)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_trainer", "train", *command.words], cwd=tmp_path,
+        env={**os.environ, "HPC_TRAINER_RUNS": str(tmp_path / "runs"), "XDG_CONFIG_HOME": str(tmp_path / "config")},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert "COMPLETED at step 200/200" in done.stdout, (done.stdout, done.stderr)

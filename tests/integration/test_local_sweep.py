@@ -1,0 +1,127 @@
+"""Grids on one machine: the detached queue, Ctrl-C, cancel, failing ranks, and every shipped experiment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+CONF = Path(__file__).parents[2] / "conf"
+TINY = (
+    "experiment=digits",
+    "cluster=local",
+    "train.num_steps=20",
+    "train.eval_every_steps=0",
+    "schedule.warmup_steps=0",
+)
+
+
+def _wait_until(local: LocalDriver, sweep: str, *states: str, timeout_s: float = 90) -> dict[str, str]:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        runs = {run["run_id"]: run["state"] for run in local.json("status", sweep)["runs"]}
+        if all(state in states for state in runs.values()):
+            return runs
+        assert time.monotonic() < deadline, (runs, local.logs())
+        time.sleep(0.2)
+
+
+@pytest.mark.dist
+def test_grid_with_two_hardware_shapes(local: LocalDriver) -> None:
+    done = local.json("submit", *TINY, "hardware=cpu_x1,cpu_x2", "model=mlp", "sweep_name=mixed", "--wait")
+    assert (done["submitted"], done["already"]) == (2, 0)
+    assert [(array["hardware"], array["runs"]) for array in done["arrays"]] == [("cpu_x1", 1), ("cpu_x2", 1)]
+    assert done["status"]["counts"] == {"COMPLETED": 2}
+    worlds = {json.loads(p.read_text())["world_size"] for p in (local.folder / "runs/mixed").glob("*/result.json")}
+    assert worlds == {1, 2}
+    again = local.json("submit", *TINY, "hardware=cpu_x1,cpu_x2", "model=mlp", "sweep_name=mixed", "--wait")
+    assert (again["submitted"], again["already"]) == (0, 2)
+
+
+def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDriver) -> None:
+    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=3000",
+             "monitor.heartbeat_every_s=0", "sweep_name=long")  # fmt: skip
+    process = local.start(*words, "--wait")
+    local.wait_for_step("long", 20)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "goes on from here" in errors, output + errors
+    states = sorted(run["state"] for run in local.json("status", "long")["runs"])
+    assert states == ["NEW", "PREEMPTED"]
+
+    local.json(*words)  # returns at once; the queue works on by itself
+    _wait_until(local, "long", "COMPLETED")
+    resumed = [
+        json.loads(line)["step"]
+        for path in (local.folder / "runs/long").glob("*/attempts.jsonl")
+        for line in path.read_text().splitlines()
+        if json.loads(line)["event"] == "resume"
+    ]
+    assert len(resumed) == 3
+    assert max(resumed) >= 20
+
+
+def test_cancel_local_runs(local: LocalDriver) -> None:
+    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=100000",
+             "monitor.heartbeat_every_s=0", "sweep_name=cancelled")  # fmt: skip
+    local.json(*words)
+    local.wait_for_step("cancelled", 5)
+    assert len(local.json("cancel", "cancelled")["cancelled"]) == 2
+    _wait_until(local, "cancelled", "CANCELLED")
+    assert local.json(*words)["submitted"] == 0
+
+
+@pytest.mark.dist
+def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> None:
+    (local.folder / "one_rank_fails.py").write_text(
+        "import os\n"
+        "from hpc_trainer.config.schema.data import DigitsConfig\n"
+        "from hpc_trainer.datasets.digits import build as digits\n"
+        "def build(split, **options):\n"
+        "    if os.environ['SUBMITIT_LOCAL_GLOBALID'] == '1' and split == 'eval':\n"
+        "        raise RuntimeError('rank one is broken')\n"
+        "    return digits(DigitsConfig(), split)\n"
+    )
+    words = (*TINY, "hardware=cpu_x2", "data=custom", "data._target_=one_rank_fails.build", "sweep_name=broken")
+    begin = time.monotonic()
+    done = local.run("submit", *words, "--trust", "one_rank_fails", "--wait", check=False)
+    assert done.returncode == 1
+    assert time.monotonic() - begin < 60
+    (run,) = local.json("status", "broken")["runs"]
+    assert run["state"] == "FAILED"
+    assert "rank one is broken" in local.run("status", "broken").stdout
+    logs = local.run("logs", run["run_id"], "--all-ranks").stdout
+    assert "RuntimeError: rank one is broken" in logs
+    left = [p for p in psutil.process_iter(["cmdline", "environ"]) if str(local.folder) in str(p.info["cmdline"])]
+    assert not [p for p in left if p.pid != os.getpid() and "worker" in str(p.info["cmdline"])]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+def test_every_shipped_experiment_runs(local: LocalDriver, name: str) -> None:
+    done = local.train(f"experiment={name}", "debug=smoke")
+    assert (done["state"], done["step"]) == ("COMPLETED", 4)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "cnn"])
+def test_models_train_on_larger_images(local: LocalDriver, model: str) -> None:
+    done = local.train(
+        f"model={model}", "data=synthetic_images", "data.image_size=64", "data.num_samples=8", "data.num_eval=4",
+        "train.global_batch_size=4", "optim=sgd", "debug=smoke", "train.num_steps=2", "sweep_name=images",
+    )  # fmt: skip
+    assert done["state"] == "COMPLETED"
+
+
+def test_tensorboard_events_are_written(local: LocalDriver) -> None:
+    pytest.importorskip("tensorboard")
+    local.train("experiment=digits", "debug=smoke", "tracker=tensorboard", "sweep_name=tracked")
+    assert list(local.run_folder("tracked").glob("tensorboard/events*"))

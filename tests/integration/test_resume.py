@@ -1,0 +1,100 @@
+"""A run that was interrupted ends with the same bits as one that was not: signals, kills, precisions, ranks."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+BASE = (
+    "experiment=digits",
+    "train.eval_every_steps=0",
+    "monitor.log_every_steps=5",
+    "monitor.heartbeat_every_s=0",
+)
+# (model, precision, ranks, steps): each precision, each kind of model, one and two ranks, dropout where it has any.
+CASES = [
+    ("mlp", "fp16", "cpu_x1", 300),
+    ("cnn", "bf16", "cpu_x2", 60),
+    ("mlp", "fp32", "cpu_x2", 200),
+    ("gpt", "fp32", "cpu_x1", 40),
+]
+
+
+def _words(model: str, precision: str, hardware: str, steps: int) -> list[str]:
+    words = [*BASE, f"model={model}", f"precision={precision}", f"hardware={hardware}", f"train.num_steps={steps}"]
+    if model == "gpt":
+        words += ["data=text_bytes", "data.seq_len=32", "model.num_layers=2", "model.dropout=0.1"]
+    return [*words, "train.global_batch_size=32", "train.grad_accum_steps=2", "checkpoint.every_steps=100000"]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("model", "precision", "hardware", "steps"), CASES)
+def test_stopped_by_a_signal(local: LocalDriver, model: str, precision: str, hardware: str, steps: int) -> None:
+    words = _words(model, precision, hardware, steps)
+    process = local.start("train", *words, "sweep_name=stopped")
+    local.wait_for_step("stopped", 10)
+    local.signal_rank("stopped", signal.SIGUSR2)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 1, output + errors
+    (end,) = local.events("stopped", "end")
+    assert (end["state"], end["signal"]) == ("PREEMPTED", "SIGUSR2")
+    assert 10 <= end["saved_step"] < steps
+
+    resumed = local.train(*words, "sweep_name=stopped")
+    assert (resumed["state"], resumed["step"]) == ("COMPLETED", steps)
+    assert [record["step"] for record in local.events("stopped", "resume")] == [0, end["saved_step"]]
+    local.train(*words, "sweep_name=undisturbed")
+    assert local.final_state("stopped") == local.final_state("undisturbed")
+    assert local.metrics("stopped", "loss") == local.metrics("undisturbed", "loss")
+    assert local.metrics("stopped", "eval_loss") == local.metrics("undisturbed", "eval_loss")
+
+
+def test_killed_loses_at_most_one_interval(local: LocalDriver) -> None:
+    words = [*_words("mlp", "fp32", "cpu_x1", 1500), "checkpoint.every_steps=50"]
+    process = local.start("train", *words, "sweep_name=killed")
+    local.wait_for_step("killed", 120)
+    local.signal_rank("killed", signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "killed, or out of memory" in errors
+    (end,) = local.events("killed", "end")
+    assert (end["state"], end["cause"]) == ("FAILED", "killed")
+
+    assert local.train(*words, "sweep_name=killed")["state"] == "COMPLETED"
+    resumed = local.events("killed", "resume")[1]["step"]
+    assert resumed >= 100
+    assert resumed % 50 == 0
+    local.train(*words, "sweep_name=undisturbed")
+    assert local.final_state("killed") == local.final_state("undisturbed")
+    steps = list(local.metrics("killed", "loss"))
+    assert steps == sorted(set(steps))
+
+
+def test_damaged_checkpoint_is_passed_over(local: LocalDriver) -> None:
+    words = [*_words("mlp", "fp32", "cpu_x1", 100), "checkpoint.every_steps=50"]
+    local.train(*words, "sweep_name=damaged")
+    folder = local.run_folder("damaged")
+    newest = folder / "checkpoints" / "step-00000100" / "state.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(bytes(data))
+    (folder / "DONE").unlink()
+    assert local.train(*words, "sweep_name=damaged")["state"] == "COMPLETED"
+    assert [record["step"] for record in local.events("damaged", "resume")] == [0, 50]
+    assert [path.name for path in (folder / "checkpoints").glob("*.bad-*")]
+
+
+def test_train_again_says_that_all_is_done(local: LocalDriver) -> None:
+    words = [*_words("mlp", "fp32", "cpu_x1", 20), "sweep_name=again"]
+    first = local.train(*words)
+    said = local.run("train", *words).stdout
+    assert "all is done" in said
+    assert len(local.events("again", "start")) == 1
+    anew = local.train(*words, "--fresh")
+    assert anew["metrics"] == first["metrics"]
+    assert len(list((local.folder / "runs" / "again").glob("*/attempts.jsonl"))) == 2
