@@ -67,7 +67,7 @@ def _key(line: str) -> str:
 def _sweep_values(composer: Composer, override: Override) -> list[str]:
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         # Hydra's own glob() offers the schemas too, and not what --config-dir adds.
-        values = override.value().filter(composer.choices(override.key_or_group))
+        values: list[str] = override.value().filter(composer.choices(override.key_or_group))
     else:
         values = list(override.sweep_string_iterator())
     if not values:

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True)
     parser.add_argument("--max-parallel", type=int, required=True)
+    parser.add_argument("--intent", action="append", help="uuid of a submission: the next submit finds us by it")
     parser.add_argument("run_ids", nargs="+")
     arguments = parser.parse_args(argv)
     stop = StopFlag()

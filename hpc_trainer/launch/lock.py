@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.files import read_json
@@ -54,4 +55,20 @@ def _remove_if_dead(paths: SweepPaths) -> None:
             f"another submit works on {paths.name}: {holder or 'unknown'}, for {age:.0f} s. Wait for it, or, if you "
             f"know it is gone, remove {paths.lock}."
         )
-    paths.lock.unlink(missing_ok=True)
+    _remove_if_still(paths, held)
+
+
+def _remove_if_still(paths: SweepPaths, held: dict[str, Any]) -> None:
+    """Removes the lock if it is still the dead holder's: another submit may have taken it over a moment ago."""
+    aside = paths.lock.with_name(f".{paths.lock.name}.{os.getpid()}")
+    try:
+        paths.lock.rename(aside)
+    except FileNotFoundError:
+        return
+    is_still = (read_json(aside) or {}) == held
+    if not is_still:
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, paths.lock)  # give it back
+    aside.unlink()
+    if not is_still:
+        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")

@@ -86,6 +86,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     first = configs[0]
     _check_one_place(configs)
     runs_dir = Path(first.paths.runs_dir).expanduser() if first.paths.runs_dir else default_runs_dir()
+    if any(ord(char) < 32 for char in str(runs_dir.absolute())):  # it becomes a line of a batch script
+        raise ConfigError(f"the folder of sweeps {str(runs_dir.absolute())!r} must hold no control characters.")
     return Grid(
         sweep=SweepPaths(runs_dir.absolute() / (first.sweep_name or first.experiment_name)),
         executor=first.cluster.executor,

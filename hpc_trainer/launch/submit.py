@@ -16,7 +16,7 @@ from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.local_process import find_process, process_name
 from hpc_trainer.runs.spec import append_specs, read_specs
 from hpc_trainer.runs.submissions import (
     Submission,
@@ -50,7 +50,7 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
 def settle_intents(paths: SweepPaths) -> None:
     """Finds out what became of intents without an answer: the writer was killed between sbatch and its reply.
 
-    The job carries the intent's uuid as its comment. Call it under the sweep's lock.
+    The job carries the intent's uuid as its comment, a local queue as an argument. Call it under the sweep's lock.
 
     Raises:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
@@ -61,7 +61,8 @@ def settle_intents(paths: SweepPaths) -> None:
     needs_queue = any(intent.executor == Executor.slurm.value for intent in open_intents)
     entries = list(read_queue().values()) if needs_queue else []
     for intent in open_intents:
-        job_id = find_by_comment(entries, intent.uuid)
+        on_slurm = intent.executor == Executor.slurm.value
+        job_id = find_by_comment(entries, intent.uuid) if on_slurm else find_process(intent.uuid)
         if job_id is not None:
             write_confirmation(paths, intent, job_id)
         else:
@@ -139,6 +140,8 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
     ]
     run_ids = [run_id for intent in intents for run_id in intent.run_ids]
     argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
+    for intent in intents:
+        argv += ["--intent", intent.uuid]
     with (paths.local_logs / "queue.log").open("ab") as log:
         process = subprocess.Popen(
             [*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids],

@@ -17,23 +17,26 @@ def set_umask(group_readable: bool) -> None:
     os.umask(0o027 if group_readable else 0o077)
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
     """Writes a small file so that a reader sees the old text or the new one, whole, also after a power cut.
 
     A temporary name in the same folder (another file system cannot rename), fsync, replace, fsync of the folder.
+    With `sync` false without the fsyncs: for what is written often and worth little after a power cut.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     temporary.replace(path)
-    fsync_folder(path.parent)
+    if sync:
+        fsync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of one JSON value."""
-    write_atomic(path, json.dumps(value) + "\n")
+    write_atomic(path, json.dumps(value) + "\n", sync=sync)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -25,6 +26,15 @@ def is_alive(name: str) -> bool | None:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
         return False
+
+
+def find_process(argument: str) -> str | None:
+    """The name of a living process on this host that was started with this argument; None if there is none."""
+    for process in psutil.process_iter(["cmdline"]):
+        if argument in (process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.Error):
+                return process_name(process.pid)
+    return None
 
 
 def pid_of(name: str) -> int:

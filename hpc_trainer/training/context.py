@@ -143,6 +143,7 @@ class RunContext:
                 "node": self.env.node,
                 "metrics": values or {},
             },
+            sync=False,
         )
 
     def finish(self, metrics: dict[str, float]) -> None:
