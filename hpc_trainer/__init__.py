@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpc_trainer.training.context import RunContext
 
-__all__ = ["RunContext", "__version__"]
+__version__: str
 
-try:
-    __version__ = version("hpc_trainer")
-except PackageNotFoundError:  # a checkout that was never installed
-    __version__ = "0+unknown"
+__all__ = ["RunContext", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `RunContext` when it is first asked for: it brings torch, and the command line must not."""
+    """Looks up what costs time when it is first asked for: `RunContext` brings torch, `__version__` reads metadata."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("hpc_trainer")
+        except PackageNotFoundError:  # a checkout that was never installed
+            return "0+unknown"
     if name == "RunContext":
         from hpc_trainer.training.context import RunContext
 

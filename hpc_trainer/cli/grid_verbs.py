@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import console, counts_line, figure, print_json, state_markup, table
+from rich.markup import escape
+
+from hpc_trainer.cli.common import console, counts_line, figure, print_json, print_table, state_markup
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.launch.plan import Grid, SweepPlan, build_plan, freeze_grid
 from hpc_trainer.launch.submit import SubmittedArray, array_script_of, settle_intents, submit_plan
@@ -61,7 +63,7 @@ def run_submit(
             print_json({**_submit_json(plan, arrays), "status": status_json(status)})
         else:
             print_results(status)
-        _exit_by_outcome(grid, status)
+        _exit_by_outcome(grid, status, quiet=as_json)
 
 
 def run_train(
@@ -76,6 +78,8 @@ def run_train(
     paths = grid.sweep.run(spec.run_id)
     if fresh and paths.folder.exists():
         paths.folder.rename(paths.folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
+    if _known_states(grid).get(spec.run_id) is RunState.CANCELLED:
+        raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
     _, arrays = _submit(grid, retry_failed=True)
     if not as_json:
         if arrays:
@@ -92,7 +96,7 @@ def run_train(
     else:
         metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
         console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.step}/{spec.num_steps}  {metrics}")
-    _exit_by_outcome(grid, status)
+    _exit_by_outcome(grid, status, quiet=as_json)
 
 
 def _known_states(grid: Grid) -> dict[str, RunState]:
@@ -133,9 +137,12 @@ def _stop_queues(job_ids: Sequence[str]) -> None:
         time.sleep(0.1)
 
 
-def _exit_by_outcome(grid: Grid, status: SweepStatus) -> None:
+def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
+    """Leaves with an error if a run did not complete; `quiet` where JSON has said so already."""
     wanted = {spec.run_id for spec in grid.specs}
     bad = [run for run in status.runs if run.run_id in wanted and run.state is not RunState.COMPLETED]
+    if bad and quiet:
+        sys.exit(1)
     if bad:
         causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.reason or 'see its logs'}" for run in bad[:10])
         raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer logs {bad[0].run_id}")
@@ -182,12 +189,16 @@ def _submit_json(plan: SweepPlan, arrays: Sequence[SubmittedArray]) -> dict[str,
 
 def _print_plan(plan: SweepPlan) -> None:
     grid, out = plan.grid, console()
-    out.print(f"Sweep [bold]{grid.sweep.name}[/] in {grid.sweep.folder} ({grid.executor.value})")
-    runs = table("RUN", "HARDWARE", "STATE", *_axes(grid))
-    for spec in grid.specs[:50]:
-        values = (spec.axes.get(axis, "") for axis in _axes(grid))
-        runs.add_row(spec.run_id, spec.hardware, state_markup(plan.states[spec.run_id]), *values)
-    out.print(runs)
+    place = escape(str(grid.sweep.folder))
+    out.print(f"Sweep [bold]{grid.sweep.name}[/] in {place} ({grid.executor.value})", soft_wrap=True)
+    axes = _axes(grid)
+    print_table(
+        ["RUN", "HARDWARE", "STATE", *axes],
+        [
+            [spec.run_id, spec.hardware, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
+            for spec in grid.specs[:50]
+        ],
+    )
     if len(grid.specs) > 50:
         out.print(f"... and {len(grid.specs) - 50} more (--json lists all)")
     for number, array in enumerate(plan.arrays):
@@ -201,7 +212,7 @@ def _print_plan(plan: SweepPlan) -> None:
     out.print(f"To submit: {plan.num_to_submit}, at most {plan.gpu_hours_max:.4g} GPU-hours.")
     _print_notes(plan)
     if plan.num_to_submit:
-        out.print(f"Next: hpc-trainer submit {shlex.join(_given_overrides())}")
+        print(f"Next: hpc-trainer submit {shlex.join(_given_overrides())}")  # to copy: not wrapped, no markup in it
 
 
 def _given_overrides() -> list[str]:
@@ -240,5 +251,5 @@ def _print_submitted(plan: SweepPlan, arrays: Sequence[SubmittedArray]) -> None:
     if arrays and already:
         out.print(f"{already} run(s) were there already.")
     _print_notes(plan)
-    verb = "results" if not arrays else "status"
-    out.print(f"Next: hpc-trainer {verb} {grid.sweep.name}")
+    is_over = not arrays and not any(state.is_active for state in plan.states.values())
+    out.print(f"Next: hpc-trainer {'results' if is_over else 'status'} {grid.sweep.name}")

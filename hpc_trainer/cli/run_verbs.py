@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from hpc_trainer.cli.common import (
     console,
     counts_line,
     figure,
     print_json,
+    print_table,
     resolve_runs_dir,
     short_duration,
-    state_markup,
-    table,
 )
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
@@ -66,25 +67,32 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
 
 def _print_status(status: SweepStatus) -> None:
     out = console()
-    shown = table("RUN", "STATE", "STEP", "ETA", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE")
-    for run in status.runs:
-        metrics = outcome_metrics(run) or {key: run.metrics[key] for key in ("loss",) if key in run.metrics}
-        shown.add_row(
-            run.run_id,
-            state_markup(run.state),
-            f"{run.step}/{run.spec.num_steps}",
-            short_duration(run.eta_s),
-            str(len(run.attempts)),
-            _short_job(run.job_id),
-            run.node or "-",
-            " ".join(f"{key}={figure(value)}" for key, value in metrics.items()) or "-",
-            _cause(run),
-        )
-    out.print(shown)
+    print_table(
+        ["RUN", "STATE", "STEP", "ETA", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE"],
+        [
+            [
+                run.run_id,
+                run.state,
+                f"{run.step}/{run.spec.num_steps}",
+                short_duration(run.eta_s),
+                str(len(run.attempts)),
+                _short_job(run.job_id),
+                run.node or "-",
+                _metrics(run),
+                _cause(run),
+            ]
+            for run in status.runs
+        ],
+    )
     out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {note}")
+        out.print(f"Note: {escape(note)}")
     out.print(f"Next: {_next_command(status)}")
+
+
+def _metrics(run: RunStatus) -> str:
+    shown = outcome_metrics(run) or {key: run.metrics[key] for key in ("loss",) if key in run.metrics}
+    return " ".join(f"{key}={figure(value)}" for key, value in shown.items()) or "-"
 
 
 def _short_job(job_id: str | None) -> str:
@@ -98,7 +106,7 @@ def _cause(run: RunStatus) -> str:
     if run.state is RunState.COMPLETED or run.reason is None:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
-    return run.reason[:120].replace("[", r"\[") + age
+    return run.reason[:120] + age
 
 
 def _next_command(status: SweepStatus) -> str:
@@ -174,14 +182,18 @@ def print_results(status: SweepStatus, sort: str | None = None) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
     rows = sort_rows(rows, by) if by else rows
-    shown = table(*(column.upper() for column in columns))
-    for row in rows:
-        cells = ["-" if row.get(key) is None else figure(row[key]) for key in columns]
-        shown.add_row(
-            *(state_markup(RunState(row["state"])) if k == "state" else c for k, c in zip(columns, cells, strict=True))
-        )
+    print_table(
+        [column.upper() for column in columns],
+        [[_cell(column, row.get(column)) for column in columns] for row in rows],
+    )
     out = console()
-    out.print(shown)
     if by and rows and rows[0].get(by) is not None:
-        out.print(f"Best {by}: [bold]{rows[0][by]:.4f}[/] ({rows[0]['run_id']})")
-    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
+        out.print(f"Best {by}: [bold]{escape(figure(rows[0][by]))}[/] ({rows[0]['run_id']})")
+    place = escape(str(status.sweep.folder))
+    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {place}", soft_wrap=True)
+
+
+def _cell(column: str, value: Any) -> str | RunState:
+    if value is None:
+        return "-"
+    return RunState(value) if column == "state" else figure(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -181,7 +182,8 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
     if "cluster" not in named and "cluster" not in own:
         yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
     for key, value in own.items():
-        if key not in named:
+        is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
+        if key not in named and not is_overruled:
             yield f"{key}={override_value(value)}"
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydra.core.override_parser.types import Override, ValueType
+from hydra.core.override_parser.types import Glob, Override
 
 from hpc_trainer.config.compose import Composer, default_overrides, override_value
 from hpc_trainer.errors import ConfigError
@@ -48,7 +48,8 @@ def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
         for tail in _product({**tails, **from_config}):
             chosen = {**head, **tail}
             lines = (f"{key}={value}" for key, value in chosen.items())
-            points.append(Point(overrides=(*fixed, *lines), axes=chosen))
+            axes_of_point = {key.lstrip("+"): value for key, value in chosen.items()}
+            points.append(Point(overrides=(*fixed, *lines), axes=axes_of_point))
     return points
 
 
@@ -65,9 +66,10 @@ def _key(line: str) -> str:
 
 
 def _sweep_values(composer: Composer, override: Override) -> list[str]:
-    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+    pattern: object = override.value()  # its annotation leaves Glob out
+    if isinstance(pattern, Glob):
         # Hydra's own glob() offers the schemas too, and not what --config-dir adds.
-        values: list[str] = override.value().filter(composer.choices(override.key_or_group))
+        values = pattern.filter(composer.choices(override.key_or_group))
     else:
         values = list(override.sweep_string_iterator())
     if not values:

@@ -41,10 +41,11 @@ def config_digest(plain: Mapping[str, Any]) -> str:
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:
-    """`<model>-<data>-lr<lr>-s<seed>-<8 hex digits>`.
+    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`.
 
     The label depends on the configuration alone, never on the other points of the grid: a grid that grows by an
-    axis or a value keeps the runs it has.
+    axis or a value keeps the runs it has. Ten digits: two of 10,000 points
+    of one label share an id with probability 5e-5.
     """
     label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}-s{config.seed}"
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)}-{digest[:8]}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)}-{digest[:10]}"

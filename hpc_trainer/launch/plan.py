@@ -79,7 +79,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                 problems.update(dict.fromkeys(str(error).splitlines()))
                 continue
             spec = freeze(config, axes=point.axes, overrides=point.overrides)
-            specs.setdefault(spec.run_id, spec)
+            if specs.setdefault(spec.run_id, spec).digest != spec.digest:
+                problems[f"two points share the run id {spec.run_id} by chance: split the grid in two."] = None
             configs.append(config)
     if problems:
         raise ConfigError("\n".join(problems))

@@ -55,18 +55,25 @@ def settle_intents(paths: SweepPaths) -> None:
     Raises:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
     """
-    open_intents = [submission for submission in read_submissions(paths) if submission.job_id is None]
-    if not open_intents:
-        return
-    needs_queue = any(intent.executor == Executor.slurm.value for intent in open_intents)
-    entries = list(read_queue().values()) if needs_queue else []
-    for intent in open_intents:
+    for intent in (each for each in read_submissions(paths) if each.job_id is None):
         on_slurm = intent.executor == Executor.slurm.value
-        job_id = find_by_comment(entries, intent.uuid) if on_slurm else find_process(intent.uuid)
+        job_id = _find_job(intent) if on_slurm else find_process(intent.uuid)
         if job_id is not None:
             write_confirmation(paths, intent, job_id)
         else:
             write_dropped(paths, intent, "the scheduler does not know it")
+
+
+# What sbatch has handed over may take this long to show in squeue.
+_ACCEPT_LAG_S = 10.0
+
+
+def _find_job(intent: Submission) -> str | None:
+    while True:
+        job_id = find_by_comment(list(read_queue().values()), intent.uuid)
+        if job_id is not None or time.time() - intent.time > _ACCEPT_LAG_S:
+            return job_id
+        time.sleep(1.0)
 
 
 def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[SubmittedArray]:
@@ -103,7 +110,7 @@ def _submit_slurm(plan: SweepPlan, array: ArrayPlan) -> SubmittedArray:
     folder, parameters, command = _slurm_request(plan, array, intent.uuid)
     try:
         job_id = bridge.submit_array(folder, parameters, command, len(run_ids))
-    except SubmitError:
+    except bridge.UnclearSubmitError:
         # "Socket timed out" may come after the controller accepted: look before calling it refused.
         with contextlib.suppress(SlurmError):
             settle_intents(paths)
@@ -111,6 +118,9 @@ def _submit_slurm(plan: SweepPlan, array: ArrayPlan) -> SubmittedArray:
         if settled is None or settled.job_id is None:
             raise
         job_id = settled.job_id
+    except SubmitError as error:
+        write_dropped(paths, intent, str(error))
+        raise
     else:
         write_confirmation(paths, intent, job_id)
     return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))

@@ -22,6 +22,14 @@ from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.commands import clean_submit_environment
 
+# sbatch says these when the controller may have accepted before the answer was lost.
+_UNCLEAR = ("timed out", "Zero Bytes")
+
+
+class UnclearSubmitError(SubmitError):
+    """Nobody knows whether the scheduler has the job."""
+
+
 # submitit's local controller ends tasks at a time limit; runs on one's own machine have none.
 _LOCAL_TIMEOUT_MIN = 60 * 24 * 365
 
@@ -105,8 +113,19 @@ def submit_array(folder: Path, parameters: Mapping[str, Any], command: str, num_
     try:
         with clean_submit_environment():
             return str(executor._submit_command(command).job_id)
-    except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:
-        raise SubmitError(f"sbatch did not accept the job: {_last_words(error)}") from error
+    except FailedSubmissionError as error:
+        raise UnclearSubmitError(f"sbatch answered what cannot be read: {_last_words(error)}") from error
+    except (FailedJobError, subprocess.CalledProcessError) as error:
+        words = _last_words(error)
+        if any(sign in words for sign in _UNCLEAR):
+            raise UnclearSubmitError(
+                f"sbatch did not hear from the controller: {words}. It may have the job all the same: give the same "
+                "command again in a minute, it submits only what is missing."
+            ) from error
+        raise SubmitError(
+            f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
+            "here, cluster=local runs on this machine.)"
+        ) from error
     except FileNotFoundError as error:
         raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
 

@@ -28,11 +28,18 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> list[str]:
         paths = status.sweep.run(run.run_id)
         paths.folder.mkdir(exist_ok=True)
         write_json(paths.marker(CANCEL), {"time": time.time()})
-    cancel_jobs([run.job_id for run in chosen if run.job_id and run.job_id[0].isdecimal()])
+    # A run that an earlier cancel marked may still have its job: that scancel may have failed.
+    marked = [run for run in runs if run.state is RunState.CANCELLED and not _has_left(run)]
+    cancel_jobs([run.job_id for run in (*chosen, *marked) if run.job_id and run.job_id[0].isdecimal()])
     for run in chosen:
         if run.state is RunState.RUNNING and run.attempts and run.attempts[-1].executor == "local":
             _stop_local(run)
     return [run.run_id for run in chosen]
+
+
+def _has_left(run: RunStatus) -> bool:
+    newest = run.attempts[-1] if run.attempts else None
+    return newest is not None and newest.has_ended and newest.state is not RunState.REQUEUED
 
 
 def _stop_local(run: RunStatus) -> None:

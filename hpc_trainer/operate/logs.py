@@ -30,7 +30,7 @@ def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
     for path in files:
         yield f"==> {path} <=="
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        yield from lines if tail is None else lines[-tail:]
+        yield from lines if tail is None else lines[max(0, len(lines) - tail) :]
 
 
 def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s: float = 1.0) -> Iterator[str]:
@@ -50,11 +50,11 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s
 
 def _new_lines(path: Path, offsets: dict[Path, int]) -> Iterator[str]:
     start = offsets.get(path, 0)
-    if start == 0:
+    if path not in offsets:
         yield f"==> {path} <=="
     with path.open("rb") as file:
         file.seek(start)
         data = file.read()
     end = data.rfind(b"\n") + 1  # a line that is still being written waits for the next look
-    offsets[path] = start + end or 0
+    offsets[path] = start + end
     yield from data[:end].decode(errors="replace").splitlines()

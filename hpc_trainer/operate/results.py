@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
 
 # Metrics of one moment of training; a table of results wants the outcome.
@@ -32,10 +34,27 @@ def outcome_metrics(run: RunStatus) -> dict[str, Any]:
 
 
 def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Rows by a column, best first: losses ascending, everything else descending; rows without it last."""
+    """Rows by a column, best first: losses ascending, everything else descending; rows without it last.
+
+    Raises:
+        ConfigError: no row has the column.
+    """
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    if rows and key not in columns:
+        raise ConfigError(f"--sort {key}: there is no such column. Valid: {', '.join(columns)}.")
     lower_is_better = key.endswith("loss")
-    have = [row for row in rows if row.get(key) is not None]
-    return [
-        *sorted(have, key=lambda row: row[key], reverse=not lower_is_better),
-        *(row for row in rows if row.get(key) is None),
-    ]
+    numbers = [(_number(row.get(key)), row) for row in rows]
+    known = [(number, row) for number, row in numbers if number is not None]
+    best_first = sorted(known, key=lambda each: each[0], reverse=not lower_is_better)
+    words = [row for number, row in numbers if number is None and isinstance(row.get(key), str)]
+    rest = [row for number, row in numbers if number is None and not isinstance(row.get(key), str)]
+    return [*(row for _, row in best_first), *sorted(words, key=lambda row: str(row[key])), *rest]
+
+
+def _number(value: Any) -> float | None:
+    """Axes are text, `1e-3` too; what is not a number has no rank."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return None if math.isnan(number) else number

@@ -187,9 +187,12 @@ def _status_of(spec: RunSpec, folder: _Folder, view: _SchedulerView) -> RunStatu
 def _step(folder: _Folder) -> int:
     beat = int(folder.heartbeat.get("step") or 0)
     newest = folder.attempts[-1] if folder.attempts else None
+    if newest is not None and newest.saved_step is not None:
+        return newest.saved_step
     if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
         # The heartbeat is of an attempt before: only what was saved counts.
-        return next((a.resumed_step for a in reversed(folder.attempts) if a.resumed_step is not None), beat)
+        known = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
+        return next((step for steps in known for step in steps if step is not None), beat)
     return beat
 
 
@@ -294,11 +297,10 @@ def _state_in_queue(entry: QueueEntry, current: Attempt | None) -> RunState:
 def gpu_hours(run: RunStatus) -> float:
     """GPU-hours that all attempts of a run held, up to the last sign of life."""
     gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
-    return gpus * sum(_seconds(attempt) for attempt in run.attempts) / 3600
-
-
-def _seconds(attempt: Attempt) -> float:
-    return (attempt.end_time or time.time()) - attempt.start_time
+    # An attempt that was killed told no end: it ended before the next one began, or with the last sign of life.
+    ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
+    seconds = ((a.end_time or end) - a.start_time for a, end in zip(run.attempts, ends, strict=False))
+    return gpus * sum(max(0.0, each) for each in seconds) / 3600
 
 
 def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:

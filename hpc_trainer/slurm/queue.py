@@ -90,7 +90,11 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
             word = state.split()[0].rstrip("+") if state.split() else "UNKNOWN"
             elapsed_s = int(elapsed) if elapsed.isdecimal() else 0
             entries[job_id] = AccountingEntry(
-                job_id=job_id, state=word, exit_code=exit_code, node=node, elapsed_s=elapsed_s
+                job_id=job_id,
+                state=word,
+                exit_code=exit_code,
+                node="" if node == "None assigned" else node,
+                elapsed_s=elapsed_s,
             )
     return entries
 

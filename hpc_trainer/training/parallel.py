@@ -25,17 +25,17 @@ class VotingLoss(nn.Module):
         self.model = model
         self.vote = nn.Parameter(torch.zeros(()))
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, flag: torch.Tensor | None) -> torch.Tensor:
         """Mean cross entropy in nats, a scalar.
 
         Args:
             inputs: what the model takes, [batch, ...].
             targets: int64 class or token ids, [batch] or [batch, seq_len].
-            flag: 0 or 1, a scalar on the device: this rank's wish to stop.
+            flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
         """
         logits = self.model(inputs)
         loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        return loss + self.vote * flag
+        return loss if flag is None else loss + self.vote * flag
 
 
 class StopVote:
@@ -48,10 +48,10 @@ class StopVote:
         self._wish = False
         self._late: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
-    def cast(self, wish: bool) -> torch.Tensor:
+    def cast(self, wish: bool) -> torch.Tensor | None:
         """The flag to hand to the loss in this step."""
         self._wish = wish
-        return self._flags[wish]
+        return None if self._alone else self._flags[wish]
 
     def count(self) -> bool:
         """True if any rank wished to stop; the same on all ranks, after backward and before gradients are cleared.

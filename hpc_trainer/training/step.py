@@ -47,16 +47,18 @@ class Stepper:
         """Takes `grad_accum_steps` micro-batches and updates the weights once. Collective."""
         set_learning_rate(state.optimizer, lr)
         flag = self.vote.cast(wish_to_stop)
-        total = torch.zeros((), device=self.device)
+        losses = []
         for index in range(self.grad_accum_steps):
             inputs, targets = next(batches)
             inputs = inputs.to(self.device, non_blocking=True)
             targets = targets.to(self.device, non_blocking=True)
             with self._sync_gradients(last=index + 1 == self.grad_accum_steps):
                 with autocast(self.precision, self.device.type):
-                    loss = self.module(inputs, targets, flag) / self.grad_accum_steps
+                    loss = self.module(inputs, targets, flag)
+                if self.grad_accum_steps > 1:
+                    loss = loss / self.grad_accum_steps
                 state.scaler.scale(loss).backward()
-            total += loss.detach()
+            losses.append(loss.detach())
 
         should_stop = self.vote.count()
         grad_norm = None
@@ -66,6 +68,7 @@ class Stepper:
         state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
+        total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop)
 
     def _sync_gradients(self, *, last: bool) -> contextlib.AbstractContextManager[None]:

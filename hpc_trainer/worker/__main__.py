@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.runs.files import check_trusted, set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         return run_rank(sweep, run_id, read_rank_env(), stop)
     except HpcTrainerError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        # A spec that cannot be read or built stays so: never worth a retry.
+        return ExitCode.CONFIG if isinstance(error, (ConfigError, RunStateError)) else error.exit_code
 
 
 def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> int:

@@ -8,7 +8,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, SlurmError
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.spec import shape_of
-from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.decide import AT_WORK, Action, StopFacts, decide_stop
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
 from hpc_trainer.slurm.queue import read_accounting
@@ -30,23 +30,29 @@ def conclude_stop(config: TrainConfig, run: RunContext) -> ExitCode:
 
 def _conclude(config: TrainConfig, run: RunContext) -> ExitCode:
     decision = decide_stop(_facts(config, run))
-    Journal(run.paths).end(
-        run.attempt,
-        state=decision.state,
-        cause=decision.cause,
-        step=run.saved_step,
-        saved_step=run.saved_step,
-        action=decision.action.value,
-        signal=run.stop.signal_name,
-    )
+    _record(run, decision.state, decision.cause, decision.action.value)
     took = "" if run.stop.time is None else f", {time.time() - run.stop.time:.1f} s after the signal"
     print(f"stopped at step {run.saved_step}: {decision.cause} ({run.stop.signal_name}), saved{took}.")
     if decision.action is Action.requeue:
         try:
             print(f"job {run.env.job_id}: {requeue(run.env.job_id)}")
         except SlurmError as error:
+            # A second record of the same end: the first one's promise did not hold.
+            _record(run, RunState.PREEMPTED, decision.cause, "requeue refused")
             print(f"job {run.env.job_id} was not requeued: {error}. `hpc-trainer submit` brings the run back.")
     return decision.exit_code
+
+
+def _record(run: RunContext, state: RunState, cause: str, action: str) -> None:
+    Journal(run.paths).end(
+        run.attempt,
+        state=state,
+        cause=cause,
+        step=run.saved_step,
+        saved_step=run.saved_step,
+        action=action,
+        signal=run.stop.signal_name,
+    )
 
 
 def _facts(config: TrainConfig, run: RunContext) -> StopFacts:
