@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO_HARDWARE ?= $(shell [ "$$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ] && echo gpu_x2 || echo cpu_x2)
 DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DEMO_HARDWARE) cluster=local --wait
 
-.PHONY: demo test lint unit slurm-tests bench slurm-up slurm-down clean
+.PHONY: demo test lint unit slurm-tests bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -36,7 +36,7 @@ slurm-down:  ## Stops what slurm-up started
 	@$(PYTHON) -m tests.slurm.testbed down
 
 clean:  ## Removes the virtual environment and caches, never runs/
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -48,3 +48,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+PYTHONS ?= python3.10 python3.12 python3.13
+pythons:  ## The layers without torch, on other Pythons: make pythons PYTHONS="python3.10 python3.13"
+	@set -e; for python in $(PYTHONS); do \
+	    env=$(VENV)-$$(basename $$python); echo "--- $$($$python --version)"; \
+	    [ -x $$env/bin/python ] || $$python -m venv $$env; \
+	    $$env/bin/python -m pip install --quiet --constraint constraints.txt hydra-core omegaconf submitit numpy \
+	        psutil rich typer pytest pytest-timeout hypothesis tomli; \
+	    PYTHONPATH=. $$env/bin/python -m pytest -q $(addprefix tests/unit/,config runs slurm runtime launch operate); \
+	done
