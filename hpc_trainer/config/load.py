@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +36,18 @@ def to_typed(composed: DictConfig) -> TrainConfig:
 
 def to_plain(config: TrainConfig) -> dict[str, Any]:
     """The configuration as what JSON can hold: enums by name, nothing else changed."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    # By hand: OmegaConf's own way (to_container of structured) takes 16 ms a point, this 0.1 ms.
+    return {each.name: _plain(getattr(config, each.name)) for each in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:

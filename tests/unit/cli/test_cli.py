@@ -1,0 +1,410 @@
+"""The command line: exit codes, the stable JSON of the design, plain text in pipes, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.cli.main import main
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.states import RunState
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def cli(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Gives a command; returns exit code, standard output, standard error."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hpc-trainer", *argv])
+        capsys.readouterr()
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as error:
+            code = error.code
+        out = capsys.readouterr()
+        return (code or 0), out.out, out.err
+
+    return run
+
+
+def _check(value: Any, form: Any, path: str = "") -> None:
+    """`form`: a type or tuple of types, {key: form}, or [form of each item]. Further keys are refused."""
+    if isinstance(form, dict):
+        assert isinstance(value, dict), path
+        assert set(value) == set(form), path
+        for key, inner in form.items():
+            _check(value[key], inner, f"{path}.{key}")
+    elif isinstance(form, list):
+        assert isinstance(value, list), path
+        assert value, f"{path}: an empty list proves nothing"
+        for index, item in enumerate(value):
+            _check(item, form[0], f"{path}[{index}]")
+    else:
+        assert isinstance(value, form), f"{path}: {value!r}"
+        assert not (isinstance(value, bool) and form is int), path
+
+
+def strict(text: str) -> Any:
+    """JSON as other languages read it: no NaN, no Infinity, one document."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+NULLABLE = (str, type(None))
+PLAN = {
+    "sweep": str,
+    "runs": [{"run_id": str, "overrides": dict, "hardware": str, "state": str}],
+    "arrays": [{"hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "script": str}],
+    "gpu_hours_max": (int, float),
+    "problems": list,
+}
+SUBMIT = {
+    "sweep": str,
+    "submitted": int,
+    "already": int,
+    "arrays": [{"job_id": str, "runs": int, "hardware": str}],
+}
+STATUS = {
+    "sweep": str,
+    "counts": dict,
+    "runs": [
+        {
+            "run_id": str, "state": str, "step": int, "num_steps": int, "attempt": int, "job_id": NULLABLE,
+            "cause": NULLABLE, "node": NULLABLE, "metrics": dict,
+        }
+    ],
+    "notes": list,
+}  # fmt: skip
+
+
+# --- the JSON of the design, section 7 ---
+
+
+def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    grid = ["experiment=digits", "optim.lr=1e-3,3e-3", "hardware=cpu_x1,gpu_x8", "sweep_name=lr"]
+    code, out, _ = cli("plan", *grid, "--json")
+    assert code == 0
+    plan = strict(out)
+    _check(plan, PLAN)
+    assert plan["sweep"] == "lr"
+    assert [run["overrides"] for run in plan["runs"]] == [
+        {"optim.lr": lr, "hardware": hardware} for lr in ("0.001", "0.003") for hardware in ("cpu_x1", "gpu_x8")
+    ]
+    assert [(a["hardware"], a["runs"], a["nodes"], a["gpus_per_node"]) for a in plan["arrays"]] == [
+        ("cpu_x1", 2, 1, 0), ("gpu_x8", 2, 1, 8),
+    ]  # fmt: skip
+    assert all(array["script"].startswith("#!/bin/bash") for array in plan["arrays"])
+    assert {run["state"] for run in plan["runs"]} == {"NEW"}
+    assert plan["gpu_hours_max"] == 16.0
+    assert fake_slurm.calls() == []
+    assert not runs_dir.exists(), "a plan writes nothing"
+
+    code, out, _ = cli("submit", *grid, "--json")
+    assert code == 0
+    submitted = strict(out)
+    _check(submitted, SUBMIT)
+    assert (submitted["submitted"], submitted["already"]) == (4, 0)
+    assert [(a["job_id"], a["runs"], a["hardware"]) for a in submitted["arrays"]] == [
+        ("101", 2, "cpu_x1"), ("102", 2, "gpu_x8"),
+    ]  # fmt: skip
+    assert len(fake_slurm.calls("sbatch")) == 2
+    assert len(fake_slurm.calls()) <= 5
+
+    code, out, _ = cli("submit", *grid, "--json")
+    assert (code, strict(out)) == (0, {"sweep": "lr", "submitted": 0, "already": 4, "arrays": []})
+    assert len(fake_slurm.calls("sbatch")) == 2
+
+    code, out, _ = cli("status", "--json")
+    assert code == 0
+    status = strict(out)
+    _check(status, STATUS)
+    assert status["counts"] == {"PENDING": 4}
+    assert [run["run_id"] for run in status["runs"]] != []
+    assert {run["job_id"] for run in status["runs"]} == {"101_0", "101_1", "102_0", "102_1"}
+
+    code, out, _ = cli("cancel", "lr", "--json")
+    assert code == 0
+    assert strict(out)["sweep"] == "lr"
+    assert len(strict(out)["cancelled"]) == 4
+    assert len(fake_slurm.calls("scancel")) == 1
+
+
+def test_a_finished_sweep_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    specs = [make_spec("cluster=slurm", seed=seed, axes={"seed": str(seed)}) for seed in (0, 1)]
+    sweep = SweepOnDisk(runs_dir / "done", specs)
+    sweep.submit()
+    for index, loss in enumerate((0.5, float("nan"))):
+        sweep.start(index)
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_loss=loss, eval_accuracy=0.5 + index / 10)
+    code, out, _ = cli("results", "--json")
+    assert code == 0
+    rows = strict(out)
+    assert [row["run_id"] for row in rows] == [spec.run_id for spec in specs]
+    for row in rows:
+        assert set(row) == {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "gpu_hours", "attempts"}
+    assert (rows[0]["eval_loss"], rows[0]["state"], rows[0]["attempts"]) == (0.5, "COMPLETED", 1)
+    assert rows[1]["eval_loss"] is None, "a loss that is not a number is no JSON number"
+    code, out, _ = cli("results", "done", "--sort", "eval_accuracy", "--json")
+    assert [row["eval_accuracy"] for row in strict(out)] == [0.6, 0.5]
+    code, out, _ = cli("status", "done", "--json")
+    _check(strict(out), STATUS)
+    assert fake_slurm.calls() == []
+
+
+def test_logs_in_json(cli: Cli, runs_dir: Path) -> None:
+    sweep = SweepOnDisk(runs_dir / "s", make_specs(1))
+    sweep.run().log(0, 0).write_text("hello\n")
+    code, out, _ = cli("logs", "--json")
+    assert (code, strict(out)) == (
+        0, {"run_id": sweep.specs[0].run_id, "files": [str(sweep.run().log(0, 0))]},
+    )  # fmt: skip
+    code, out, _ = cli("logs")
+    assert out.splitlines() == [f"==> {sweep.run().log(0, 0)} <==", "hello"]
+
+
+# --- exit codes and errors ---
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize(
+    ("argv", "code", "kind"),
+    [
+        (["plan", "optim.lrr=1"], 2, "ConfigError"),
+        (["plan", "optim.lr=[1"], 2, "ConfigError"),
+        (["plan", "=3"], 2, "ConfigError"),
+        (["submit", "train.num_steps=0"], 2, "ConfigError"),
+        (["submit", "--config-dir", "/no/such", "seed=1"], 2, "ConfigError"),
+        (["train", "seed=1,2"], 2, "ConfigError"),
+        (["status"], 1, "RunStateError"),
+        (["status", "nope"], 1, "RunStateError"),
+        (["logs", "nope"], 1, "RunStateError"),
+        (["cancel", "nope"], 1, "RunStateError"),
+        (["results", "nope"], 1, "RunStateError"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_errors(cli: Cli, argv: list[str], code: int, kind: str) -> None:
+    plain_code, out, err = cli(*argv)
+    assert plain_code == code
+    assert out == ""
+    lines = err.splitlines()
+    assert lines
+    assert all(line.startswith("error: ") for line in lines)
+    json_code, out, err = cli(*argv, "--json")
+    assert json_code == code
+    error = strict(out)
+    assert set(error) == {"error", "message"}
+    assert error["error"] == kind
+    assert [f"error: {line}" for line in error["message"].splitlines()] == lines
+    assert err == ""
+
+
+@pytest.mark.usefixtures("fake_slurm")
+def test_a_refusing_sbatch_is_exit_1(cli: Cli, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sbatch", error="sbatch: error: Invalid account\n", code=1)
+    code, out, _ = cli("submit", "--json")
+    assert (code, strict(out)["error"]) == (1, "SubmitError")
+    assert "Invalid account" in strict(out)["message"]
+
+
+@pytest.mark.parametrize(
+    "argv", [["--nope"], ["nope"], ["status", "--nope"], ["status", "a", "b"], ["logs", "--rank", "x"]]
+)
+def test_wrong_usage_is_exit_2(cli: Cli, argv: list[str]) -> None:
+    code, out, err = cli(*argv)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+
+
+def test_help_and_version(cli: Cli) -> None:
+    code, out, _ = cli("--help")
+    assert code == 0
+    for verb in ("train", "plan", "submit", "status", "logs", "cancel", "results"):
+        assert f"  {verb} " in out
+        verb_code, verb_out, _ = cli(verb, "--help")
+        assert (verb_code, "--json" in verb_out) == (0, True)
+    code, out, _ = cli("--version")
+    assert (code, out.split()[0]) == (0, "hpc-trainer")
+
+
+def test_an_error_while_another_submits_names_the_holder(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    from hpc_trainer.launch.lock import submit_lock
+
+    with submit_lock(SweepPaths(runs_dir / "train")):
+        code, _, err = cli("submit")
+    assert code == 1
+    assert f":{os.getpid()}:" in err
+    assert fake_slurm.calls() == []
+
+
+# --- words ---
+
+
+@pytest.mark.usefixtures("fake_slurm")
+def test_a_plan_in_words(cli: Cli) -> None:
+    code, out, _ = cli("plan", "experiment=digits", "seed=0,1,1", "--script")
+    assert code == 0
+    assert "Sweep digits in" in out
+    assert "Array 0: 2 run(s) on cpu_x1" in out
+    assert "1 point(s) were the same run" in out
+    assert "#SBATCH --array=0-1%2" in out
+    assert "Next: hpc-trainer submit experiment=digits seed=0,1,1\n" in out
+
+
+@pytest.mark.usefixtures("fake_slurm")
+def test_submitting_in_words_and_again(cli: Cli) -> None:
+    assert "Submitted 2 run(s) on cpu_x1 to job 101." in cli("submit", "seed=0,1")[1]
+    out = cli("submit", "seed=0,1,2")[1]
+    assert "Submitted 1 run(s) on cpu_x1 to job 102." in out
+    assert "2 run(s) were there already." in out
+    out = cli("submit", "seed=0")[1]
+    assert "nothing to submit (1 PENDING)" in out
+    assert "2 run(s) of this sweep are not in this grid; they are left alone." in out
+    assert "PENDING" in cli("submit", "seed=0", "--dry-run")[1]
+
+
+def test_values_with_brackets_are_shown_as_they_are(cli: Cli, runs_dir: Path) -> None:
+    spec = make_spec(axes={"model.kwargs.act": "[relu]", "x": "[/red]"})
+    SweepOnDisk(runs_dir / "s", [spec])
+    code, out, err = cli("results")
+    assert (code, err) == (0, "")
+    assert "[relu]" in out
+    assert "[/red]" in out
+    code, out, err = cli("results", "--sort", "model.kwargs.act")
+    assert (code, err) == (0, "")
+    assert "Best model.kwargs.act: [relu]" in out
+
+
+@pytest.mark.usefixtures("fake_slurm")
+def test_folders_and_commands_with_brackets_are_shown_as_they_are(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_dir = tmp_path / "[b]" / "x[/b]"
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(runs_dir))
+    given = [
+        "model=custom",
+        "model._target_=torch.nn.Linear",
+        "+model.kwargs={names:[a,b]}",
+        f"+cluster.env.A={'x' * 200}",
+    ]
+    code, out, err = cli("plan", *given)
+    assert (code, err) == (0, "")
+    assert str(runs_dir / "train") in out
+    assert f"Next: hpc-trainer submit {shlex.join(given)}" in out.splitlines()
+    SweepOnDisk(runs_dir / "s", make_specs(1))
+    assert str(runs_dir / "s") in cli("results", "s")[1]
+
+
+def test_the_first_line_of_an_error_is_the_cause(cli: Cli, runs_dir: Path) -> None:
+    sweep = SweepOnDisk(runs_dir / "s", make_specs(1))
+    sweep.start(executor="local")
+    sweep.end(state=RunState.FAILED, cause="exception", error={"type": "ValueError", "message": "bad [x]\nmore"})
+    code, out, _ = cli("status")
+    assert code == 0
+    assert "ValueError: bad [x]" in out
+    assert f"Next: hpc-trainer logs {sweep.specs[0].run_id}" in out
+
+
+# --- processes of their own ---
+
+
+def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *argv], capture_output=True, text=True, check=False, env={**os.environ, **environ}
+    )
+
+
+HEAVY = "heavy = [m for m in ('torch', 'hydra', 'omegaconf', 'submitit', 'numpy', 'sklearn') if m in sys.modules]"
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    code = f"import sys, hpc_trainer.cli.main; {HEAVY}; print(heavy)"
+    assert _run("-c", code).stdout == "[]\n"
+
+
+def test_no_verb_of_the_login_node_imports_torch(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    code = (
+        "import sys\nfrom hpc_trainer.cli.main import main\n"
+        "for argv in (['plan', 'seed=1', '--script'], ['submit', 'seed=1'], ['status'], ['results'], ['cancel']):\n"
+        "    sys.argv = ['hpc-trainer', *argv]\n"
+        "    try:\n        main()\n    except SystemExit as error:\n        assert not error.code, argv\n"
+        f"{HEAVY}\n"
+        "assert 'torch' not in heavy and 'sklearn' not in heavy, heavy\nprint('light')\n"
+    )
+    done = _run("-c", code)
+    assert done.stdout.splitlines()[-1] == "light", done.stderr
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+def test_status_imports_no_hydra(runs_dir: Path) -> None:
+    SweepOnDisk(runs_dir / "s", make_specs(1))
+    code = (
+        "import sys\nfrom hpc_trainer.cli.main import main\nsys.argv = ['hpc-trainer', 'status', '--json']\n"
+        f"try:\n    main()\nexcept SystemExit:\n    pass\n{HEAVY}\nprint(heavy, file=sys.stderr)\n"
+    )
+    assert _run("-c", code).stderr == "[]\n"
+
+
+def test_help_is_quick() -> None:
+    def least(*argv: str) -> float:
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert _run(*argv).returncode == 0
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    # A generous bound that a busy machine keeps: torch alone takes longer. The figures are in docs/benchmarks.
+    assert least("-m", "hpc_trainer", "--help") - least("-c", "pass") < 1.0
+
+
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}, {"COLUMNS": "40"}, {"TERM": "xterm-256color"}])
+def test_a_pipe_gets_no_escape_codes_and_whole_ids(runs_dir: Path, environ: dict[str, str]) -> None:
+    sweep = SweepOnDisk(runs_dir / "s", make_specs(2))
+    sweep.done(0, eval_accuracy=0.5)
+    done = _run("-m", "hpc_trainer", "status", **environ)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    if "COLUMNS" not in environ:
+        assert sweep.specs[0].run_id in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(runs_dir: Path) -> None:
+    sweep = SweepOnDisk(runs_dir / "s", make_specs(1))
+    sweep.run().log(0, 0).write_text("line\n" * 200_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpc_trainer", "logs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) in (0, 1)

@@ -1,0 +1,39 @@
+"""Figures and durations as the verbs print them, and where sweeps live."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.cli.common import counts_line, figure, resolve_runs_dir, short_duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (200, "3m20s"), (3599.6, "1h00m"), (90_000, "25h00m")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert short_duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.123456, "0.1235"), (12345.6, "1.235e+04"), (3, "3"), ("x", "x")])
+def test_figures(value: Any, text: str) -> None:
+    assert figure(value) == text
+
+
+def test_counts() -> None:
+    assert counts_line({"RUNNING": 1, "COMPLETED": 3}) == "3 COMPLETED, 1 RUNNING"
+    assert counts_line({}) == "no runs"
+
+
+def test_where_sweeps_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_runs_dir(None) == Path("runs")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "hpc_trainer").mkdir()
+    (tmp_path / "hpc_trainer" / "config.yaml").write_text("paths.runs_dir: ~/own\n")
+    assert resolve_runs_dir(None) == Path("~/own").expanduser()
+    monkeypatch.setenv("HPC_TRAINER_RUNS", "/env")
+    assert resolve_runs_dir(None) == Path("/env")
+    assert resolve_runs_dir(Path("/option")) == Path("/option")

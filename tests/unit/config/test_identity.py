@@ -1,0 +1,93 @@
+"""Two points are the same run if, and only if, they compute the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.identity import build_run_id, config_digest
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.schema.hardware import Device
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.validate import validate
+from hpc_trainer.launch.plan import freeze_grid
+from tests.unit.runs.builders import make_config
+
+
+def _digest(*overrides: str, **changes: Any) -> str:
+    config = make_config(*overrides, **changes)
+    validate(config)
+    return config_digest(to_plain(config))
+
+
+def _shuffled(tree: Any, chance: random.Random) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    keys = list(tree)
+    chance.shuffle(keys)
+    return {key: _shuffled(tree[key], chance) for key in keys}
+
+
+def test_the_order_of_keys_does_not_matter() -> None:
+    plain = to_plain(make_config())
+    for seed in range(10):
+        assert config_digest(_shuffled(plain, random.Random(seed))) == config_digest(plain)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hardware__partition": "gpu"}, {"hardware__qos": "high"}, {"hardware__constraint": "a100"},
+        {"hardware__exclude": "n1"}, {"hardware__time_limit_min": 7}, {"hardware__name": "other"},
+        {"hardware__source": "x"}, {"hardware__checked": "2026-01-01"}, {"hardware__mem_gb_per_node": 3.0},
+        {"cluster__account": "lab"}, {"cluster__setup": ["module load x"]}, {"cluster__env": {"A": "1"}},
+        {"cluster__array_parallelism": 2}, {"cluster__max_no_progress": 9}, {"cluster__signal_lead_s": 30},
+        {"paths__runs_dir": "/elsewhere"}, {"paths__group_readable": True}, {"sweep_name": "other"},
+        {"experiment_name": "other"}, {"checkpoint__every_steps": 3}, {"checkpoint__keep_last": 5},
+        {"monitor__log_every_steps": 3}, {"monitor__heartbeat_every_s": 0.1}, {"local__max_parallel": 4},
+        {"data__num_workers": 2}, {"parallel__timeout_s": 5}, {"trust": ["mine"]}, {"sweep__axes": {"seed": [1]}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_where_when_and_how_loudly_does_not_matter(changes: dict[str, Any]) -> None:
+    assert _digest(**changes) == _digest()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1}, {"optim__lr": 0.5}, {"optim__weight_decay": 0.5}, {"optim__betas": [0.8, 0.9]},
+        {"model__hidden_dim": 3}, {"model__dropout": 0.2}, {"data__num_eval": 100}, {"train__num_steps": 3},
+        {"train__global_batch_size": 32}, {"train__micro_batch_size": 16}, {"train__max_grad_norm": None},
+        {"train__deterministic": False}, {"schedule__warmup_steps": 3}, {"schedule__min_lr_ratio": 0.5},
+        {"precision__compute_dtype": Dtype.bf16}, {"hardware__tasks_per_node": 2}, {"hardware__num_nodes": 2},
+        {"hardware__cpus_per_task": 2}, {"hardware__device": Device.cuda},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_whatever_changes_the_result_makes_another_run(changes: dict[str, Any]) -> None:
+    slurm = ("cluster=slurm",)
+    assert _digest(*slurm, **changes) != _digest(*slurm)
+
+
+def test_a_batch_size_left_open_and_the_same_one_written_out_are_one_run() -> None:
+    assert _digest(train__micro_batch_size=64, train__grad_accum_steps=1) == _digest()
+
+
+def test_the_label_is_readable_and_safe_as_a_folder() -> None:
+    config = make_config()
+    assert build_run_id(config, "0123456789abcdef") == "mlp-digits-lr0.001-s0-0123456789"
+    config.model.name = "../my net"
+    assert build_run_id(config, "0123456789abcdef") == ".._my_net-digits-lr0.001-s0-0123456789"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_the_run_id_does_not_depend_on_the_rest_of_the_grid() -> None:
+    alone = freeze_grid(["optim.lr=0.01", "seed=1"]).specs
+    in_a_grid = freeze_grid(["seed=0,1", "optim.lr=0.01"]).specs
+    from_a_file = freeze_grid(["+sweep.axes={seed:[1,5],optim.lr:[1e-2]}"]).specs
+    assert alone[0].run_id in {spec.run_id for spec in in_a_grid}
+    assert alone[0].run_id in {spec.run_id for spec in from_a_file}
+    assert len({spec.run_id for spec in (*in_a_grid, *from_a_file)}) == 3

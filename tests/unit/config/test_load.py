@@ -1,0 +1,87 @@
+"""From typed to plain and back, for every model with every data set and optimizer."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS, variant_of
+from hpc_trainer.errors import ConfigError
+from tests.unit.runs.builders import make_config
+
+
+def _variants(group: str) -> list[Any]:
+    made = [node() for node in VARIANTS[group].values()]
+    for each in made:
+        if getattr(each, "_target_", "") == "???":
+            each._target_ = "my.thing.Net"
+            each.kwargs = {"width": 3, "names": ["a", None], "deep": {"x": 0.5}}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "optim"),
+    list(itertools.product(*(_variants(group) for group in ("model", "data", "optim")))),
+    ids=lambda each: type(each).__name__.removesuffix("Config"),
+)
+def test_round_trip(model: Any, data: Any, optim: Any) -> None:
+    config = dataclasses.replace(make_config(), model=model, data=data, optim=optim)
+    config.precision.compute_dtype = Dtype.fp16
+    plain = json.loads(json.dumps(to_plain(config)))
+    assert plain == OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    back = from_plain(plain)
+    assert back == config
+    assert [type(getattr(back, group)) for group in VARIANTS] == [type(model), type(data), type(optim)]
+    assert to_plain(back) == plain
+
+
+def test_variants_of_a_group_have_different_fields() -> None:
+    for group, variants in VARIANTS.items():
+        for node in variants.values():
+            assert variant_of(group, {each.name for each in dataclasses.fields(node)}) is node
+
+
+def _plain() -> dict[str, Any]:
+    return copy.deepcopy(to_plain(make_config()))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "word"),
+    [
+        ("train", "new_key", 1, "new_key"),
+        ("model", "new_key", 1, "new_key"),
+        ("train", "num_steps", "many", "many"),
+        ("precision", "compute_dtype", "fp8", "fp8"),
+    ],
+)
+def test_a_frozen_configuration_of_another_version_is_refused(section: str, key: str, value: Any, word: str) -> None:
+    plain = _plain()
+    plain[section][key] = value
+    with pytest.raises(ConfigError, match=f"frozen configuration does not fit(.|\n)*{word}"):
+        from_plain(plain)
+
+
+def test_a_frozen_configuration_without_a_section_is_refused() -> None:
+    plain = _plain()
+    del plain["optim"]
+    with pytest.raises(ConfigError, match="frozen configuration does not fit"):
+        from_plain(plain)
+
+
+def test_plain_values_hold_no_enum_and_no_dataclass() -> None:
+    def leaves(tree: Any) -> list[Any]:
+        if isinstance(tree, dict):
+            return [leaf for value in tree.values() for leaf in leaves(value)]
+        return [leaf for value in tree for leaf in leaves(value)] if isinstance(tree, list) else [tree]
+
+    assert {type(leaf) for leaf in leaves(_plain())} <= {str, int, float, bool, type(None)}
+    assert isinstance(from_plain(_plain()), TrainConfig)

@@ -1,0 +1,82 @@
+"""`_target_`: an allow-list decides before anything is imported."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.targets import check_target, locate
+from hpc_trainer.config.validate import validate
+from hpc_trainer.errors import ConfigError
+from tests.unit.runs.builders import make_config
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "hydra.utils.instantiate", "torch.load",
+        "torch.hub.load", "torch.nnx.Linear", "hpc_trainer.modelsX.Net", "hpc_trainer.models_evil.Net",
+        "hpc_trainer.config.targets.locate", "hpc_trainer", "torch", "xtorch.nn.Linear", "TORCH.nn.Linear",
+    ],
+)  # fmt: skip
+def test_what_is_not_on_the_list_is_refused(target: str) -> None:
+    problem = check_target("model._target_", target)
+    assert problem is not None
+    assert target in problem
+    if "." in target:
+        assert f"--trust {target.split('.', maxsplit=1)[0]}" in problem
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "hpc_trainer.models..os.system", ".hpc_trainer.models.Net", "hpc_trainer.models.", "hpc_trainer.models.Net\n",
+        "hpc_trainer.models.Net\nos.system", "hpc_trainer.models.Net()", "hpc_trainer.models/../os.system", "",
+        "hpc_trainer.models.Net os.system", "hpc_trainer.models.__import__('os').system", "hpc_trainer.models.1x",
+        "???", "torch.nn.Linear;os.system", "hpc_trainer.models\x00.Net",
+    ],
+)  # fmt: skip
+def test_what_is_no_dotted_name_is_refused(target: str) -> None:
+    problem = check_target("data._target_", target, ["os", "builtins"])
+    assert problem is not None
+    assert problem.startswith("data._target_=")
+    assert "dotted name" in problem
+    assert "\n" not in problem, "a message must not be broken by the value"
+
+
+@pytest.mark.parametrize("target", ["hpc_trainer.models.mlp.Mlp", "torch.nn.Linear", "torch.optim.AdamW"])
+def test_ours_and_torch_are_on_the_list(target: str) -> None:
+    assert check_target("model._target_", target) is None
+
+
+def test_a_trusted_prefix_covers_whole_parts_only() -> None:
+    assert check_target("model._target_", "my_lab.nets.Net", ["my_lab"]) is None
+    assert check_target("model._target_", "my_laboratory.Net", ["my_lab"]) is not None
+    assert check_target("model._target_", "os.system", [""]) is not None
+
+
+def test_a_refused_name_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil_module.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nNet = object\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="--trust evil_module"):
+        locate("model._target_", "evil_module.Net")
+    config = make_config()
+    config.model._target_ = "evil_module.Net"
+    with pytest.raises(ConfigError, match=r"model\._target_=evil_module\.Net: not on the list"):
+        validate(config)
+    assert "evil_module" not in sys.modules
+    assert not (tmp_path / "ran").exists()
+    # The other way round: trusted, it is imported, so the test above can fail.
+    assert locate("model._target_", "evil_module.Net", ["evil_module"]) is object
+    assert (tmp_path / "ran").exists()
+    del sys.modules["evil_module"]
+
+
+@pytest.mark.parametrize("target", ["json.nowhere.build", "json.decoder.nothing", "json.nothing"])
+def test_a_name_that_leads_nowhere(target: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\._target_={target} leads nowhere"):
+        locate("data._target_", target, ["json"])

@@ -1,0 +1,288 @@
+"""Every rule of config/validate.py, broken once: the message names key, value, rule and a legal choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.data import SyntheticImagesConfig, TextBytesConfig
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
+from hpc_trainer.config.schema.optim import SgdConfig
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.validate import find_problems, validate
+from hpc_trainer.errors import ConfigError
+from tests.unit.runs.builders import make_config
+
+INF, NAN = float("inf"), float("nan")
+
+
+def _problems(**changes: Any) -> list[str]:
+    return list(find_problems(make_config(**changes)))
+
+
+def test_the_shipped_default_has_no_problem() -> None:
+    assert _problems() == []
+
+
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"seed": -1}, "seed=-1 must be in [0, 4.29497e+09]. Use 0."),
+    ({"seed": 2**32}, "seed=4.29497e+09 must be in [0, 4.29497e+09]. Use 4.29497e+09."),
+    ({"train__num_steps": 0, "schedule__warmup_steps": 0}, "train.num_steps=0 must be at least 1. Use 1."),
+    ({"train__eval_every_steps": -1}, "train.eval_every_steps=-1 must be at least 0. Use 0."),
+    ({"train__max_grad_norm": 0.0}, "train.max_grad_norm=0 must be greater than 0 and finite."),
+    ({"train__max_grad_norm": NAN}, "train.max_grad_norm=nan must be greater than 0 and finite."),
+    ({"checkpoint__every_steps": 0}, "checkpoint.every_steps=0 must be at least 1. Use 1."),
+    ({"checkpoint__keep_last": 0}, "checkpoint.keep_last=0 must be at least 1. Use 1."),
+    ({"monitor__log_every_steps": 0}, "monitor.log_every_steps=0 must be at least 1. Use 1."),
+    ({"monitor__heartbeat_every_s": -0.5}, "monitor.heartbeat_every_s=-0.5 must be at least 0. Use 0."),
+    ({"monitor__heartbeat_every_s": NAN}, "monitor.heartbeat_every_s=nan must be at least 0. Use 0."),
+    ({"local__max_parallel": 0}, "local.max_parallel=0 must be at least 1. Use 1."),
+    ({"parallel__timeout_s": 0}, "parallel.timeout_s=0 must be at least 1. Use 1."),
+    ({"precision__init_scale": 0.0}, "precision.init_scale=0 must be greater than 0 and finite."),
+    ({"precision__growth_interval": 0}, "precision.growth_interval=0 must be at least 1. Use 1."),
+    ({"sweep_name": "a/b"}, "sweep_name='a/b' names a folder: letters, digits and ._- only, at most 100. Use a-b."),
+    ({"sweep_name": ".."}, "sweep_name='..' names a folder"),
+    ({"sweep_name": "x\n"}, "sweep_name='x\\n' names a folder"),
+    ({"sweep_name": "$(touch x)"}, "Use touch-x."),
+    ({"experiment_name": ""}, "experiment_name='' names a folder: letters, digits and ._- only, at most 100. Use my-"),
+    ({"hardware__num_nodes": 0}, "hardware.num_nodes=0 must be at least 1. Use 1."),
+    ({"hardware__gpus_per_node": -1}, "hardware.gpus_per_node=-1 must be at least 0. Use 0."),
+    ({"hardware__time_limit_min": 0}, "hardware.time_limit_min=0 must be at least 1. Use 1."),
+    ({"hardware__tasks_per_node": 0}, "hardware.tasks_per_node=0 must be at least 1. Use 1."),
+    ({"hardware__cpus_per_task": 0}, "hardware.cpus_per_task=0 must be at least 1. Use 1."),
+    (
+        {"hardware__gpus_per_node": 1, "hardware__cpus_per_task": None, "hardware__cpus_per_gpu": 0},
+        "hardware.cpus_per_gpu=0 must be at least 1. Use 1.",
+    ),
+    ({"hardware__mem_gb_per_node": 0.0}, "hardware.mem_gb_per_node=0 must be greater than 0 and finite."),
+    ({"hardware__mem_gb_per_cpu": INF}, "hardware.mem_gb_per_cpu=inf must be greater than 0 and finite."),
+    (
+        {"hardware__mem_gb_per_node": 8.0, "hardware__mem_gb_per_cpu": 2.0},
+        "hardware.mem_gb_per_node=8, hardware.mem_gb_per_cpu=2: Slurm takes one memory flag. Keep one of them, for "
+        "example hardware.mem_gb_per_node: add hardware.mem_gb_per_cpu=null.",
+    ),
+    ({"hardware__mem_gb_per_gpu": 8.0}, "hardware.mem_gb_per_gpu=8 needs gpus_per_node ≥ 1. Use hardware.mem_gb_per_n"),
+    (
+        {"hardware__cpus_per_task": None, "hardware__cpus_per_gpu": 8},
+        "hardware.cpus_per_gpu=8 needs gpus_per_node ≥ 1. Use hardware.cpus_per_task.",
+    ),
+    (
+        {"hardware__gpus_per_node": 4, "hardware__tasks_per_node": 2},
+        "hardware.tasks_per_node=2 must equal gpus_per_node=4: one rank a GPU. Use 4 or null.",
+    ),
+    (
+        {"hardware__gpus_per_node": 1, "hardware__cpus_per_gpu": 8},
+        "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them.",
+    ),
+    ({"cluster__array_parallelism": 0}, "cluster.array_parallelism=0 must be at least 1. Use 1."),
+    ({"cluster__max_no_progress": 0}, "cluster.max_no_progress=0 must be at least 1. Use 1."),
+    (
+        {"hardware__num_nodes": 2, "hardware__name": "big"},
+        "hardware.num_nodes=2 (big) must be 1 with cluster=local: there is one machine here. Use "
+        "hardware.num_nodes=1, or cluster=slurm.",
+    ),
+    ({"cluster__signal_lead_s": 3600}, "cluster.signal_lead_s=3600 must be in [1, 3599]. Use 3599."),
+    ({"cluster__signal_lead_s": 0}, "cluster.signal_lead_s=0 must be in [1, 3599]. Use 1."),
+    ({"cluster__env": {"A B": "1"}}, "cluster.env.A B='1': a variable is a name"),
+    ({"cluster__env": {"A": "1\n2"}}, "cluster.env.A='1\\n2': a variable is a name"),
+    ({"cluster__setup": ["a\nb"]}, "cluster.setup holds 'a\\nb': one line each, no control characters."),
+    ({"cluster__srun_args": ["--x\r"]}, "cluster.srun_args holds '--x\\r': one line each, no control characters."),
+    ({"cluster__python": "python\nrm -rf x"}, "cluster.python holds 'python\\nrm -rf x': one line each, no control"),
+    ({"paths__runs_dir": "/x\ntouch y"}, "paths.runs_dir='/x\\ntouch y' must hold no control characters."),
+    (
+        {"parallel__strategy": Strategy.none, "hardware__tasks_per_node": 2},
+        "parallel=none takes one rank, and hardware=cpu_x1 has 2. Use parallel=ddp, or hardware with one rank.",
+    ),
+    ({"train__global_batch_size": 0}, "train.global_batch_size=0 must be at least 1. Use 1."),
+    ({"train__micro_batch_size": 0}, "train.micro_batch_size=0 must be at least 1. Use 1."),
+    ({"train__grad_accum_steps": 0}, "train.grad_accum_steps=0 must be at least 1. Use 1."),
+    (
+        {"train__global_batch_size": 65, "hardware__tasks_per_node": 2},
+        "train.global_batch_size=65 must be a multiple of world_size=2 (hardware=cpu_x1). Use 64.",
+    ),
+    (
+        {"train__global_batch_size": 50, "train__micro_batch_size": 16},
+        "train.global_batch_size=50 must be a multiple of world_size=1 (hardware=cpu_x1) × "
+        "train.micro_batch_size=16. Use 48.",
+    ),
+    (
+        {"train__global_batch_size": 64, "train__micro_batch_size": 16, "train__grad_accum_steps": 2},
+        "train.global_batch_size=64 must equal micro_batch_size=16 × grad_accum_steps=2 × world_size=1 = 32. "
+        "Use 32, or leave one of the three null.",
+    ),
+    ({"optim__lr": 0.0}, "optim.lr=0 must be greater than 0 and finite."),
+    ({"optim__lr": NAN}, "optim.lr=nan must be greater than 0 and finite."),
+    ({"optim__weight_decay": -1.0}, "optim.weight_decay=-1 must be at least 0. Use 0."),
+    ({"optim": SgdConfig(momentum=1.0)}, "optim.momentum=1 must be in [0, 1). Use less than 1."),
+    ({"optim": SgdConfig(momentum=-0.1)}, "optim.momentum=-0.1 must be in [0, 1). Use 0."),
+    ({"optim": SgdConfig(momentum=0.0)}, "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."),
+    ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite."),
+    ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
+    ({"optim__betas": [0.9, 1.0]}, "optim.betas[1]=1 must be in [0, 1). Use less than 1."),
+    ({"schedule__min_lr_ratio": 1.5}, "schedule.min_lr_ratio=1.5 must be in [0, 1]. Use 1."),
+    (
+        {"schedule__warmup_steps": 200},
+        "schedule.warmup_steps=200 must be ≥ 0 and less than train.num_steps=200. Use 199.",
+    ),
+    ({"schedule__warmup_steps": -1}, "schedule.warmup_steps=-1 must be ≥ 0 and less than train.num_steps=200. Use 0."),
+    (
+        {"precision__compute_dtype": Dtype.fp16, "precision__init_scale": 0.5},
+        "precision.init_scale=0.5 must be at least 1 for fp16. Use 65536.",
+    ),
+    ({"model__dropout": 1.0}, "model.dropout=1 must be in [0, 1). Use less than 1."),
+    ({"model__hidden_dim": 0}, "model.hidden_dim=0 must be at least 1. Use 1."),
+    ({"model__num_layers": -1}, "model.num_layers=-1 must be at least 0. Use 0."),
+    ({"model": CnnConfig(num_channels=0)}, "model.num_channels=0 must be at least 1. Use 1."),
+    ({"model": ResnetConfig(width=0)}, "model.width=0 must be at least 1. Use 1."),
+    ({"model": ResnetConfig(small_input_below=-1)}, "model.small_input_below=-1 must be at least 0. Use 0."),
+    ({"model": ResnetConfig(depth=33)}, "model.depth=33 must be 18 or 50. Use 18."),
+    ({"model": ResnetConfig(depth=101)}, "model.depth=101 must be 18 or 50. Use 50."),
+    ({"model": GptConfig(num_heads=0)}, "model.num_heads=0 must be at least 1. Use 1."),
+    ({"model": GptConfig(embed_dim=0)}, "model.embed_dim=0 must be at least 1. Use 1."),
+    (
+        {"model": GptConfig(num_heads=6, embed_dim=128), "data": TextBytesConfig()},
+        "model.embed_dim=128 must be a multiple of model.num_heads=6. Use 126.",
+    ),
+    ({"model": GptConfig()}, "model=gpt reads text, and data=digits holds images. Use data=text_bytes, or model=cnn."),
+    ({"data": TextBytesConfig()}, "model=mlp reads images, and data=text_bytes holds text. Use model=gpt."),
+    (
+        {"train__global_batch_size": 1500},
+        "train.global_batch_size=1500 must be at most the 1437 training samples of data=digits. Use 1437.",
+    ),
+    (
+        {"data": SyntheticImagesConfig(num_samples=33), "hardware__tasks_per_node": 2},
+        "train.global_batch_size=64 must be at most the 33 training samples of data=synthetic_images. Use 32.",
+    ),
+    ({"data__num_workers": -1}, "data.num_workers=-1 must be at least 0. Use 0."),
+    ({"data__num_eval": 0}, "data.num_eval=0 must be in [1, 1796]. Use 1."),
+    ({"data__num_eval": 1797}, "data.num_eval=1797 must be in [1, 1796]. Use 1796."),
+    ({"data": SyntheticImagesConfig(num_samples=0)}, "data.num_samples=0 must be at least 1. Use 1."),
+    ({"data": SyntheticImagesConfig(num_eval=0)}, "data.num_eval=0 must be at least 1. Use 1."),
+    ({"data": SyntheticImagesConfig(image_size=4)}, "data.image_size=4 must be in [8, 224]. Use 8."),
+    ({"data": SyntheticImagesConfig(num_classes=1)}, "data.num_classes=1 must be at least 2. Use 2."),
+    ({"data": SyntheticImagesConfig(data_seed=-1)}, "data.data_seed=-1 must be at least 0. Use 0."),
+    ({"data": SyntheticImagesConfig(num_channels=2)}, "data.num_channels=2 must be 1 or 3. Use 3."),
+    ({"data": TextBytesConfig(seq_len=1)}, "data.seq_len=1 must be at least 2. Use 2."),
+    ({"data": TextBytesConfig(eval_fraction=1.0)}, "data.eval_fraction=1 must be between 0 and 1. Use 0.1."),
+    ({"data": TextBytesConfig(path="/no/such")}, "data.path=/no/such must be a readable file; there is none."),
+    ({"model__target": None} | {"model___target_": "os.system"}, "model._target_=os.system: not on the list"),
+    ({"data___target_": "builtins.eval"}, "data._target_=builtins.eval: not on the list"),
+]  # fmt: skip
+RULES = [({k: v for k, v in changes.items() if k != "model__target"}, message) for changes, message in RULES]
+
+
+def _set(config: TrainConfig, key: str, value: Any) -> None:
+    section, _, name = key.partition("__")
+    if name:
+        setattr(getattr(config, section), name, value)
+    else:
+        setattr(config, section, value)
+
+
+@pytest.mark.parametrize(("changes", "message"), RULES, ids=[message[:50] for _, message in RULES])
+def test_each_rule(changes: dict[str, Any], message: str) -> None:
+    config = make_config()
+    for key, value in changes.items():
+        _set(config, key, value)
+    problems = list(find_problems(config))
+    assert [problem for problem in problems if message in problem], problems
+    assert all("\n" not in problem for problem in problems), "a line each"
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert str(caught.value).splitlines() == problems
+
+
+HOSTILE = ["a\nb", "a'b", 'a"b', "a b", "$(touch x)", "`id`", "a;b", "a\\b", "", "a\tb", "a\x00b", "x\n#SBATCH --uid=0"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize(
+    "key",
+    [*(f"hardware__{key}" for key in ("partition", "qos", "constraint", "exclude", "gpu_type")),
+     *(f"cluster__{key}" for key in ("account", "master_addr"))],
+)  # fmt: skip
+def test_hostile_words_never_reach_sbatch(key: str, value: str) -> None:
+    (problem,) = _problems(**{key: value})
+    assert problem.startswith(f"{key.replace('__', '.')}={value!r} must be a word")
+
+
+@pytest.mark.parametrize(
+    "value", ["gpu", "gpu,long", "a100&nvlink", "[rack1|rack2]", "n[001-004,007]", "a100*2", "x_y-z.1"]
+)
+def test_what_sites_use_is_allowed(value: str) -> None:
+    assert _problems(hardware__constraint=value, hardware__exclude=value) == []
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(make_config(seed=-1, optim__lr=0.0, train__micro_batch_size=0, data__num_workers=-1))
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_several_nodes_are_fine_on_slurm() -> None:
+    assert _problems(hardware__num_nodes=2, cluster__executor=Executor.slurm) == []
+
+
+def test_a_relative_data_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("x" * 10_000)
+    config = make_config(model=GptConfig(), data=TextBytesConfig(path="text.txt"))
+    validate(config)
+    assert config.data.path == str(tmp_path / "text.txt")  # type: ignore[attr-defined]
+
+
+_COUNT = st.integers(1, 12)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(_COUNT, _COUNT, st.integers(1, 4), st.integers(1, 8), st.sampled_from(["none", "micro", "accum", "both"]))
+def test_the_batch_is_resolved_or_refused(micro: int, accum: int, nodes: int, ranks: int, given: str) -> None:
+    config = make_config()
+    config.cluster.executor = Executor.slurm
+    config.hardware = HardwareConfig(num_nodes=nodes, tasks_per_node=ranks)
+    train, world_size = config.train, nodes * ranks
+    config.data = SyntheticImagesConfig(num_samples=10**6)
+    train.global_batch_size = micro * accum * world_size
+    train.micro_batch_size = micro if given in ("micro", "both") else None
+    train.grad_accum_steps = accum if given in ("accum", "both") else None
+    before = dataclasses.replace(train)
+    validate(config)
+    assert train.micro_batch_size is not None
+    assert train.grad_accum_steps is not None
+    assert train.global_batch_size == before.global_batch_size
+    assert train.micro_batch_size * train.grad_accum_steps * world_size == train.global_batch_size
+    assert before.micro_batch_size in (None, train.micro_batch_size)
+    assert before.grad_accum_steps in (None, train.grad_accum_steps)
+    if given == "none":
+        assert train.grad_accum_steps == 1
+    resolved = dataclasses.replace(train)
+    validate(config)
+    assert train == resolved, "once resolved, it stays"
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(st.integers(1, 400), st.none() | st.integers(1, 40), st.none() | _COUNT, st.integers(1, 16))
+def test_what_is_not_a_multiple_is_refused_with_a_size_that_works(
+    total: int, micro: int | None, accum: int | None, ranks: int
+) -> None:
+    config = make_config()
+    config.hardware = HardwareConfig(tasks_per_node=ranks)
+    config.data = SyntheticImagesConfig(num_samples=10**6)
+    train = config.train
+    train.global_batch_size, train.micro_batch_size, train.grad_accum_steps = total, micro, accum
+    problems = list(find_problems(config))
+    unit = ranks * (micro or 1) * (accum or 1)
+    fits = total == unit if micro and accum else total % unit == 0
+    assert bool(problems) is not fits
+    if problems:
+        train.global_batch_size = int(problems[0].split(" Use ")[1].split(",")[0].rstrip("."))
+        assert list(find_problems(config)) == []

@@ -1,0 +1,286 @@
+"""Submitting with stand-ins for Slurm: once, whatever happened, wherever the command was killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.launch.submit import settle_intents
+from hpc_trainer.runs.files import read_lines
+from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.spec import append_specs, read_specs
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
+from tests.unit.launch.grids import make_grid, submit
+from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+SLURM = ("cluster=slurm",)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "sweep"
+
+
+def _events(folder: Path) -> list[str]:
+    return [record["event"] for record in read_lines(SweepPaths(folder).submissions)]
+
+
+def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: FakeSlurm) -> None:
+    specs = make_specs(50, *SLURM)
+    (array,) = submit(make_grid(folder, specs))
+    assert (array.job_id, array.hardware, array.run_ids) == ("101", "cpu_x1", tuple(spec.run_id for spec in specs))
+    assert [call.split()[0] for call in fake_slurm.calls()] == ["sbatch"]
+    assert "#SBATCH --array=0-49%50" in fake_slurm.script("101")
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert [name for name in names if not name.startswith("slurm/")] == [
+        "specs.jsonl", "submissions.jsonl", "sweep.json",
+    ]  # fmt: skip
+    assert len(names) <= 5
+    assert {path.stat().st_mode & 0o077 for path in folder.rglob("*") if not path.is_symlink()} == {0}
+    assert list(read_specs(SweepPaths(folder)).values()) == specs
+    assert json.loads(SweepPaths(folder).sweep.read_text())["run_ids"] == [spec.run_id for spec in specs]
+
+
+def test_a_second_submit_calls_no_sbatch(folder: Path, fake_slurm: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(3, *SLURM))
+    submit(grid)
+    fake_slurm.forget_calls()
+    size = SweepPaths(folder).specs.stat().st_size
+    assert submit(grid) == []
+    assert fake_slurm.calls("sbatch") == []
+    assert len(fake_slurm.calls()) <= 2
+    assert SweepPaths(folder).specs.stat().st_size == size
+
+
+def test_one_value_more_is_one_run_more(folder: Path, fake_slurm: FakeSlurm) -> None:
+    submit(make_grid(folder, make_specs(3, *SLURM)))
+    (array,) = submit(make_grid(folder, make_specs(4, *SLURM)))
+    assert array.run_ids == (make_spec(*SLURM, seed=3).run_id,)
+    assert "#SBATCH --array=0-0%1" in fake_slurm.script("102")
+
+
+def test_two_shapes_are_two_arrays(folder: Path, fake_slurm: FakeSlurm) -> None:
+    specs = [make_spec(*SLURM), make_spec(*SLURM, "hardware=gpu_x16"), make_spec(*SLURM, seed=1)]
+    arrays = submit(make_grid(folder, specs))
+    assert [(array.hardware, len(array.run_ids)) for array in arrays] == [("cpu_x1", 2), ("gpu_x16", 1)]
+    assert len(fake_slurm.calls("sbatch")) == 2
+
+
+def test_the_intent_is_on_disk_before_sbatch_runs(folder: Path, fake_slurm: FakeSlurm) -> None:
+    seen = fake_slurm.folder / "seen"
+    script = (fake_slurm.bin / "sbatch").read_text()
+    spy = f'cp "{folder}/submissions.jsonl" "{seen}.intent"; cp "{folder}/specs.jsonl" "{seen}.specs"\n'
+    (fake_slurm.bin / "sbatch").write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{spy}"))
+    specs = make_specs(2, *SLURM)
+    submit(make_grid(folder, specs))
+    (intent,) = read_lines(Path(f"{seen}.intent"))
+    assert (intent["event"], intent["run_ids"]) == ("intent", [spec.run_id for spec in specs])
+    assert len(list(read_lines(Path(f"{seen}.specs")))) == 2
+    assert f"#SBATCH --comment={intent['uuid']}" in fake_slurm.script("101")
+    assert f"--array {intent['uuid']}" in fake_slurm.script("101")
+    assert _events(folder) == ["intent", "confirmed"]
+
+
+def test_a_refused_array_is_an_error_and_the_next_submit_works(folder: Path, fake_slurm: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(2, *SLURM))
+    fake_slurm.answer("sbatch", error="sbatch: error: Batch job submission failed: Invalid account\n", code=1)
+    with pytest.raises(SubmitError, match="Invalid account"):
+        submit(grid)
+    assert read_submissions(SweepPaths(folder)) == []
+    assert len(fake_slurm.calls()) == 1, "a plain refusal needs no look at the queue"
+    fake_slurm.forget("sbatch")
+    (array,) = submit(grid)
+    assert len(array.run_ids) == 2
+    assert len(read_specs(SweepPaths(folder))) == 2
+    assert len(list(read_lines(SweepPaths(folder).specs))) == 2, "no spec is written twice"
+
+
+def test_the_arrays_before_a_refused_one_stand(folder: Path, fake_slurm: FakeSlurm) -> None:
+    grid = make_grid(folder, [make_spec(*SLURM), make_spec(*SLURM, "hardware=gpu_x16")])
+    script = (fake_slurm.bin / "sbatch").read_text()
+    refuse = 'if grep -q gpus-per-node "$1"; then echo "sbatch: error: no GPUs today" >&2; exit 1; fi\n'
+    (fake_slurm.bin / "sbatch").write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{refuse}"))
+    with pytest.raises(SubmitError, match="no GPUs today"):
+        submit(grid)
+    (fake_slurm.bin / "sbatch").write_text(script)
+    (array,) = submit(grid)
+    assert array.hardware == "gpu_x16"
+
+
+def test_a_lost_reply_is_not_submitted_twice(folder: Path, fake_slurm: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(3, *SLURM))
+    fake_slurm.lose_reply()
+    (array,) = submit(grid)
+    assert array.job_id == "101"
+    assert submit(grid) == []
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+def test_a_lost_reply_while_squeue_is_down_is_settled_by_the_next_submit(folder: Path, fake_slurm: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(3, *SLURM))
+    fake_slurm.lose_reply()
+    fake_slurm.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(SubmitError, match="Socket timed out"):
+        submit(grid)
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        submit(grid)  # to submit now could be to submit twice
+    assert len(fake_slurm.calls("sbatch")) == 1
+    fake_slurm.forget("squeue")
+    assert submit(grid) == []
+    assert read_submissions(SweepPaths(folder))[0].job_id == "101"
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+def _killed_before_the_answer(folder: Path, executor: str = "slurm") -> str:
+    """What a submit that was killed between intent and confirmation leaves; returns the intent's uuid."""
+    folder.mkdir(parents=True)
+    specs = make_specs(2, *SLURM)
+    append_specs(SweepPaths(folder), specs)
+    intent = write_intent(
+        SweepPaths(folder), executor=executor, hardware="cpu_x1", run_ids=[spec.run_id for spec in specs]
+    )
+    return intent.uuid
+
+
+def test_killed_after_sbatch_the_job_is_adopted(folder: Path, fake_slurm: FakeSlurm) -> None:
+    uuid = _killed_before_the_answer(folder)
+    fake_slurm.answer(
+        "squeue", f"900_1|PENDING||Priority|{uuid}\n900_0|RUNNING|n1|None|{uuid}\n901|RUNNING|n1|None|x\n"
+    )
+    assert submit(make_grid(folder, make_specs(2, *SLURM))) == []
+    assert fake_slurm.calls("sbatch") == []
+    (submission,) = read_submissions(SweepPaths(folder))
+    assert (submission.uuid, submission.job_id) == (uuid, "900")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that settle_intents slept: time passes at once."""
+    slept: list[float] = []
+    monkeypatch.setattr(
+        "hpc_trainer.launch.submit.time",
+        types.SimpleNamespace(time=lambda: time.time() + sum(slept), sleep=slept.append),
+    )
+    return slept
+
+
+def test_killed_before_sbatch_the_intent_is_dropped_and_submitted_again(
+    folder: Path, fake_slurm: FakeSlurm, clock: list[float]
+) -> None:
+    uuid = _killed_before_the_answer(folder)
+    (array,) = submit(make_grid(folder, make_specs(2, *SLURM)))
+    assert array.job_id == "101"
+    assert _events(folder) == ["intent", "dropped", "intent", "confirmed"]
+    assert read_submissions(SweepPaths(folder))[0].uuid != uuid
+    assert sum(clock) >= 10, "what sbatch handed over a moment ago may not show yet"
+    assert len(fake_slurm.calls("squeue")) <= 3
+
+
+def test_a_job_that_shows_late_is_adopted(folder: Path, fake_slurm: FakeSlurm, clock: list[float]) -> None:
+    uuid = _killed_before_the_answer(folder)
+    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{uuid}"; touch "$here/seen"\n'
+    script = fake_slurm.bin / "squeue"
+    script.write_text(script.read_text() + late)
+    assert submit(make_grid(folder, make_specs(2, *SLURM))) == []
+    assert read_submissions(SweepPaths(folder))[0].job_id == "900"
+    assert fake_slurm.calls("sbatch") == []
+    assert len(clock) == 1
+
+
+def test_settled_intents_ask_nobody(folder: Path, fake_slurm: FakeSlurm) -> None:
+    submit(make_grid(folder, make_specs(1, *SLURM)))
+    fake_slurm.forget_calls()
+    settle_intents(SweepPaths(folder))
+    assert fake_slurm.calls() == []
+
+
+def test_an_interrupted_run_is_submitted_again_with_the_same_id(folder: Path, fake_slurm: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(2, *SLURM))
+    submit(grid)
+    fake_slurm.clear_queue()
+    for number, state in enumerate((RunState.PREEMPTED, RunState.FAILED)):
+        paths = SweepPaths(folder).run(grid.specs[number].run_id)
+        paths.folder.mkdir()
+        journal = Journal(paths)
+        journal.start(0, job_id=f"101_{number}", restart_count=0, node="n", pid=1, executor="slurm", world_size=1)
+        journal.end(0, state=state, cause="x")
+    (array,) = submit(grid)
+    assert array.run_ids == (grid.specs[0].run_id,)
+    fake_slurm.forget_calls()
+    (retried,) = submit(grid, retry_failed=True)
+    assert retried.run_ids == (grid.specs[1].run_id,)
+
+
+def test_the_surrounding_job_is_not_seen(folder: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    submit(make_grid(folder, make_specs(1, *SLURM)))
+    assert fake_slurm.seen_environment("sbatch") == []
+
+
+# --- the local executor ---
+
+
+def test_a_local_queue_that_lives_is_adopted(folder: Path) -> None:
+    """Killed between the start of the queue and the confirmation: a second queue would run everything twice."""
+    uuid = _killed_before_the_answer(folder, executor="local")
+    # A process that looks like the queue: the module's name and the intent are among its arguments.
+    argv = [sys.executable, "-S", "-c", "input()", "hpc_trainer.launch.local_queue", "--intent", uuid]
+    queue = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    try:
+        settle_intents(SweepPaths(folder))
+        (submission,) = read_submissions(SweepPaths(folder))
+        assert submission.job_id == process_name(queue.pid)
+    finally:
+        queue.kill()
+        queue.communicate()
+
+
+def test_a_local_queue_that_never_started_is_dropped(folder: Path) -> None:
+    _killed_before_the_answer(folder, executor="local")
+    settle_intents(SweepPaths(folder))
+    assert read_submissions(SweepPaths(folder)) == []
+
+
+def test_nothing_local_asks_slurm(folder: Path, fake_slurm: FakeSlurm) -> None:
+    _killed_before_the_answer(folder, executor="local")
+    settle_intents(SweepPaths(folder))
+    assert fake_slurm.calls() == []
+
+
+def test_the_local_queue_outlives_the_command_and_knows_its_intent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    children: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def record(argv: list[str], **options: object) -> subprocess.Popen[bytes]:
+        started.append(argv)
+        assert options["start_new_session"] is True
+        children.append(real([sys.executable, "-S", "-c", "pass"], **options))  # type: ignore[call-overload]
+        return children[0]
+
+    monkeypatch.setattr(subprocess, "Popen", record)
+    monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", dict)
+    (array,) = submit(make_grid(folder, make_specs(2), Executor.local))
+    (argv,) = started
+    children[0].wait()
+    (submission,) = read_submissions(SweepPaths(folder))
+    assert argv[-2:] == list(array.run_ids)
+    assert submission.uuid in argv
+    assert submission.job_id == array.job_id
+    write_confirmation(SweepPaths(folder), submission, array.job_id)
+    assert _events(folder)[:2] == ["intent", "confirmed"]

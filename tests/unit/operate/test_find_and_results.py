@@ -1,0 +1,141 @@
+"""From what a person types to sweeps and runs; and one row a run, best first."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.operate.find import find_sweep, list_sweeps, select
+from hpc_trainer.operate.results import result_rows, sort_rows
+from hpc_trainer.operate.status import find_runs, read_status
+from hpc_trainer.runs.states import RunState
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def sweeps(runs_dir: Path) -> dict[str, SweepOnDisk]:
+    """`old` has seeds 0-2, `new` seeds 7-8."""
+    made = {
+        "old": SweepOnDisk(runs_dir / "old", make_specs(3)),
+        "new": SweepOnDisk(runs_dir / "new", [make_spec(seed=seed) for seed in (7, 8)]),
+    }
+    os.utime(made["old"].paths.specs, (time.time() - 100,) * 2)
+    (runs_dir / "not-a-sweep").mkdir()
+    return made
+
+
+def test_the_newest_sweep_comes_first(runs_dir: Path, sweeps: dict[str, SweepOnDisk]) -> None:
+    assert [sweep.name for sweep in list_sweeps(runs_dir)] == ["new", "old"]
+    assert find_sweep(runs_dir, None).name == "new"
+    sweeps["old"].submit(age_s=0)
+    assert find_sweep(runs_dir, None).name == "old"
+
+
+def test_a_sweep_by_name_or_path(
+    runs_dir: Path, sweeps: dict[str, SweepOnDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_sweep(runs_dir, "old").folder == runs_dir / "old"
+    assert find_sweep(Path("/elsewhere"), str(runs_dir / "old")).folder == runs_dir / "old"
+    monkeypatch.chdir(runs_dir)
+    assert find_sweep(Path("/elsewhere"), "old").folder == runs_dir / "old"
+
+
+def test_no_sweep_at_all_is_said(runs_dir: Path) -> None:
+    with pytest.raises(RunStateError, match=r"holds no sweep\. \$HPC_TRAINER_RUNS or --runs-dir"):
+        find_sweep(runs_dir, None)
+
+
+def test_runs_by_id_beginning_or_end(sweeps: dict[str, SweepOnDisk]) -> None:
+    status = read_status(sweeps["old"].paths)
+    ids = [run.run_id for run in status.runs]
+    assert [run.run_id for run in find_runs(status, [ids[1]])] == [ids[1]]
+    assert [run.run_id for run in find_runs(status, [ids[2][-8:]])] == [ids[2]]
+    assert [run.run_id for run in find_runs(status, ["mlp-"])] == ids
+    assert [run.run_id for run in find_runs(status, [ids[1][-8:], ids[1]])] == [ids[1]], "once"
+    assert find_runs(status, []) == status.runs
+    with pytest.raises(RunStateError, match=rf"no run of old is named 'nope'\. Runs: {ids[0]}, "):
+        find_runs(status, [ids[0], "nope"])
+
+
+def test_runs_are_looked_for_in_the_newest_sweep_then_in_the_others(
+    runs_dir: Path, sweeps: dict[str, SweepOnDisk]
+) -> None:
+    old, new = ([spec.run_id for spec in sweeps[name].specs] for name in ("old", "new"))
+    assert _selected(runs_dir, [new[0][-8:]], None) == ("new", [new[0]])
+    assert _selected(runs_dir, [old[0][-8:]], None) == ("old", [old[0]])
+    assert _selected(runs_dir, [], None) == ("new", new)
+    assert _selected(runs_dir, ["old"], None) == ("old", old)
+    assert _selected(runs_dir, [], "old") == ("old", old)
+    assert _selected(runs_dir, ["mlp-"], "old") == ("old", old)
+    with pytest.raises(RunStateError, match="no run of new is named 'nope'"):
+        select(runs_dir, ["nope"], None)
+    with pytest.raises(RunStateError, match="no run of old is named"):
+        select(runs_dir, [new[0]], "old")
+
+
+def _selected(runs_dir: Path, names: list[str], sweep: str | None) -> tuple[str, list[str]]:
+    status, runs = select(runs_dir, names, sweep)
+    return status.sweep.name, [run.run_id for run in runs]
+
+
+# --- results ---
+
+
+def test_a_row_says_what_was_asked_what_came_out_and_what_it_cost(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    spec = make_spec("cluster=slurm", "hardware=gpu_x8", axes={"optim.lr": "0.1", "model": "mlp"})
+    sweep = SweepOnDisk(runs_dir / "s", [spec, make_spec("cluster=slurm", seed=1, axes={"optim.lr": "0.2"})])
+    sweep.submit()
+    sweep.start(age_s=1800)
+    sweep.end(state=RunState.COMPLETED, cause="done")
+    sweep.done(eval_accuracy=0.9, eval_loss=0.3, loss=0.1, lr=0.0, steps_per_s=3.0, samples_per_s=3.0, grad_norm=1.0)
+    fake_slurm.answer("squeue", "500_1|PENDING||Priority|x\n")
+    first, second = result_rows(read_status(sweep.paths))
+    assert first == {
+        "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "eval_accuracy": 0.9, "eval_loss": 0.3,
+        "state": "COMPLETED", "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
+    }  # fmt: skip
+    assert list(first)[:1] + list(first)[-3:] == ["run_id", "state", "gpu_hours", "attempts"]
+    assert (second["state"], second["gpu_hours"], second["attempts"]) == ("PENDING", 0, 0)
+
+
+ROWS = [{"n": 1, "acc": 0.5, "eval_loss": 2.0}, {"n": 2}, {"n": 3, "acc": 0.9, "eval_loss": 1.0}, {"n": 4, "acc": None}]
+
+
+@pytest.mark.parametrize(("key", "order"), [("acc", [3, 1, 2, 4]), ("eval_loss", [3, 1, 2, 4]), ("n", [4, 3, 2, 1])])
+def test_best_first_and_rows_without_a_value_last(key: str, order: list[int]) -> None:
+    assert [row["n"] for row in sort_rows(ROWS, key)] == order
+
+
+def test_a_column_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--sort nope: there is no such column\. Valid: n, acc, eval_loss"):
+        sort_rows(ROWS, "nope")
+    assert sort_rows([], "nope") == []
+
+
+def test_words_are_sorted_as_words() -> None:
+    rows = [{"state": "RUNNING"}, {"state": "COMPLETED"}]
+    assert [row["state"] for row in sort_rows(rows, "state")] == ["COMPLETED", "RUNNING"]
+
+
+def test_a_loss_that_is_not_a_number_is_not_best() -> None:
+    rows = [{"n": 1, "eval_loss": 2.0}, {"n": 2, "eval_loss": float("nan")}, {"n": 3, "eval_loss": 1.0}]
+    for shuffled in (rows, rows[::-1], [rows[1], rows[0], rows[2]], [rows[2], rows[1], rows[0]]):
+        assert [row["n"] for row in sort_rows(shuffled, "eval_loss")] == [3, 1, 2]
+
+
+def test_axes_are_sorted_as_numbers_where_they_are_numbers() -> None:
+    rows = [{"lr": "1e-3"}, {"lr": "0.3"}, {"lr": "0.01"}, {"lr": "2"}]
+    assert [row["lr"] for row in sort_rows(rows, "lr")] == ["2", "0.3", "0.01", "1e-3"]
+    mixed = [{"x": "null"}, {"x": "1"}, {"x": "b"}, {"x": "30"}]
+    assert [row["x"] for row in sort_rows(mixed, "x")] == ["30", "1", "b", "null"]

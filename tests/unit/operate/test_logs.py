@@ -1,0 +1,93 @@
+"""What a run printed, in order of its attempts and ranks; the tail; lines as they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
+from hpc_trainer.operate.status import SweepStatus, read_status
+from hpc_trainer.runs.states import RunState
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n")
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit()
+    return sweep
+
+
+def _log(sweep: SweepOnDisk, attempt: int, rank: int, text: str) -> None:
+    sweep.run().log(attempt, rank).write_text(text)
+
+
+def _status(sweep: SweepOnDisk) -> SweepStatus:
+    return read_status(sweep.paths)
+
+
+def test_attempts_then_ranks_and_the_batch_shell_first(sweep: SweepOnDisk) -> None:
+    for attempt, rank in ((10, 0), (2, 10), (2, 0), (2, 2), (1000, 0)):
+        _log(sweep, attempt, rank, "x\n")
+    (sweep.run().logs / "attempt-002.failure.json").write_text("{}")
+    (sweep.run().logs / "notes.txt").write_text("x")
+    sweep.paths.scripts.mkdir()
+    (sweep.paths.scripts / "500_0.out").write_text("batch\n")
+    status = _status(sweep)
+    names = [path.name for path in log_files(status, status.runs[0], None)]
+    assert names == [
+        "500_0.out", "attempt-002.rank-0.log", "attempt-002.rank-2.log", "attempt-002.rank-10.log",
+        "attempt-010.rank-0.log", "attempt-1000.rank-0.log",
+    ]  # fmt: skip
+    assert [path.name for path in log_files(status, status.runs[0], 2)] == ["500_0.out", "attempt-002.rank-2.log"]
+
+
+def test_nothing_printed_yet(sweep: SweepOnDisk) -> None:
+    status = _status(sweep)
+    assert log_files(status, status.runs[0]) == []
+
+
+def test_all_lines_or_the_last_of_each_file(sweep: SweepOnDisk) -> None:
+    _log(sweep, 0, 0, "a\nb\nc\n")
+    _log(sweep, 1, 0, "d\n")
+    status = _status(sweep)
+    files = log_files(status, status.runs[0])
+    assert list(read_logs(files)) == [f"==> {files[0]} <==", "a", "b", "c", f"==> {files[1]} <==", "d"]
+    assert list(read_logs(files, tail=2)) == [f"==> {files[0]} <==", "b", "c", f"==> {files[1]} <==", "d"]
+    assert list(read_logs(files, tail=0)) == [f"==> {files[0]} <==", f"==> {files[1]} <=="]
+
+
+def test_bytes_that_are_no_text_are_shown(sweep: SweepOnDisk) -> None:
+    sweep.run().log(0, 0).write_bytes(b"ok \xff\n")
+    status = _status(sweep)
+    assert list(read_logs(log_files(status, status.runs[0])))[1] == "ok \ufffd"
+
+
+def test_lines_as_they_come_across_attempts_to_the_end(sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep.start(resumed=0)
+    _log(sweep, 0, 0, "")
+    first, second = sweep.run().log(0, 0), sweep.run().log(1, 0)
+
+    def write(path: Path, text: str) -> None:
+        with path.open("a") as file:
+            file.write(text)
+
+    story = iter(
+        [
+            lambda: None,
+            lambda: write(first, "one\nhal"),
+            lambda: write(first, "f\n"),
+            lambda: (write(second, "two\n"), sweep.start(attempt=1)),
+            lambda: (write(second, "last\n"), sweep.end(attempt=1, state=RunState.FAILED, cause="x"), sweep.done()),
+        ]
+    )
+    # Each look at the run comes after the next part of the story; nobody waits.
+    monkeypatch.setattr("hpc_trainer.operate.logs.time.sleep", lambda _: next(story)())
+    status = _status(sweep)
+    lines = list(follow_logs(status, status.runs[0], 0))
+    assert lines == [f"==> {first} <==", "one", "half", f"==> {second} <==", "two", "last"]
+    assert next(story, None) is None

@@ -1,0 +1,209 @@
+"""Small files are old or new, never torn; lines are whole; files that others could have changed are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.runs.files import (
+    append_lines,
+    check_trusted,
+    read_json,
+    read_lines,
+    set_umask,
+    write_atomic,
+    write_json,
+)
+
+_WRITER = Path(__file__).with_name("atomic_writer.py")
+
+
+def test_a_writer_that_is_killed_leaves_the_old_text_or_the_new_one(tmp_path: Path) -> None:
+    path, size, chance = tmp_path / "small.json", 200_000, random.Random(0)
+    write_atomic(path, "z" * size)
+    seen = set()
+    for _ in range(20):
+        # fork is cheaper than a new Python: the writer is a loop over the real function.
+        child = os.fork()
+        if child == 0:
+            try:
+                while True:
+                    for letter in "abcdefgh":
+                        write_atomic(path, letter * size)
+            finally:
+                os._exit(1)
+        reads = 0
+        until = time.monotonic() + chance.uniform(0.005, 0.02)
+        while time.monotonic() < until or reads == 0:
+            _assert_whole(path, size)
+            reads += 1
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        seen.add(_assert_whole(path, size))
+    assert seen - {"z"}, "no writer got as far as writing"
+
+
+def _assert_whole(path: Path, size: int) -> str:
+    text = path.read_text()
+    assert len(text) == size
+    assert len(set(text)) == 1, f"torn: {sorted(set(text))}"
+    return text[0]
+
+
+def test_a_writer_process_that_is_killed_leaves_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "small.json"
+    writer = subprocess.Popen([sys.executable, str(_WRITER), str(path), "100000"])
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        writer.kill()
+        writer.wait()
+    _assert_whole(path, 100_000)
+
+
+def test_write_atomic_goes_through_a_name_in_the_same_folder_and_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 2}
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert read_json(path) == {"a": 1}
+
+
+def test_lines_are_appended_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    append_lines(path, [{"n": 0}, {"n": 1}])
+    append_lines(path, [])
+    append_lines(path, [{"n": 2, "text": "two\nlines\u2028and more"}])
+    assert [record["n"] for record in read_lines(path)] == [0, 1, 2]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+@pytest.mark.parametrize("torn", ['{"n": 9, "te', '{"n": 9', "{", '{"n": "é'])
+def test_a_torn_line_spoils_itself_only(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "x.jsonl"
+    append_lines(path, [{"n": 0}])
+    with path.open("ab") as file:
+        file.write(torn.encode()[:-1] if torn.endswith("é") else torn.encode())
+    assert [record["n"] for record in read_lines(path)] == [0]
+    append_lines(path, [{"n": 1}])
+    append_lines(path, [{"n": 2}])
+    assert [record["n"] for record in read_lines(path)] == [0, 1, 2]
+
+
+def test_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('\n[1]\n"x"\n{"n": 1}\nnull\n')
+    assert list(read_lines(path)) == [{"n": 1}]
+
+
+def test_many_writers_at_once_lose_no_line(tmp_path: Path) -> None:
+    path, children = tmp_path / "x.jsonl", []
+    for writer in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                for number in range(50):
+                    append_lines(path, [{"writer": writer, "n": number, "pad": "x" * 500}], sync=False)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    records = list(read_lines(path))
+    assert len(records) == 200
+    for writer in range(4):
+        assert [record["n"] for record in records if record["writer"] == writer] == list(range(50))
+
+
+def test_no_file_is_nothing(tmp_path: Path) -> None:
+    assert list(read_lines(tmp_path / "none")) == []
+    assert read_json(tmp_path / "none") is None
+    (tmp_path / "list").write_text("[1]")
+    (tmp_path / "torn").write_text('{"a"')
+    assert read_json(tmp_path / "list") is None
+    assert read_json(tmp_path / "torn") is None
+
+
+@pytest.mark.parametrize(("group_readable", "folder_mode", "file_mode"), [(False, 0o700, 0o600), (True, 0o750, 0o640)])
+def test_new_folders_and_files_are_private(
+    tmp_path: Path, group_readable: bool, folder_mode: int, file_mode: int
+) -> None:
+    set_umask(group_readable)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    write_json(folder / "a.json", {})
+    append_lines(folder / "b.jsonl", [{}])
+    assert folder.stat().st_mode & 0o777 == folder_mode
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {file_mode}
+
+
+# --- trust ---
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o700, 0o755, 0o400])
+def test_what_only_we_may_write_is_trusted(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    path.chmod(mode)
+    check_trusted(path)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o660, 0o602, 0o666, 0o777, 0o770])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_others_may_write_is_refused(tmp_path: Path, mode: int, is_folder: bool) -> None:
+    path = tmp_path / "x"
+    path.mkdir() if is_folder else path.touch()
+    path.chmod(mode)
+    with pytest.raises(UntrustedFileError, match=rf"mode {mode:o}.*chmod go-w {path}"):
+        check_trusted(path)
+
+
+def test_the_group_may_write_only_where_that_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    path.chmod(0o660)
+    check_trusted(path, group_may_write=True)
+    path.chmod(0o662)
+    with pytest.raises(UntrustedFileError):
+        check_trusted(path, group_may_write=True)
+
+
+def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(UntrustedFileError, match="symbolic link"):
+        check_trusted(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_another_users_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text(json.dumps({}))
+    os.chown(path, 12345, -1)
+    with pytest.raises(UntrustedFileError, match="belongs to user 12345"):
+        check_trusted(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunStateError, match=r"none: no such file") as caught:
+        check_trusted(tmp_path / "none")
+    assert not isinstance(caught.value, UntrustedFileError)

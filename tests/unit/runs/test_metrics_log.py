@@ -1,0 +1,66 @@
+"""metrics.jsonl: monotone in step whatever happened, the last line never torn."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from hpc_trainer.runs.files import read_lines
+from hpc_trainer.runs.metrics_log import MetricsLog, last_metrics
+
+
+def _steps(path: Path) -> list[int]:
+    return [record["step"] for record in read_lines(path)]
+
+
+def test_replayed_steps_replace_their_lines(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m")
+    for step in (10, 20, 30):
+        log.append(step, {"loss": 1.0 / step})
+    log.rewind(20)
+    log.append(30, {"loss": 7.0})
+    assert _steps(tmp_path / "m") == [10, 20, 30]
+    assert last_metrics(tmp_path / "m") == {"step": 30, "loss": 7.0}
+
+
+def test_a_torn_tail_goes(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    MetricsLog(path).append(10, {"loss": 1.0})
+    with path.open("a") as file:
+        file.write('{"step": 20, "lo')
+    MetricsLog(path).rewind(50)
+    assert path.read_text() == '{"step": 10, "loss": 1.0}\n'
+
+
+def test_nothing_to_rewind(tmp_path: Path) -> None:
+    MetricsLog(tmp_path / "m").rewind(0)
+    assert not (tmp_path / "m").exists()
+    assert last_metrics(tmp_path / "m") == {}
+
+
+def test_the_newest_value_of_each_metric(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m")
+    log.append(10, {"loss": 1.0, "eval_loss": 2.0})
+    log.append(20, {"loss": 0.5})
+    assert last_metrics(tmp_path / "m") == {"step": 20, "loss": 0.5, "eval_loss": 2.0}
+
+
+def test_any_story_of_kills_ends_monotone(tmp_path: Path) -> None:
+    for seed in range(20):
+        chance, path = random.Random(seed), tmp_path / f"m{seed}"
+        step = saved = 0
+        for _ in range(6):
+            MetricsLog(path).rewind(saved)
+            step = saved
+            for _ in range(chance.randint(0, 9)):
+                step += chance.randint(1, 3)
+                MetricsLog(path).append(step, {"loss": step * 0.1})
+                if chance.random() < 0.3:
+                    saved = step
+            if path.exists() and chance.random() < 0.5:
+                with path.open("a") as file:
+                    file.write('{"step": 9')
+        MetricsLog(path).rewind(saved)
+        steps = _steps(path)
+        assert steps == sorted(set(steps)), f"seed {seed}"
+        assert all(each <= saved for each in steps), f"seed {seed}"

@@ -1,0 +1,115 @@
+"""Frozen runs: written once, read back the same, refused when changed or writable by others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import append_specs, read_spec, read_specs, shape_of
+from tests.unit.runs.builders import make_config, make_spec, make_specs
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> SweepPaths:
+    (tmp_path / "sweep").mkdir()
+    return SweepPaths(tmp_path / "sweep")
+
+
+def test_round_trip(paths: SweepPaths) -> None:
+    specs = [
+        *make_specs(3),
+        make_spec("experiment=gpt_bytes", "hardware=gpu_x16", "cluster=slurm"),
+        make_spec("experiment=resnet_synthetic", axes={"optim.lr": "0.1", "model.name": "'x y'"}),
+    ]
+    append_specs(paths, specs[:2])
+    append_specs(paths, specs[2:])
+    assert list(read_specs(paths).values()) == specs
+    assert [read_spec(paths, spec.run_id) for spec in specs] == specs
+    assert len(paths.specs.read_text().splitlines()) == len(specs)
+    for spec in specs:
+        assert read_spec(paths, spec.run_id).typed().seed == spec.config["seed"]
+
+
+def test_no_sweep_has_no_specs(paths: SweepPaths) -> None:
+    assert read_specs(paths) == {}
+    with pytest.raises(RunStateError, match="no such file"):
+        read_spec(paths, "x")
+
+
+def test_a_run_that_is_not_there(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    with pytest.raises(RunStateError, match="holds no run other"):
+        read_spec(paths, "other")
+    with pytest.raises(RunStateError, match="holds no run"):
+        read_spec(paths, spec.run_id[:-1])
+
+
+def test_a_changed_spec_is_refused_by_its_digest(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    text = paths.specs.read_text()
+    assert '"lr": 0.001' in text
+    paths.specs.write_text(text.replace('"lr": 0.001', '"lr": 0.002'))
+    with pytest.raises(ConfigError, match=rf"{spec.run_id}: the frozen configuration was changed after submission"):
+        read_spec(paths, spec.run_id).typed()
+
+
+def test_a_spec_of_another_version_is_refused(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    record = json.loads(paths.specs.read_text())
+    record["shape"]["new_field"] = 1
+    paths.specs.write_text(json.dumps(record) + "\n")
+    with pytest.raises(RunStateError, match="another version"):
+        read_specs(paths)
+
+
+def test_specs_that_others_may_write_are_refused(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    paths.specs.chmod(0o666)
+    with pytest.raises(UntrustedFileError, match="chmod go-w"):
+        read_specs(paths)
+    with pytest.raises(UntrustedFileError, match="chmod go-w"):
+        read_spec(paths, spec.run_id)
+
+
+def test_the_newest_spec_of_a_run_counts_for_the_worker_too(paths: SweepPaths) -> None:
+    """A run submitted again with a longer time limit has two lines; the worker must not take the old one."""
+    old, new = make_spec(hardware__time_limit_min=10), make_spec(hardware__time_limit_min=600)
+    assert old.run_id == new.run_id
+    append_specs(paths, [old])
+    append_specs(paths, [new])
+    assert read_specs(paths)[new.run_id] == new
+    assert read_spec(paths, new.run_id) == new
+
+
+def test_a_torn_line_does_not_stop_the_worker(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    whole = paths.specs.read_bytes()
+    paths.specs.write_bytes(whole[: len(whole) // 2])
+    append_specs(paths, [spec])
+    assert read_spec(paths, spec.run_id) == spec
+    assert list(read_specs(paths)) == [spec.run_id]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "given", "lead_s"), [(60, None, 120), (8, None, 120), (4, None, 60), (1, None, 15), (60, 300, 300)]
+)
+def test_the_warning_comes_early_enough(minutes: int, given: int | None, lead_s: int) -> None:
+    config = make_config(hardware__time_limit_min=minutes, cluster__signal_lead_s=given)
+    assert shape_of(config).signal_lead_s == lead_s
+
+
+def test_shapes_of_the_profiles() -> None:
+    shape = make_spec("hardware=gpu_x16", "cluster=slurm").shape
+    assert (shape.num_nodes, shape.tasks_per_node, shape.gpus_per_node, shape.cpus_per_task) == (2, 8, 8, 8)
+    assert shape.world_size == 16
+    assert shape.gpu_hours == 16.0
+    assert make_spec("hardware=cpu_x2").shape.gpu_hours == 0

@@ -1,0 +1,152 @@
+"""What to do at a stop: every combination of facts keeps the promises, and each row of the design's table holds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from hpc_trainer.errors import ExitCode
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.decide import AT_WORK, SIGNAL_SLACK_S, Action, Decision, StopFacts, decide_stop
+
+# Slurm's job states (slurm.schedmd.com/job_state_codes.html), and one that no release has.
+STATES = [
+    None, "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "CONFIGURING", "DEADLINE", "FAILED", "NODE_FAIL",
+    "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "RUNNING", "SIGNALING",
+    "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT", "REVOKED", "SOMETHING_NEW",
+]  # fmt: skip
+ACCOUNTING = [None, "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "REQUEUED", "RUNNING", "TIMEOUT"]
+BOTH = (False, True)
+SECONDS = [None, -5.0, 0.0, 120.0, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1, 1e6]
+ALL = [
+    StopFacts(
+        on_slurm=on_slurm, has_cancel_marker=marker, job_state=state, seconds_left=seconds, ran_full_time=full,
+        was_preempted=preempted, was_requeued=requeued, accounting_state=accounting,
+    )
+    for on_slurm, marker, state, seconds, full, preempted, requeued, accounting in itertools.product(
+        BOTH, BOTH, STATES, SECONDS, BOTH, BOTH, BOTH, ACCOUNTING
+    )
+]  # fmt: skip
+
+
+def _broken(rule: Any) -> list[tuple[StopFacts, Decision]]:
+    return [(facts, made) for facts in ALL if not rule(facts, made := decide_stop(facts))][:3]
+
+
+def test_a_cancelled_run_never_comes_back() -> None:
+    assert not _broken(
+        lambda facts, made: (
+            made == Decision(action=Action.none, state=RunState.CANCELLED, cause="cancelled", exit_code=ExitCode.OK)
+            if facts.has_cancel_marker or facts.job_state == "CANCELLED"
+            else True
+        )
+    )
+
+
+def test_a_requeue_is_asked_only_for_a_job_that_is_at_work_or_unknown() -> None:
+    assert not _broken(
+        lambda facts, made: (
+            made.action is Action.none
+            or (facts.on_slurm and not facts.has_cancel_marker and facts.job_state in {None, *AT_WORK})
+        )
+    )
+    assert not AT_WORK & {"CANCELLED", "COMPLETING", "COMPLETED", "FAILED", "TIMEOUT", "PENDING", "PREEMPTED"}
+
+
+def test_without_slurm_nothing_is_requeued() -> None:
+    assert not _broken(lambda facts, made: facts.on_slurm or made.action is Action.none)
+
+
+def test_a_job_at_work_is_requeued_unless_cancelled() -> None:
+    assert not _broken(
+        lambda facts, made: (
+            made.action is Action.requeue
+            or not facts.on_slurm
+            or facts.has_cancel_marker
+            or facts.job_state not in {None, *AT_WORK}
+        )
+    )
+
+
+def test_every_decision_says_a_state_and_a_cause() -> None:
+    states = {RunState.CANCELLED, RunState.REQUEUED, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL}
+    causes = {"cancelled", "stopped", "preempted", "timeout", "signal", "node_fail"}
+    assert not _broken(lambda _, made: made.state in states and made.cause in causes)
+
+
+def test_state_action_and_exit_code_agree() -> None:
+    assert not _broken(
+        lambda _, made: (
+            (made.exit_code is ExitCode.OK) == (made.state is RunState.CANCELLED)
+            and (made.exit_code in (ExitCode.OK, ExitCode.REQUEUED))
+            and (made.action is Action.none or made.state is RunState.REQUEUED)
+        )
+    )
+
+
+def test_what_slurm_says_plainly_is_not_called_cancelled() -> None:
+    plain = {"TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "PENDING", "REQUEUED"}
+    assert not _broken(
+        lambda facts, made: (
+            made.state is not RunState.CANCELLED or facts.has_cancel_marker or facts.job_state not in plain
+        )
+    )
+
+
+# --- the rows of the table, one by one ---
+
+NONE, REQUEUE = Action.none, Action.requeue
+ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
+    ("cancel marker, still running", {"has_cancel_marker": True, "job_state": "RUNNING"},
+     NONE, RunState.CANCELLED, "cancelled", 0),
+    ("Slurm says CANCELLED", {"job_state": "CANCELLED"}, NONE, RunState.CANCELLED, "cancelled", 0),
+    ("raw scancel, sacct lags", {"job_state": "COMPLETING"}, NONE, RunState.CANCELLED, "cancelled", 0),
+    ("raw scancel, sacct knows", {"job_state": "COMPLETING", "accounting_state": "CANCELLED"},
+     NONE, RunState.CANCELLED, "cancelled", 0),
+    ("warning before the limit", {"job_state": "RUNNING", "seconds_left": 118.0},
+     REQUEUE, RunState.REQUEUED, "timeout", 75),
+    ("warning, up to 60 s early", {"job_state": "RUNNING", "seconds_left": 175.0},
+     REQUEUE, RunState.REQUEUED, "timeout", 75),
+    ("preempted, in its grace period", {"job_state": "RUNNING", "seconds_left": 5000.0, "was_preempted": True},
+     REQUEUE, RunState.REQUEUED, "preempted", 75),
+    ("somebody's signal", {"job_state": "RUNNING", "seconds_left": 5000.0}, REQUEUE, RunState.REQUEUED, "signal", 75),
+    ("Slurm does not answer", {"job_state": None}, REQUEUE, RunState.REQUEUED, "signal", 75),
+    ("Slurm requeued it already", {"job_state": "COMPLETING", "was_requeued": True},
+     NONE, RunState.REQUEUED, "preempted", 75),
+    ("it waits already", {"job_state": "PENDING"}, NONE, RunState.REQUEUED, "preempted", 75),
+    ("the limit is over", {"job_state": "COMPLETING", "ran_full_time": True}, NONE, RunState.TIMEOUT, "timeout", 75),
+    ("the limit is over, said plainly", {"job_state": "TIMEOUT"}, NONE, RunState.TIMEOUT, "timeout", 75),
+    ("preempted for good", {"job_state": "COMPLETING", "was_preempted": True},
+     NONE, RunState.PREEMPTED, "preempted", 75),
+    ("preempted for good, by sacct", {"job_state": "COMPLETING", "accounting_state": "PREEMPTED"},
+     NONE, RunState.PREEMPTED, "preempted", 75),
+    ("preempted for good, said plainly", {"job_state": "PREEMPTED"}, NONE, RunState.PREEMPTED, "preempted", 75),
+    ("another node of it died", {"job_state": "NODE_FAIL"}, NONE, RunState.NODE_FAIL, "node_fail", 75),
+    ("another node of it died, by sacct", {"job_state": "COMPLETING", "accounting_state": "NODE_FAIL"},
+     NONE, RunState.NODE_FAIL, "node_fail", 75),
+    ("not on Slurm", {"on_slurm": False}, NONE, RunState.PREEMPTED, "stopped", 75),
+    ("not on Slurm, cancelled", {"on_slurm": False, "has_cancel_marker": True},
+     NONE, RunState.CANCELLED, "cancelled", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "action", "state", "cause", "code"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
+)
+def test_a_row_of_the_table(facts: dict[str, Any], action: Action, state: RunState, cause: str, code: int) -> None:
+    made = decide_stop(StopFacts(**{"on_slurm": True, "has_cancel_marker": False, **facts}))
+    assert made == Decision(action=action, state=state, cause=cause, exit_code=ExitCode(code))
+
+
+@pytest.mark.parametrize(
+    ("lead_s", "left", "cause"), [(15, 60.0, "timeout"), (15, 400.0, "signal"), (600, 640.0, "timeout")]
+)
+def test_the_warning_is_told_from_other_signals_by_the_time_that_was_asked_for(
+    lead_s: int, left: float, cause: str
+) -> None:
+    facts = StopFacts(
+        on_slurm=True, has_cancel_marker=False, job_state="RUNNING", seconds_left=left, signal_lead_s=lead_s
+    )
+    assert decide_stop(facts).cause == cause

@@ -1,0 +1,130 @@
+"""Small stand-ins for Slurm's commands on PATH: they record how they were called and answer what the test says.
+
+`sbatch` accepts every script as a job array and `squeue` shows it, unless the test gives other answers.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_RECORD = """#!/bin/sh
+here={folder}
+name=$(basename "$0")
+echo "$name $*" >> "$here/calls"
+env | grep -E '^(SLURM_|SBATCH_|SRUN_|SUBMITIT_)' | sort > "$here/$name.env"
+if [ -e "$here/$name.hang" ]; then exec sleep 60; fi
+if [ -e "$here/$name.err" ]; then cat "$here/$name.err" >&2; fi
+if [ -e "$here/$name.out" ]; then cat "$here/$name.out"; exit "$(cat "$here/$name.rc")"; fi
+"""
+_SBATCH = """
+number=$(( $(cat "$here/number") + 1 ))
+echo "$number" > "$here/number"
+cp "$1" "$here/script-$number.sh"
+comment=$(sed -n 's/^#SBATCH --comment=//p' "$1")
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
+for index in $(seq 0 "$last"); do echo "${number}_$index|PENDING||Priority|$comment" >> "$here/queue"; done
+if [ -e "$here/lose_reply" ]; then
+    rm "$here/lose_reply"
+    echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+    exit 1
+fi
+echo "Submitted batch job $number"
+"""
+_SQUEUE = """
+cat "$here/queue"
+"""
+
+
+class FakeSlurm:
+    """Slurm's commands in `folder/bin`; what they were told and asked lies in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        (folder / "number").write_text("100\n")
+        (folder / "queue").touch()
+        (folder / "calls").touch()
+        for name, more in {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": "", "scontrol": "", "scancel": ""}.items():
+            script = self.bin / name
+            script.write_text(_RECORD.replace("{folder}", str(folder)) + more)
+            script.chmod(script.stat().st_mode | stat.S_IXUSR)
+
+    def answer(self, name: str, output: str = "", *, code: int = 0, error: str = "") -> None:
+        """From now on `name` prints this and exits with this code."""
+        (self.folder / f"{name}.rc").write_text(str(code))
+        (self.folder / f"{name}.err").write_text(error)
+        (self.folder / f"{name}.out").write_text(output)
+
+    def forget(self, name: str) -> None:
+        """`name` behaves as in the beginning."""
+        for path in self.folder.glob(f"{name}.*"):
+            path.unlink()
+
+    def hang(self, name: str) -> None:
+        """`name` answers nothing for a minute."""
+        (self.folder / f"{name}.hang").touch()
+
+    def lose_reply(self) -> None:
+        """The next sbatch is accepted, and fails all the same: the reply was lost."""
+        (self.folder / "lose_reply").touch()
+
+    def clear_queue(self) -> None:
+        """squeue knows no job."""
+        (self.folder / "queue").write_text("")
+
+    def calls(self, name: str = "") -> list[str]:
+        """How `name` (or any command) was called, in order."""
+        lines = (self.folder / "calls").read_text().splitlines()
+        return [line for line in lines if not name or line.split()[0] == name]
+
+    def forget_calls(self) -> None:
+        """Begins to count anew."""
+        (self.folder / "calls").write_text("")
+
+    def seen_environment(self, name: str) -> list[str]:
+        """Names of the Slurm variables that the last call of `name` saw."""
+        return [line.split("=", 1)[0] for line in (self.folder / f"{name}.env").read_text().splitlines()]
+
+    def script(self, job_id: str) -> str:
+        """The batch script that sbatch got as this job."""
+        return (self.folder / f"script-{job_id}.sh").read_text()
+
+
+@pytest.fixture
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Slurm's commands, played by scripts; the real ones, if there are any, are out of reach."""
+    fake = FakeSlurm(tmp_path / "fake-slurm")
+    monkeypatch.setenv("PATH", f"{fake.bin}:{os.environ['PATH']}")
+    return fake
+
+
+@pytest.fixture
+def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH with the tools of a plain machine and no Slurm."""
+    folder = tmp_path / "plain-bin"
+    folder.mkdir()
+    for tool in ("sh", "env", "cat", "git"):
+        found = next((Path(each) / tool for each in ("/usr/bin", "/bin") if (Path(each) / tool).exists()), None)
+        if found is not None:
+            (folder / tool).symlink_to(found)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither the person's own files and variables nor a surrounding job reach a test; the umask comes back."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-user-config"))
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_", "HPC_TRAINER_RUNS", "TORCHELASTIC_")):
+            monkeypatch.delenv(name)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

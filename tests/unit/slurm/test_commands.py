@@ -1,0 +1,90 @@
+"""One Slurm command: bounded in time, its errors said; and what of a surrounding job sbatch may see."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.slurm.commands import clean_submit_environment, has_slurm, run_slurm
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+def test_its_output(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "one\ntwo\n", error="a warning\n")
+    assert run_slurm(["squeue", "-h"]) == "one\ntwo\n"
+    assert fake_slurm.calls() == ["squeue -h"]
+    assert has_slurm()
+
+
+def test_times_come_as_seconds_and_words_in_english(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    (fake_slurm.bin / "squeue").write_text('#!/bin/sh\necho "$LC_ALL $SLURM_TIME_FORMAT"\n')
+    assert run_slurm(["squeue"]) == "C %s\n"
+
+
+def test_another_exit_code_is_an_error_with_its_last_words(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", error="slurm_load_jobs error: Zero Bytes were transmitted\n", code=3)
+    with pytest.raises(SlurmError, match=r"squeue -h failed \(3\): slurm_load_jobs error: Zero Bytes"):
+        run_slurm(["squeue", "-h"])
+
+
+def test_a_command_that_hangs_is_left(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.hang("squeue")
+    began = time.monotonic()
+    with pytest.raises(SlurmError, match=r"squeue did not answer within 0\.3 s"):
+        run_slurm(["squeue"], timeout_s=0.3)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_machine_without_slurm() -> None:
+    assert not has_slurm()
+    with pytest.raises(SlurmError, match=r"squeue is not on PATH\. Is this a Slurm login node\?"):
+        run_slurm(["squeue"])
+
+
+def test_a_command_that_cannot_be_started_is_an_error(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fake_slurm.bin))  # the machine's own squeue, if any, must not take over
+    (fake_slurm.bin / "squeue").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(SlurmError, match="squeue"):
+        run_slurm(["squeue"])
+    (fake_slurm.bin / "squeue").write_bytes(b"\x7fELF broken")
+    with pytest.raises(SlurmError, match=r"squeue could not be started: .*Exec format error"):
+        run_slurm(["squeue"])
+
+
+def test_bytes_that_are_no_text_do_not_stop_us(fake_slurm: FakeSlurm) -> None:
+    (fake_slurm.bin / "squeue").write_text("#!/bin/sh\nprintf 'n\\377de'\n")
+    assert run_slurm(["squeue"]) == "n\ufffdde"
+
+
+LEAKED = {
+    "SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURM_CPUS_PER_TASK": "9", "SBATCH_PARTITION": "other",
+    "SRUN_CPUS_PER_TASK": "9", "SUBMITIT_EXECUTOR": "slurm",
+}  # fmt: skip
+
+
+def test_the_surrounding_job_is_hidden_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**LEAKED, "SLURM_CONF": "/etc/slurm.conf", "MY_SLURM_X": "1"}.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    with clean_submit_environment():
+        assert [name for name in LEAKED if name in os.environ] == []
+        assert os.environ["SLURM_CONF"] == "/etc/slurm.conf"
+        assert os.environ["MY_SLURM_X"] == "1"
+    assert dict(os.environ) == before
+    with pytest.raises(RuntimeError), clean_submit_environment():
+        raise RuntimeError
+    assert dict(os.environ) == before
+
+
+def test_what_names_the_cluster_and_the_person_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its token sbatch is refused where auth/jwt is used; SLURM_CLUSTERS moves squeue and sbatch alike."""
+    stay = {"SLURM_CONF": "a", "SLURM_CONF_SERVER": "b", "SLURM_JWT": "c", "SLURM_CLUSTERS": "d"}
+    for name, value in stay.items():
+        monkeypatch.setenv(name, value)
+    with clean_submit_environment():
+        assert {name: os.environ.get(name) for name in stay} == stay

@@ -1,0 +1,138 @@
+"""scontrol show job, requeue and cancel, on what releases 22.05 and 24.11 print."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.slurm.jobs import cancel_jobs, parse_duration, parse_job, parse_time, requeue, show_job
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+# 22.05, SLURM_TIME_FORMAT=%s, an array element at work, preempted and in its grace period.
+ELEMENT = (
+    "JobId=1083 ArrayJobId=1080 ArrayTaskId=3 ArrayTaskThrottle=4 JobName=digits UserId=ann(1000) GroupId=ann(1000) "
+    "MCS_label=N/A Priority=4294901758 Nice=0 Account=lab QOS=normal JobState=RUNNING Reason=None Dependency=(null) "
+    "Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:10:05 TimeLimit=01:00:00 TimeMin=N/A "
+    "SubmitTime=1763690000 EligibleTime=1763690121 AccrueTime=1763690121 StartTime=1763690130 EndTime=1763693730 "
+    "Deadline=N/A PreemptEligibleTime=1763690130 PreemptTime=1763690700 SuspendTime=None SecsPreSuspend=0 "
+    "LastSchedEval=1763690130 Scheduler=Main Partition=low AllocNode:Sid=login1:4711 ReqNodeList=(null) "
+    "ExcNodeList=(null) NodeList=gpu003 BatchHost=gpu003 NumNodes=1 NumCPUs=8 NumTasks=1 CPUs/Task=8 "
+    "ReqB:S:C:T=0:0:*:* TRES=cpu=8,mem=60G,node=1,billing=8,gres/gpu=1 Socks/Node=* NtasksPerN:B:S:C=1:0:*:* "
+    "CoreSpec=* MinCPUsNode=8 MinMemoryNode=0 MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 "
+    "OverSubscribe=OK Contiguous=0 Licenses=(null) Network=(null) Command=/home/ann/runs/digits/slurm/x.sh "
+    "WorkDir=/home/ann Comment=0123456789abcdef StdErr=/home/ann/runs/digits/slurm/1080_3.out StdIn=/dev/null "
+    "StdOut=/home/ann/runs/digits/slurm/1080_3.out Power= TresPerNode=gres:gpu:1\n"
+)
+# 24.11 with ISO times, waiting, without a limit.
+WAITING = (
+    "JobId=77 JobName=x UserId=ann(1000) JobState=PENDING Reason=BeginTime Dependency=(null) Requeue=1 Restarts=0 "
+    "BatchFlag=1 ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED TimeMin=N/A SubmitTime=2026-11-21T03:00:00 "
+    "EligibleTime=2026-11-21T03:02:01 StartTime=Unknown EndTime=Unknown Deadline=N/A PreemptTime=None "
+    "SuspendTime=None Partition=low NodeList= NumNodes=1-1\n"
+)
+TIMED_OUT = (
+    "JobId=78 JobName=x JobState=COMPLETING Reason=TimeLimit Requeue=1 Restarts=0 ExitCode=0:15 RunTime=1-00:00:02 "
+    "TimeLimit=1-00:00:00 StartTime=2026-11-20T03:00:00 EndTime=2026-11-21T03:00:02 PreemptTime=None\n"
+)
+
+
+def test_an_array_element_at_work() -> None:
+    job = parse_job(ELEMENT)
+    assert (job.job_id, job.state, job.restarts) == ("1083", "RUNNING", 2)
+    assert (job.end_time, job.preempt_time) == (1763693730.0, 1763690700.0)
+    assert (job.run_time_s, job.time_limit_s, job.ran_full_time) == (605.0, 3600.0, False)
+    assert job.seconds_left(1763693700.0) == 30.0
+    assert job.seconds_left() == pytest.approx(1763693730.0 - time.time(), abs=60)
+
+
+def test_a_waiting_job_without_a_limit() -> None:
+    job = parse_job(WAITING)
+    assert (job.state, job.restarts, job.end_time, job.preempt_time) == ("PENDING", 0, None, None)
+    assert (job.time_limit_s, job.ran_full_time, job.seconds_left()) == (None, False, None)
+
+
+def test_a_job_at_its_time_limit() -> None:
+    job = parse_job(TIMED_OUT)
+    assert job.ran_full_time
+    assert job.end_time == time.mktime((2026, 11, 21, 3, 0, 2, 0, 0, -1))
+
+
+def test_the_first_line_of_a_whole_array_wins() -> None:
+    assert parse_job(ELEMENT + WAITING).job_id == "1083"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: Invalid job id specified\n", "JobId=3 Reason=x"])
+def test_what_says_no_state_is_an_error(text: str) -> None:
+    with pytest.raises(SlurmError, match="no JobState"):
+        parse_job(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("00:00:00", 0), ("00:01:05", 65), ("10:00:00", 36000), ("1-00:00:00", 86400), ("365-23:59:59", 31622399),
+        ("UNLIMITED", None), ("Partition_Limit", None), ("INVALID", None), ("", None), ("N/A", None), ("5", None),
+    ],
+)  # fmt: skip
+def test_durations(text: str, seconds: float | None) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["Unknown", "None", "N/A", "(null)", "", "2026-13-01T00:00:00"])
+def test_no_time(text: str) -> None:
+    assert parse_time(text) is None
+
+
+def test_a_time_is_local_or_since_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_time("1763690000") == 1763690000.0
+    monkeypatch.setenv("TZ", "UTC-2")
+    time.tzset()
+    try:
+        assert parse_time("1970-01-02T02:00:00") == 86400.0
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+
+# --- asking the controller ---
+
+
+def test_one_element_is_asked_for_by_its_array_name(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol", ELEMENT)
+    assert show_job("1080_3").state == "RUNNING"
+    assert fake_slurm.calls() == ["scontrol show job -o 1080_3"]
+
+
+def test_a_forgotten_job_is_an_error(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    with pytest.raises(SlurmError, match="Invalid job id specified"):
+        show_job("1080_3")
+
+
+def test_requeue_asks_for_incomplete_jobs_only(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol")
+    assert requeue("1080_3") == "requeued"
+    assert fake_slurm.calls() == ["scontrol requeue Incomplete 1080_3"]
+
+
+def test_a_job_that_waits_already_was_requeued_by_somebody(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol", error="Job is pending execution for job 1080_3\n", code=1)
+    assert requeue("1080_3") == "already_pending"
+
+
+@pytest.mark.parametrize(
+    "error", ["Requested operation is presently disabled", "Access/permission denied", "Invalid job id specified"]
+)
+def test_a_refused_requeue_is_an_error(fake_slurm: FakeSlurm, error: str) -> None:
+    fake_slurm.answer("scontrol", error=f"{error} for job 1080_3\n", code=1)
+    with pytest.raises(SlurmError, match=error):
+        requeue("1080_3")
+
+
+def test_cancel_is_one_command_for_all(fake_slurm: FakeSlurm) -> None:
+    cancel_jobs([])
+    assert fake_slurm.calls() == []
+    cancel_jobs(["1_0", "1_1", "2"])
+    assert fake_slurm.calls() == ["scancel --quiet 1_0 1_1 2"]

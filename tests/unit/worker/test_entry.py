@@ -1,0 +1,79 @@
+"""The first seconds of a rank: which run it is, and leaving at once, without torch, where there is nothing to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.runs.submissions import read_submissions
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_specs
+
+_PROGRAM = """
+import sys
+from hpc_trainer.worker.__main__ import main
+code = main(sys.argv[1:])
+print("torch" if "torch" in sys.modules else "light")
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepOnDisk:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2))
+    sweep.submit()
+    return sweep
+
+
+def _worker(sweep: SweepOnDisk, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _PROGRAM, "--sweep-dir", str(sweep.paths.folder), *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environ},
+    )
+
+
+@pytest.mark.parametrize("marker", ["DONE", "CANCEL"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_run_that_is_over_leaves_at_once(sweep: SweepOnDisk, marker: str, index: int) -> None:
+    """A restart after DONE, or after a cancel: no step, no attempt, no torch."""
+    sweep.mark(marker, index)
+    (submission,) = read_submissions(sweep.paths)
+    done = _worker(sweep, "--array", submission.uuid, SLURM_ARRAY_TASK_ID=str(index))
+    assert done.returncode == 0, done.stderr
+    run_id = sweep.specs[index].run_id
+    assert done.stdout.splitlines() == [f"{run_id}: {marker} stands; nothing to do.", "light"]
+    assert not sweep.run(index).attempts.exists()
+
+
+@pytest.mark.parametrize("index", ["2", "", "x", "-1"])
+def test_an_element_that_is_no_run_is_an_error(sweep: SweepOnDisk, index: str) -> None:
+    (submission,) = read_submissions(sweep.paths)
+    done = _worker(sweep, "--array", submission.uuid, SLURM_ARRAY_TASK_ID=index)
+    assert done.returncode == 78, "exit 78: never retried"
+    assert f"holds no run for array {submission.uuid}, element {index!r}" in done.stderr
+
+
+def test_a_changed_spec_is_a_configuration_error(sweep: SweepOnDisk) -> None:
+    text = sweep.paths.specs.read_text()
+    sweep.paths.specs.write_text(text.replace('"seed": 0', '"seed": 5'))
+    done = _worker(sweep, "--run", sweep.specs[0].run_id)
+    assert done.returncode == 78, "exit 78: never retried"
+    assert "was changed after submission" in done.stderr
+
+
+def test_a_spec_that_others_may_write_is_refused(sweep: SweepOnDisk) -> None:
+    sweep.mark("DONE")
+    sweep.paths.specs.chmod(0o666)
+    done = _worker(sweep, "--run", sweep.specs[0].run_id)
+    assert done.returncode == 78
+    assert "UntrustedFileError" in done.stderr
+    sweep.paths.specs.chmod(0o600)
+    sweep.paths.folder.chmod(0o777)
+    assert "UntrustedFileError" in _worker(sweep, "--run", sweep.specs[0].run_id).stderr
