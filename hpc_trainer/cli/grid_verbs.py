@@ -76,16 +76,21 @@ def run_train(
         raise ConfigError(f"train runs one configuration, and this is a grid of {len(grid.specs)}. Use submit.")
     spec = grid.specs[0]
     paths = grid.sweep.run(spec.run_id)
+    state = _known_states(grid).get(spec.run_id, RunState.NEW)
+    if state is RunState.CANCELLED and not fresh:
+        raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
+    if fresh and state.is_active:
+        raise RunStateError(f"{spec.run_id} is {state.value}. Cancel it first: hpc-trainer cancel {spec.run_id}")
     if fresh and paths.folder.exists():
         paths.folder.rename(paths.folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
-    if _known_states(grid).get(spec.run_id) is RunState.CANCELLED:
-        raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
     _, arrays = _submit(grid, retry_failed=True)
     if not as_json:
         if arrays:
             print(f"{spec.run_id}: {spec.shape.world_size} rank(s), {spec.num_steps} steps. Run folder: {paths.folder}")
-        else:
+        elif state is RunState.COMPLETED:
             print(f"{spec.run_id}: all is done. `--fresh` begins anew. Run folder: {paths.folder}")
+        else:
+            print(f"{spec.run_id} is {state.value} already; this watches it. Run folder: {paths.folder}")
     status = _wait(grid, [array.job_id for array in arrays], quiet=as_json)
     run = next(each for each in status.runs if each.run_id == spec.run_id)
     if as_json:
@@ -118,8 +123,8 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
     try:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
-        if grid.executor is Executor.slurm:
-            print("\nNo longer watching; the jobs go on. See: hpc-trainer status", file=sys.stderr)
+        if grid.executor is Executor.slurm or not job_ids:
+            print("\nNo longer watching; the runs go on. See: hpc-trainer status", file=sys.stderr)
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         _stop_queues(job_ids)

@@ -189,10 +189,19 @@ def main() -> None:
             for line in str(error).splitlines():
                 print(f"error: {line}", file=sys.stderr)
         sys.exit(2 if error.exit_code == 2 else 1)
+    except KeyboardInterrupt:
+        sys.exit(1)
     except BrokenPipeError:
         # `hpc-trainer logs | head`: the reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
+    except OSError as error:
+        # A full disk, a read-only folder: the system's words say which and where.
+        if "--json" in sys.argv:
+            print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

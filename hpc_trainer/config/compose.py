@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hpc_trainer.config.load import to_typed
 from hpc_trainer.config.schema.train import TrainConfig
@@ -101,6 +102,8 @@ class Composer:
             composed = self._hydra_compose(overrides)
         except (HydraException, OmegaConfBaseException) as error:
             raise self._explain(error, overrides) from error
+        except (UnicodeError, YAMLError) as error:
+            raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
         self._composed[tuple(overrides)] = composed
         return composed
 

@@ -48,4 +48,4 @@ def build_run_id(config: TrainConfig, digest: str) -> str:
     of one label share an id with probability 5e-5.
     """
     label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}-s{config.seed}"
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)}-{digest[:10]}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)[:80]}-{digest[:10]}"

@@ -18,6 +18,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError
 
+# Larger than any real count, step or second; past it figures overflow where they are used.
+_LARGEST = 1e12
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 # What sbatch takes in these flags; above all no control characters, quotes or spaces (a newline in a value
 # once ran a command and dropped the remaining directives).
@@ -57,12 +59,20 @@ def find_problems(config: TrainConfig) -> Iterator[str]:
             yield problem
 
 
+def _figure(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # an int of hundreds of digits
+        return f"{str(value)[:20]}..."
+
+
 def _at_least(key: str, value: float | None, least: float, nullable: bool = False) -> Iterator[str]:
     if value is None:
         if not nullable:
             yield f"{key} must be set."
-    elif not value >= least:  # also catches nan
-        yield f"{key}={value:g} must be at least {least:g}. Use {least:g}."
+    elif not least <= value <= _LARGEST:  # nan is neither
+        rule = f"at least {least:g}" if not value >= least else f"at most {_LARGEST:g}"
+        yield f"{key}={_figure(value)} must be {rule}. Use {least if not value >= least else _LARGEST:g}."
 
 
 def _positive(key: str, value: float) -> Iterator[str]:
@@ -76,7 +86,7 @@ def _between(key: str, value: float, low: float, high: float, high_open: bool = 
         bracket = ")" if high_open else "]"
         nearest = low if not value >= low else high
         hint = f" Use {nearest:g}." if not (high_open and nearest == high) else f" Use less than {high:g}."
-        yield f"{key}={value:g} must be in [{low:g}, {high:g}{bracket}.{hint}"
+        yield f"{key}={_figure(value)} must be in [{low:g}, {high:g}{bracket}.{hint}"
 
 
 def _general(config: TrainConfig) -> Iterator[str]:

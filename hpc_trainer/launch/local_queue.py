@@ -8,9 +8,11 @@ SIGTERM stops it: every run saves and ends, the rest stays for the next `submit`
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
+import uuid
 from collections import deque
 from pathlib import Path
 
@@ -18,8 +20,10 @@ from hpc_trainer.launch.submitit_bridge import start_local, worker_command
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
 _POLL_S = 0.1
@@ -59,7 +63,7 @@ def run_queue(paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: 
             for _, process in slots.values():
                 process.terminate()
         for slot, (spec, process) in list(slots.items()):
-            if process.poll() is not None:
+            if process.poll() is not None and not _lives_on(paths, spec):
                 _record_silent_death(paths, spec, process.returncode)
                 del slots[slot]
         time.sleep(_POLL_S)
@@ -69,7 +73,15 @@ def _start(paths: SweepPaths, spec: RunSpec, slot: int) -> subprocess.Popen[byte
     gpus_per_run = spec.shape.gpus_per_node
     gpus = list(range(slot * gpus_per_run, (slot + 1) * gpus_per_run))
     command = worker_command(paths.folder, ["--run", spec.run_id])
+    # The controller's process id alone may come again, in a container after every start.
+    os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
     return start_local(paths.local_logs, command, spec.shape, gpus)
+
+
+def _lives_on(paths: SweepPaths, spec: RunSpec) -> bool:
+    """True while rank 0 works although its controller is gone (killed): the run keeps its slot."""
+    attempts = Journal(paths.run(spec.run_id)).read()
+    return bool(attempts) and not attempts[-1].has_ended and bool(is_alive(attempts[-1].process))
 
 
 def _record_silent_death(paths: SweepPaths, spec: RunSpec, exit_code: int) -> None:

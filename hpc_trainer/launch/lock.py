@@ -34,9 +34,9 @@ def submit_lock(paths: SweepPaths) -> Iterator[None]:
             _remove_if_dead(paths)
     else:
         raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f'{{"holder": "{name}", "time": {time.time()}}}\n')
     try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f'{{"holder": "{name}", "time": {time.time()}}}\n')
         yield
     finally:
         paths.lock.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.grid import expand
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.user import read_user_config
 from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
@@ -72,6 +73,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         points = expand(composer, overrides)
         for point in points:
             config = composer.compose(point.overrides)
+            _check_trust(config)
             config.trust = [*config.trust, *trust]
             try:
                 validate(config)
@@ -87,8 +89,10 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     first = configs[0]
     _check_one_place(configs)
     runs_dir = Path(first.paths.runs_dir).expanduser() if first.paths.runs_dir else default_runs_dir()
-    if any(ord(char) < 32 for char in str(runs_dir.absolute())):  # it becomes a line of a batch script
-        raise ConfigError(f"the folder of sweeps {str(runs_dir.absolute())!r} must hold no control characters.")
+    if any(ord(char) < 32 or char == "\\" for char in str(runs_dir.absolute())):  # it becomes a line of a batch script
+        raise ConfigError(
+            f"the folder of sweeps {str(runs_dir.absolute())!r} must hold no control characters and no backslash."
+        )
     return Grid(
         sweep=SweepPaths(runs_dir.absolute() / (first.sweep_name or first.experiment_name)),
         executor=first.cluster.executor,
@@ -97,6 +101,16 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         max_parallel=first.local.max_parallel,
         group_readable=first.paths.group_readable,
     )
+
+
+def _check_trust(config: TrainConfig) -> None:
+    """A configuration file must not put its own code on the list of what may be built."""
+    own = read_user_config().get("trust") or []
+    if config.trust and config.trust != own:
+        raise ConfigError(
+            f"trust={config.trust} cannot be set by a configuration. Say it yourself: "
+            + " ".join(f"--trust {prefix}" for prefix in config.trust)
+        )
 
 
 def _check_one_place(configs: Sequence[TrainConfig]) -> None:

@@ -54,7 +54,7 @@ def slurm_parameters(
 ) -> dict[str, Any]:
     """`shape` and `cluster` in submitit's words; None means the flag is not given."""
     # One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
-    output = str(folder / "%A_%a.out")
+    output = str(folder).replace("%", "%%") + "/%A_%a.out"
     gpus: str | int | None = None
     if shape.gpus_per_node:
         gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else shape.gpus_per_node

@@ -76,10 +76,10 @@ class SweepStatus:
 
 @dataclass(frozen=True, slots=True)
 class _SchedulerView:
-    """What the queue and the accounting said, asked once for all runs. `queue` is None if nobody answered."""
+    """What the queue and the accounting said, asked once for all runs. None: no answer."""
 
     queue: Mapping[str, QueueEntry] | None
-    accounting: Mapping[str, AccountingEntry]
+    accounting: Mapping[str, AccountingEntry] | None
 
 
 def read_status(sweep: SweepPaths) -> SweepStatus:
@@ -141,10 +141,16 @@ def _read_folder(paths: RunPaths, latest: tuple[Submission, int] | None) -> _Fol
         submission=submission,
         job_id=submission.element_id(index) if submission else None,
         attempts=Journal(paths).read(),
-        heartbeat=read_json(paths.heartbeat) or {},
+        heartbeat=_numbers_only(read_json(paths.heartbeat) or {}),
         result=(read_json(paths.result) or {}) if DONE in markers else {},
         markers=markers,
     )
+
+
+def _numbers_only(beat: Mapping[str, Any]) -> dict[str, Any]:
+    """A heartbeat without what no worker writes: a damaged file must not hide the other runs."""
+    numbers = {key: value for key, value in beat.items() if isinstance(value, (int, float))}
+    return {**numbers, "metrics": beat["metrics"]} if isinstance(beat.get("metrics"), dict) else numbers
 
 
 def _ask_slurm(folders: list[_Folder], notes: list[str]) -> _SchedulerView:
@@ -157,7 +163,11 @@ def _ask_slurm(folders: list[_Folder], notes: list[str]) -> _SchedulerView:
         return _SchedulerView(None, {})
     unsettled = (folder for folder in folders if folder.job_id not in queue and not _journal_settles(folder.current))
     ids = [array_of(str(folder.job_id)) for folder in unsettled]
-    return _SchedulerView(queue, read_accounting(ids))
+    try:
+        return _SchedulerView(queue, read_accounting(ids))
+    except SlurmError as error:
+        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
+        return _SchedulerView(queue, None)
 
 
 def _journal_settles(attempt: Attempt | None) -> bool:
@@ -177,11 +187,16 @@ def _status_of(spec: RunSpec, folder: _Folder, view: _SchedulerView) -> RunStatu
         job_id=folder.job_id or (newest.job_id if newest else None),
         cause=cause,
         node=node or (newest.node if newest else None),
-        metrics=folder.result.get("metrics") or beat.get("metrics") or {},
+        metrics=_metrics(folder.result) or _metrics(beat),
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
         age_s=None if seen is None else max(0.0, time.time() - seen),
     )
+
+
+def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    metrics = record.get("metrics")
+    return metrics if isinstance(metrics, dict) else {}
 
 
 def _step(folder: _Folder) -> int:
@@ -198,31 +213,32 @@ def _step(folder: _Folder) -> int:
 
 def _decide(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None, str | None]:
     """(state, cause, node) of one run."""
-    current = folder.current
-    cause = current.cause if current else None
     if DONE in folder.markers:
         return RunState.COMPLETED, "done", None
     if folder.submission is not None and folder.submission.executor == "slurm":
         state, cause, node = _decide_slurm(folder, view)
     else:
-        state, node = _decide_local(folder), None
+        (state, cause), node = _decide_local(folder), None
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     return state, cause, node
 
 
-def _decide_local(folder: _Folder) -> RunState:
+def _decide_local(folder: _Folder) -> tuple[RunState, str | None]:
     current = folder.current
     if current is not None and current.has_ended:
-        return current.state or RunState.UNKNOWN
-    queue_lives = folder.job_id is not None and is_alive(folder.job_id) is not False
+        return current.state or RunState.UNKNOWN, current.cause
+    # The run itself may outlive its queue (that one was killed), and a queue the run's first moments.
+    signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
+    if any(signs):
+        return (RunState.PENDING if current is None else RunState.RUNNING), None
+    if None in signs:
+        return RunState.UNKNOWN, "it was started on another host (or under another name of this one): ask there"
     if current is None:
-        if folder.submission is None:
-            return RunState.NEW
         # Never started, and the queue that would have started it is gone: submit it again.
-        return RunState.PENDING if queue_lives else RunState.PREEMPTED if folder.attempts else RunState.NEW
-    # The queue records a death that the run could not record itself; without it nobody will: the machine went down.
-    return RunState.RUNNING if queue_lives else RunState.NODE_FAIL
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None
+    # A queue records a death that the run could not record itself; without it nobody will: the machine went down.
+    return RunState.NODE_FAIL, "its processes are gone without a word"
 
 
 # squeue's words for "has nodes".
@@ -236,9 +252,8 @@ _AT_WORK = {
     "STOPPED",
     "RESIZING",
 }
-# sacct's words -> ours. A COMPLETED job without DONE left inside the grace period without being requeued.
+# sacct's words -> ours. COMPLETED is not among them: without DONE it is no success (see _ended_by_accounting).
 _ENDED = {
-    "COMPLETED": RunState.PREEMPTED,
     "FAILED": RunState.FAILED,
     "TIMEOUT": RunState.TIMEOUT,
     "DEADLINE": RunState.TIMEOUT,
@@ -266,17 +281,30 @@ def _decide_slurm(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str 
     if _journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None
+    if view.queue is None or view.accounting is None:
+        return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.accounting.get(job_id or "")
-    if account is not None and account.state in _ENDED:
-        return _ENDED[account.state], cause or f"Slurm: {account.state} ({account.exit_code})", account.node
-    if view.queue is None:
-        return RunState.UNKNOWN, "squeue did not answer", None
+    if account is not None and (ended := _ended_by_accounting(account, current)):
+        return ended, cause or f"Slurm: {account.state} ({account.exit_code})", account.node
     assert folder.submission is not None
     if time.time() - folder.submission.time < _LAG_S:
         return RunState.PENDING, None, None
-    if current is not None and current.has_ended:
-        return RunState.PREEMPTED, f"{cause}; nobody requeued it", None
-    return RunState.UNKNOWN, "neither squeue nor sacct knows the job", None
+    # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
+    # so nothing brings it back unasked: --retry-failed does.
+    return RunState.FAILED, "gone from the queue without a word, and sacct does not know the job", None
+
+
+def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> RunState | None:
+    if account.state == "COMPLETED":
+        # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
+        return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
+    if account.state == "FAILED" and current is None and set(account.exit_code.split(":")) & _STOP_EXIT_CODES:
+        return RunState.PREEMPTED  # stopped before Python had its handlers: nothing ran, nothing failed
+    return _ENDED.get(account.state)
+
+
+# SIGTERM and SIGUSR2, as a signal number or as a shell's exit code.
+_STOP_EXIT_CODES = {"15", "143", "12", "140"}
 
 
 def _state_in_queue(entry: QueueEntry, current: Attempt | None) -> RunState:

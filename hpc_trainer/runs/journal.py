@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.runs.files import append_lines, read_lines
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
 
 
@@ -22,6 +24,7 @@ class Attempt:
     pid: int
     start_time: float
     executor: str = ""
+    process: str = ""
     resumed_step: int | None = None
     end_time: float | None = None
     step: int | None = None
@@ -45,17 +48,11 @@ class Journal:
         self._paths = paths
 
     def read(self) -> list[Attempt]:
-        """Every attempt in order."""
+        """Every attempt in order; records of another form are passed over."""
         attempts: dict[int, Attempt] = {}
         for record in read_lines(self._paths.attempts):
-            number = record.get("attempt")
-            if record.get("event") == "start" and isinstance(number, int):
-                keys = ("attempt", "job_id", "restart_count", "node", "pid", "executor")
-                attempts[number] = Attempt(start_time=record["time"], **{key: record[key] for key in keys})
-            elif number in attempts and record.get("event") == "resume":
-                attempts[number].resumed_step = record["step"]
-            elif number in attempts and record.get("event") == "end":
-                _apply_end(attempts[number], record)
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                _apply(attempts, record)
         return [attempts[number] for number in sorted(attempts)]
 
     def attempt_number(self, job_id: str, restart_count: int) -> int:
@@ -77,6 +74,7 @@ class Journal:
             restart_count=restart_count,
             node=node,
             pid=pid,
+            process=process_name(pid),
             executor=executor,
             world_size=world_size,
         )
@@ -114,9 +112,20 @@ class Journal:
         append_lines(self._paths.attempts, [{"event": event, "attempt": attempt, "time": time.time(), **fields}])
 
 
+def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> None:
+    number, event = int(record["attempt"]), record["event"]
+    if event == "start":
+        keys = ("job_id", "restart_count", "node", "pid", "executor")
+        start = {key: record[key] for key in keys} | {"process": str(record.get("process", ""))}
+        attempts[number] = Attempt(attempt=number, start_time=float(record["time"]), **start)
+    elif event == "resume":
+        attempts[number].resumed_step = int(record["step"])
+    elif event == "end":
+        _apply_end(attempts[number], record)
+
+
 def _apply_end(attempt: Attempt, record: dict[str, Any]) -> None:
-    attempt.end_time = record["time"]
-    attempt.state = RunState(record["state"])
+    attempt.state, attempt.end_time = RunState(record["state"]), float(record["time"])
     for key in ("cause", "step", "saved_step", "action", "signal"):
         setattr(attempt, key, record.get(key))
     attempt.error = record.get("error") or {}

@@ -12,7 +12,11 @@ import psutil
 def process_name(pid: int | None = None) -> str:
     """`<host>:<pid>:<start time>`; process ids are used again, with another start time."""
     pid = os.getpid() if pid is None else pid
-    return f"{socket.gethostname()}:{pid}:{psutil.Process(pid).create_time():.2f}"
+    try:
+        started = psutil.Process(pid).create_time()
+    except psutil.Error:
+        started = 0.0
+    return f"{socket.gethostname()}:{pid}:{started:.2f}"
 
 
 def is_alive(name: str) -> bool | None:
@@ -22,7 +26,8 @@ def is_alive(name: str) -> bool | None:
         return None
     try:
         process = psutil.Process(int(pid))
-        same = abs(process.create_time() - float(started)) < 1.0
+        # psutil derives start times from the boot time, which moves when the clock is set: allow for that.
+        same = abs(process.create_time() - float(started)) < 30.0
         return same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
         return False

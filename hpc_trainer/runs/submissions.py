@@ -6,10 +6,12 @@ killed in between leaves an intent alone, and the uuid tells whether Slurm has t
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
 from hpc_trainer.runs.layout import SweepPaths
@@ -78,24 +80,27 @@ def _read(paths: SweepPaths) -> Iterator[Submission]:
     check_trusted(paths.submissions)
     answers: dict[str, str] = {}
     dropped: set[str] = set()
-    intents = []
+    intents: list[Submission] = []
     for record in read_lines(paths.submissions):
-        if record.get("event") == "intent":
-            intents.append(record)
-        elif record.get("event") == "confirmed":
-            answers[record["uuid"]] = record["job_id"]
-        elif record.get("event") == "dropped":
-            dropped.add(record["uuid"])
-    for record in intents:
-        yield Submission(
-            uuid=record["uuid"],
-            executor=record["executor"],
-            hardware=record["hardware"],
-            run_ids=tuple(record["run_ids"]),
-            time=record["time"],
-            job_id=answers.get(record["uuid"]),
-            dropped=record["uuid"] in dropped,
-        )
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged record hides no other
+            if record["event"] == "intent":
+                intents.append(_parse_intent(record))
+            elif record["event"] == "confirmed":
+                answers[record["uuid"]] = str(record["job_id"])
+            elif record["event"] == "dropped":
+                dropped.add(record["uuid"])
+    for intent in intents:
+        yield replace(intent, job_id=answers.get(intent.uuid), dropped=intent.uuid in dropped)
+
+
+def _parse_intent(record: dict[str, Any]) -> Submission:
+    return Submission(
+        uuid=str(record["uuid"]),
+        executor=str(record["executor"]),
+        hardware=str(record["hardware"]),
+        run_ids=tuple(str(run_id) for run_id in record["run_ids"]),
+        time=float(record["time"]),
+    )
 
 
 def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:

@@ -84,7 +84,9 @@ def decide_stop(facts: StopFacts) -> Decision:
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
     # person cancelled. What happened shows in what Slurm already did.
     if facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
-        return _interrupted(RunState.REQUEUED, "preempted")
+        causes = {"PREEMPTED": "preempted", "NODE_FAIL": "node_fail"}
+        known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
+        return _interrupted(RunState.REQUEUED, known)
     if facts.ran_full_time:
         return _interrupted(RunState.TIMEOUT, "timeout")
     if facts.was_preempted:

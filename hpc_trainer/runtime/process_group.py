@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,11 +25,20 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 
 LOOPBACK = "127.0.0.1"
+_POLL_S = 0.02
+# Rank 0 may be slower to import torch than the others.
+_RANK_ZERO_GRACE_S = 15.0
 
 
 @contextlib.contextmanager
 def process_group(
-    env: RankEnv, device: torch.device, *, rendezvous: Path, address: str | None, timeout_s: int
+    env: RankEnv,
+    device: torch.device,
+    *,
+    rendezvous: Path,
+    address: str | None,
+    timeout_s: int,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[RankGroup]:
     """The group of all ranks, gone again at the end; collective.
 
@@ -37,16 +46,23 @@ def process_group(
         rendezvous: file on the shared file system, replaced by rank 0 at each attempt.
         address: where rank 0 listens; None: loopback on one node, else rank 0's host name.
         timeout_s: seconds to wait for the other ranks, here and in every collective.
+        should_stop: asked while waiting for the others; one rank's wish is enough for all.
 
     Raises:
-        RankEnvError: rank 0 did not say where it listens in time.
+        StoppedWhileStarting: a stop was wished before all ranks were there; all ranks raise it.
+        RankEnvError: the other ranks, or word of where rank 0 listens, did not come in time.
     """
     if env.world_size == 1:
         yield RankGroup(rank=0, world_size=1, device=device)
         return
     timeout = datetime.timedelta(seconds=timeout_s)
     address = address or (LOOPBACK if env.num_nodes == 1 else socket.gethostname())
-    store = _listen(env, rendezvous, address, timeout) if env.rank == 0 else _connect(env, rendezvous, timeout)
+    if env.rank == 0:
+        store = _listen(env, rendezvous, address, timeout)
+        _gather_all(env, store, timeout_s, should_stop)
+    else:
+        store = _connect(env, rendezvous, timeout, should_stop)
+        _report(env, store, timeout_s, should_stop)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -57,6 +73,42 @@ def process_group(
     yield RankGroup(rank=env.rank, world_size=env.world_size, device=device)
     # Not in a finally: a failing rank must not wait here for the others, its exit is what ends them.
     dist.destroy_process_group()
+
+
+class StoppedWhileStarting(Exception):  # noqa: N818  (no error: an answer)
+    """A stop was wished before all ranks were there."""
+
+
+def _gather_all(env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Callable[[], bool]) -> None:
+    """Rank 0 waits until every rank has reported, then says go; or says stop, to all alike.
+
+    init_process_group would wait too, but inside C++, deaf to signals for as long as `timeout_s`.
+    """
+    ready = [f"ready/{rank}" for rank in range(1, env.world_size)]
+    deadline = time.monotonic() + timeout_s
+    while not store.check(ready):
+        if should_stop() or store.check(["wish"]):
+            store.set("word", "stop")
+            time.sleep(1.0)  # the store ends with this process: the others read the word first
+            raise StoppedWhileStarting
+        if time.monotonic() > deadline:
+            raise RankEnvError(f"rank 0 waited {timeout_s} s for the other ranks of {env.incarnation} in vain.")
+        time.sleep(_POLL_S)
+    store.set("word", "go")
+
+
+def _report(env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Callable[[], bool]) -> None:
+    """Another rank reports, wishes to stop if it must, and waits for rank 0's word."""
+    store.set(f"ready/{env.rank}", "1")
+    deadline = time.monotonic() + timeout_s
+    while not store.check(["word"]):
+        if should_stop():
+            store.set("wish", "1")
+        if time.monotonic() > deadline:
+            raise RankEnvError(f"rank {env.rank} waited {timeout_s} s for rank 0 of {env.incarnation} in vain.")
+        time.sleep(_POLL_S)
+    if store.get("word") == b"stop":
+        raise StoppedWhileStarting
 
 
 def _listen(env: RankEnv, rendezvous: Path, address: str, timeout: datetime.timedelta) -> TCPStore:
@@ -78,10 +130,14 @@ def _listen(env: RankEnv, rendezvous: Path, address: str, timeout: datetime.time
     return store
 
 
-def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta) -> TCPStore:
-    deadline = time.monotonic() + timeout.total_seconds()
+def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta, should_stop: Callable[[], bool]) -> TCPStore:
+    begin = time.monotonic()
+    deadline = begin + timeout.total_seconds()
     place: dict[str, object] | None = None
     while place is None or place.get("incarnation") != env.incarnation:
+        if should_stop() and time.monotonic() - begin > _RANK_ZERO_GRACE_S:
+            # Rank 0 got the signal too, or is dead: it will not come any more, and decides (or not) without us.
+            raise StoppedWhileStarting
         if time.monotonic() > deadline:
             raise RankEnvError(
                 f"rank {env.rank} waited {timeout.total_seconds():.0f} s for rank 0 to write {rendezvous} for "

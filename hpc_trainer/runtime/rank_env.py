@@ -35,6 +35,9 @@ class RankEnv:
         return f"{self.job_id}.{self.restart_count}"
 
 
+# Set by the local queue for each start of a run: tells starts apart where process ids come again.
+LOCAL_START_VARIABLE = "HPC_TRAINER_LOCAL_START"
+
 # What each launcher calls things: (rank, local rank, world size, ranks on this node, node rank, nodes).
 _SLURM = (
     "SLURM_PROCID",
@@ -66,7 +69,8 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
         job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}"
         return _from(env, _TORCHRUN, "torchrun", job_id, _restart_count(env, "TORCHELASTIC_RESTART_COUNT"))
     if "SUBMITIT_LOCAL_GLOBALID" in env:
-        job_id = f"local-{env.get('SUBMITIT_LOCAL_JOB_ID', '0')}"
+        parts = ("local", env.get("SUBMITIT_LOCAL_JOB_ID", "0"), env.get(LOCAL_START_VARIABLE, ""))
+        job_id = "-".join(part for part in parts if part)
         return _from(env, _LOCAL, "local", job_id, 0)
     if "SLURM_PROCID" in env and "SLURM_JOB_ID" in env:
         return _from(env, _SLURM, "slurm", slurm_job_id(env), _restart_count(env, "SLURM_RESTART_COUNT"))

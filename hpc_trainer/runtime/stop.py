@@ -28,6 +28,11 @@ class StopFlag:
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
+    def request(self, why: str) -> None:
+        """Asks for a stop without a signal, as the CANCEL marker does."""
+        if self.signal_name is None:
+            self.time, self.signal_name = time.time(), why
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # Nothing else may happen here: a handler runs between two byte codes of whatever was at work, and saving
         # in it hung 10 of 20 two-rank runs of a well-known trainer.

@@ -68,7 +68,10 @@ class AccountingEntry:
 def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, AccountingEntry]:
     """What the accounting says of these jobs (array ids stand for all their elements), in one call.
 
-    Returns {} where the site keeps no accounting or gives no access: other sources must do then.
+    Returns {} where the site keeps no accounting: other sources must do then.
+
+    Raises:
+        SlurmError: there is accounting, or may be, and it did not answer.
     """
     ids = sorted(set(job_ids))
     if not ids:
@@ -76,8 +79,10 @@ def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[
     argv = ["sacct", "-n", "-P", "-X", "-S", "now-30days", "-o", _ACCOUNTING_FIELDS, "-j", ",".join(ids)]
     try:
         return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
-    except SlurmError:
-        return {}
+    except SlurmError as error:
+        if "disabled" in str(error) or "is not on PATH" in str(error):
+            return {}
+        raise
 
 
 def parse_accounting(text: str) -> dict[str, AccountingEntry]:

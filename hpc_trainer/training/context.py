@@ -13,7 +13,7 @@ from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.states import DONE
+from hpc_trainer.runs.states import CANCEL, DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
@@ -128,6 +128,9 @@ class RunContext:
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
             return
         self._last_heartbeat = now
+        if self.paths.marker(CANCEL).exists():
+            # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
+            self.stop.request("CANCEL marker")
         done = step - self.first_step
         speed = self._speed or (done / (now - self.loop_start_time) if done > 0 else None)
         write_json(

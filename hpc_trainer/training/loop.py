@@ -96,8 +96,8 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
         if state.step < num_steps and _is_due(state.step, config.checkpoint.every_steps):
             run.save(state)
 
+    run.save(state)  # before the evaluation: a kill in it loses nothing
     metrics = _evaluate(config, run, task)
-    run.save(state)
     run.log(state.step, metrics)
     run.finish(metrics)
     return Outcome.done

@@ -1,88 +1,21 @@
-"""`python -m hpc_trainer.worker`: what every task of a job runs. Imports torch only when there is work to do."""
+"""`python -m hpc_trainer.worker`: what every task of a job runs."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from pathlib import Path
 
-from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_trusted, set_umask
-from hpc_trainer.runs.journal import Journal
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.spec import read_spec
-from hpc_trainer.runs.states import CANCEL, DONE
-from hpc_trainer.runs.submissions import read_submissions
-from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs this rank to its end and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hpc_trainer.worker", description=__doc__)
-    parser.add_argument("--sweep-dir", type=Path, required=True, help="runs/<sweep>")
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--array", metavar="UUID", help="the submission; SLURM_ARRAY_TASK_ID tells the run in it")
-    which.add_argument("--run", metavar="RUN_ID", help="one run")
-    arguments = parser.parse_args(argv)
-
     stop = StopFlag()
-    stop.install()  # before anything slow: a signal during start-up is not lost
-    try:
-        sweep = SweepPaths(arguments.sweep_dir.resolve())
-        check_trusted(sweep.folder)
-        run_id = arguments.run or _run_of_element(sweep, arguments.array)
-        return run_rank(sweep, run_id, read_rank_env(), stop)
-    except HpcTrainerError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        # A spec that cannot be read or built stays so: never worth a retry.
-        return ExitCode.CONFIG if isinstance(error, (ConfigError, RunStateError)) else error.exit_code
+    stop.install()
+    # Only now what takes time to import: until the handlers stand, a stop signal kills this process.
+    from hpc_trainer.worker.rank import run
 
-
-def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> int:
-    """One rank of one run. Leaves in a moment, without torch, if the run is done or cancelled."""
-    paths = sweep.run(run_id)
-    spec = read_spec(sweep, run_id)
-    config = spec.typed()
-    set_umask(config.paths.group_readable)
-    for marker in (DONE, CANCEL):
-        if paths.marker(marker).exists():
-            print(f"{run_id}: {marker} stands; nothing to do.")
-            return ExitCode.OK
-    for folder in (paths.folder, paths.logs, paths.checkpoints):
-        folder.mkdir(parents=True, exist_ok=True)
-    check_trusted(paths.folder, group_may_write=False)
-    attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
-    _redirect_output(paths, attempt, env.rank)
-
-    os.environ.update(config.cluster.env)
-    # cuBLAS keeps its workspace fixed, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from hpc_trainer.worker.attempt import run_attempt
-
-    return run_attempt(config, paths, env, stop, attempt)
-
-
-def _run_of_element(sweep: SweepPaths, uuid: str) -> str:
-    index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
-    for submission in read_submissions(sweep):
-        if submission.uuid == uuid and index.isdecimal() and int(index) < len(submission.run_ids):
-            return submission.run_ids[int(index)]
-    raise RunStateError(f"{sweep.submissions} holds no run for array {uuid}, element {index!r}.")
-
-
-def _redirect_output(paths: RunPaths, attempt: int, rank: int) -> None:
-    """From here on this rank, and whatever it starts, prints into its own log."""
-    print(f"{paths.run_id}: attempt {attempt}, rank {rank} logs to {paths.log(attempt, rank)}", flush=True)
-    descriptor = os.open(paths.log(attempt, rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return run(argv, stop)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from hpc_trainer.errors import ExitCode, HpcTrainerError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.states import DONE, RunState
-from hpc_trainer.runtime.process_group import process_group
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, RunContext
 from hpc_trainer.training.loop import Outcome, train
-from hpc_trainer.worker.conclude import conclude_stop
+from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
@@ -38,6 +38,10 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             executor=env.launcher,
             world_size=env.world_size,
         )
+
+    def ended(saved_step: int | None) -> Stop:
+        return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step)
+
     try:
         device = _device(config, env)
         torch.set_num_threads(config.hardware.cpus_per_rank)  # the number of threads decides the order of sums
@@ -47,6 +51,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             rendezvous=paths.rendezvous,
             address=config.cluster.master_addr,
             timeout_s=config.parallel.timeout_s,
+            should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
         ) as group:
             run = RunContext(
                 paths=paths,
@@ -74,9 +79,11 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                     )
                 code = ExitCode.OK
             else:
-                code = conclude_stop(config, run)
+                code = conclude_stop(ended(run.saved_step), group)
         return code
-    except Exception as error:
+    except StoppedWhileStarting:
+        return conclude_start(ended(None))
+    except BaseException as error:  # SystemExit too: code that calls sys.exit(0) has not completed the run
         if paths.marker(DONE).exists():
             # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
             traceback.print_exc()
@@ -97,7 +104,7 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
     return torch.device("cuda", env.local_rank % count)
 
 
-def _fail(error: Exception, paths: RunPaths, env: RankEnv, attempt: int) -> NoReturn:
+def _fail(error: BaseException, paths: RunPaths, env: RankEnv, attempt: int) -> NoReturn:
     """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
     traceback.print_exc()
     record: dict[str, Any] = {
@@ -108,17 +115,19 @@ def _fail(error: Exception, paths: RunPaths, env: RankEnv, attempt: int) -> NoRe
         "traceback": traceback.format_exc()[-8000:],
         "time": time.time(),
     }
-    first = _first_failure(paths, attempt, record)
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
     code = ExitCode.CONFIG if code is ExitCode.USAGE else code
     if isinstance(error, NoProgressError):
         code = ExitCode.NO_PROGRESS
-    if env.rank == 0:
-        cause = "no_progress" if isinstance(error, NoProgressError) else "exception"
-        Journal(paths).end(attempt, state=RunState.FAILED, cause=cause, error=first)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(int(code))
+    try:
+        first = _first_failure(paths, attempt, record)
+        if env.rank == 0:
+            cause = "no_progress" if isinstance(error, NoProgressError) else "exception"
+            Journal(paths).end(attempt, state=RunState.FAILED, cause=cause, error=first)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
 
 
 def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:

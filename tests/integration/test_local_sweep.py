@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,3 +128,67 @@ def test_tensorboard_events_are_written(local: LocalDriver) -> None:
     pytest.importorskip("tensorboard")
     local.train("experiment=digits", "debug=smoke", "tracker=tensorboard", "sweep_name=tracked")
     assert list(local.run_folder("tracked").glob("tensorboard/events*"))
+
+
+def test_cancel_while_the_run_starts(local: LocalDriver) -> None:
+    """The ranks are not there yet to be signalled: they find the marker."""
+    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "train.num_steps=100000",
+             "monitor.heartbeat_every_s=0", "sweep_name=early")  # fmt: skip
+    local.json(*words)
+    deadline = time.monotonic() + 60
+    while not list((local.folder / "runs/early").glob("*/logs/*.log")):  # the worker is alive and imports torch
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(local.json("cancel", "early")["cancelled"]) == 1
+    _wait_until(local, "early", "CANCELLED")
+    done = [event for event in local.events("early", "end") if event["state"] == "COMPLETED"]
+    assert not done
+    assert local.json(*words)["submitted"] == 0
+
+
+@pytest.mark.dist
+def test_stop_before_the_ranks_have_met(local: LocalDriver) -> None:
+    """Rank 1 never comes: rank 0 must still hear the signal, record it and leave."""
+    words = ("train", *TINY, "hardware=cpu_x2", "sweep_name=lonely")
+    local.json(*words)
+    folder = local.run_folder("lonely")
+    shutil.rmtree(folder)
+    environ = {**local.env, "TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    rank = subprocess.Popen(
+        [sys.executable, "-m", "hpc_trainer.worker", "--sweep-dir", str(folder.parent), "--run", folder.name],
+        env=environ, cwd=local.folder,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "rendezvous.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        rank.send_signal(signal.SIGTERM)
+        assert rank.wait(timeout=30) == 75
+    finally:
+        rank.kill()
+    (end,) = local.events("lonely", "end")
+    assert (end["state"], end["cause"], end["saved_step"]) == ("PREEMPTED", "stopped", None)
+
+
+def test_run_outlives_its_queue_and_is_not_started_twice(local: LocalDriver) -> None:
+    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "train.num_steps=4000",
+             "monitor.heartbeat_every_s=0", "sweep_name=orphan")  # fmt: skip
+    local.json(*words)
+    local.wait_for_step("orphan", 5)
+    (queue,) = [p for p in psutil.process_iter(["cmdline"])
+                if "hpc_trainer.launch.local_queue" in p.info["cmdline"] and str(local.folder) in str(p.info["cmdline"])]  # fmt: skip
+    queue.kill()
+    queue.wait(10)
+    assert local.json(*words)["submitted"] == 0
+    _wait_until(local, "orphan", "COMPLETED")
+    assert len(local.events("orphan", "start")) == 1
+
+
+def test_code_that_exits_is_no_success(local: LocalDriver) -> None:
+    (local.folder / "leaves.py").write_text("import sys\ndef build(split, **options):\n    sys.exit(0)\n")
+    words = (*TINY, "data=custom", "data._target_=leaves.build", "sweep_name=leaves", "--trust", "leaves")
+    done = local.run("submit", *words, "--wait", check=False)
+    assert done.returncode == 1
+    assert "SystemExit" in done.stderr
+    assert local.json("submit", *words)["submitted"] == 0

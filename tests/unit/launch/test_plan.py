@@ -135,3 +135,17 @@ def test_trust_is_frozen_with_the_run() -> None:
     with pytest.raises(ConfigError, match="--trust my_lab"):
         freeze_grid(overrides)
     assert freeze_grid(overrides, trust=["my_lab"]).specs[0].config["trust"] == ["my_lab"]
+
+
+def test_a_configuration_cannot_trust_itself(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "evil.yaml").write_text("# @package _global_\ntrust: [evil_module]\n")
+    with pytest.raises(ConfigError, match="--trust evil_module"):
+        freeze_grid(["cluster=local", "experiment=evil"], config_dirs=[tmp_path])
+    with pytest.raises(ConfigError, match="cannot be set by a configuration"):
+        freeze_grid(["cluster=local", "trust=[os]"])
+
+
+def test_a_backslash_in_the_folder_of_sweeps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no backslash"):
+        freeze_grid(["cluster=local", "paths.runs_dir='/tmp/back\\\\x'"])

@@ -20,6 +20,7 @@ from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 S = RunState
+DEAD_PID = 2**22 + 1  # above the kernel's largest
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ CASES = [
     ("requeued by Slurm alone", _running, "500_0|PENDING||BeginTime|x\n", None, S.REQUEUED, None),
     ("requeued, in the act", _running, "500_0|REQUEUED||x|x\n", None, S.REQUEUED, None),
     ("requeued, runs again", _restarted, RUNS, None, S.RUNNING, None),
-    ("requeued, and nobody has it", _ended(S.REQUEUED, "timeout"), "", None, S.PREEMPTED, "timeout"),
+    ("requeued, and nobody has it", _ended(S.REQUEUED, "timeout"), "", None, S.FAILED, "gone from the queue"),
     ("submitted again, waits", _submitted_again, QUEUED, None, S.PENDING, None),
     ("submitted again, starts", _submitted_again, RUNS, None, S.RUNNING, None),
     ("failed, told", _ended(S.FAILED, "exception"), "", "500_0|FAILED|1:0|n7|5\n", S.FAILED, "exception"),
@@ -110,9 +111,12 @@ CASES = [
     ("killed: person", _running, "", "500_0|CANCELLED by 1000|0:15|n7|5\n", S.CANCELLED, "CANCELLED"),
     ("killed while waiting", _submitted, "", "500_0|CANCELLED by 1000|0:0|None assigned|0\n", S.CANCELLED, "CANCELLED"),
     ("killed: something else", _running, "", "500_0|FAILED|9:0|n7|5\n", S.FAILED, "9:0"),
-    ("exit 0 without DONE is not complete", _running, "", "500_0|COMPLETED|0:0|n7|5\n", S.PREEMPTED, "COMPLETED"),
+    ("exit 0 without DONE is not complete", _running, "", "500_0|COMPLETED|0:0|n7|5\n", S.FAILED, "COMPLETED"),
+    ("left in the grace after a save", _ended(S.REQUEUED, "preempted"), "", "500_0|COMPLETED|0:0|n7|5\n", S.PREEMPTED,
+     "preempted"),
+    ("stopped before Python had its handlers", _submitted, "", "500_0|FAILED|15:0|n7|1\n", S.PREEMPTED, "15:0"),
     ("just submitted, not seen yet", _fresh, "", "", S.PENDING, None),
-    ("nobody knows it", _running, "", "", S.UNKNOWN, "neither squeue nor sacct"),
+    ("nobody knows it", _running, "", "", S.FAILED, "gone from the queue"),
     ("a state of a future Slurm", _running, "500_0|MAGIC|n7|None|x\n", None, S.UNKNOWN, None),
 ]  # fmt: skip
 
@@ -196,8 +200,20 @@ def test_a_site_without_accounting_is_no_error(sweep: SweepOnDisk, fake_slurm: F
     _running(sweep)
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", error="Slurm accounting storage is disabled\n", code=1)
-    assert _one(sweep).state is S.UNKNOWN
-    assert _one(sweep).age_s == pytest.approx(0, abs=30)
+    run = _one(sweep)
+    assert (run.state, run.state.is_active, run.state.needs_submit) == (S.FAILED, False, False)
+    assert "sacct does not know" in str(run.cause)
+
+
+def test_an_accounting_that_does_not_answer_is_not_an_empty_one(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """A run that was cancelled while it waited for its requeue must not come back because slurmdbd is down."""
+    _ended(S.REQUEUED, "preempted")(sweep)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", error="sacct: error: Problem talking to the database\n", code=1)
+    status = read_status(sweep.paths)
+    assert status.runs[0].state is S.UNKNOWN
+    assert not status.runs[0].state.needs_submit
+    assert "sacct did not answer" in status.notes[0]
 
 
 def test_200_runs_are_one_squeue_and_one_sacct(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
@@ -310,7 +326,7 @@ DEAD = process_name().rsplit(":", 1)[0] + ":1.00"
         (DEAD, False, None, S.NEW),
         (DEAD, True, None, S.NODE_FAIL),
         (DEAD, True, S.PREEMPTED, S.PREEMPTED),
-        ("other-host:1:1.00", True, None, S.RUNNING),
+        ("other-host:1:1.00", True, None, S.UNKNOWN),
     ],
     ids=["new", "waits", "runs", "failed", "never started", "machine died", "stopped", "another host"],
 )
@@ -321,7 +337,7 @@ def test_the_state_of_a_local_run(
     if queue is not None:
         local.submit(queue, "local")
     if started:
-        local.start(executor="local", job_id="local-1")
+        local.start(executor="local", job_id="local-1", pid=DEAD_PID)
     if ended is not None:
         local.end(state=ended, cause="x")
     assert _one(local).state is state

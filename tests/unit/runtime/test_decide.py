@@ -72,7 +72,7 @@ def test_a_job_at_work_is_requeued_unless_cancelled() -> None:
 
 def test_every_decision_says_a_state_and_a_cause() -> None:
     states = {RunState.CANCELLED, RunState.REQUEUED, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL}
-    causes = {"cancelled", "stopped", "preempted", "timeout", "signal", "node_fail"}
+    causes = {"cancelled", "stopped", "preempted", "timeout", "signal", "node_fail", "requeued"}
     assert not _broken(lambda _, made: made.state in states and made.cause in causes)
 
 
@@ -113,9 +113,13 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
      REQUEUE, RunState.REQUEUED, "preempted", 75),
     ("somebody's signal", {"job_state": "RUNNING", "seconds_left": 5000.0}, REQUEUE, RunState.REQUEUED, "signal", 75),
     ("Slurm does not answer", {"job_state": None}, REQUEUE, RunState.REQUEUED, "signal", 75),
-    ("Slurm requeued it already", {"job_state": "COMPLETING", "was_requeued": True},
+    ("Slurm requeued it already", {"job_state": "COMPLETING", "was_requeued": True, "accounting_state": "PREEMPTED"},
      NONE, RunState.REQUEUED, "preempted", 75),
-    ("it waits already", {"job_state": "PENDING"}, NONE, RunState.REQUEUED, "preempted", 75),
+    ("its node went down", {"job_state": "COMPLETING", "was_requeued": True, "accounting_state": "NODE_FAIL"},
+     NONE, RunState.REQUEUED, "node_fail", 75),
+    ("somebody requeued it by hand", {"job_state": "COMPLETING", "was_requeued": True},
+     NONE, RunState.REQUEUED, "requeued", 75),
+    ("it waits already", {"job_state": "PENDING"}, NONE, RunState.REQUEUED, "requeued", 75),
     ("the limit is over", {"job_state": "COMPLETING", "ran_full_time": True}, NONE, RunState.TIMEOUT, "timeout", 75),
     ("the limit is over, said plainly", {"job_state": "TIMEOUT"}, NONE, RunState.TIMEOUT, "timeout", 75),
     ("preempted for good", {"job_state": "COMPLETING", "was_preempted": True},
