@@ -47,7 +47,7 @@ def _watch_bars(sweep: SweepPaths, run_ids: set[str], status: SweepStatus) -> Sw
         TextColumn("{task.fields[state]}"),
         BarColumn(bar_width=28),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),  # an error's text may hold brackets
     )
     bars: dict[str, TaskID] = {}
     with Progress(*columns, console=console()) as progress:

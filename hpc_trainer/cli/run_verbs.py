@@ -16,6 +16,7 @@ from hpc_trainer.cli.common import (
     resolve_runs_dir,
     short_duration,
 )
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
@@ -153,7 +154,9 @@ def _most_interesting(runs: list[RunStatus]) -> RunStatus:
 
 
 def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Cancels the named runs or sweep; without a name, the newest sweep."""
+    """Cancels the named runs or sweep. Nothing undoes it, so nothing is guessed: a name must be given."""
+    if not names and sweep is None:
+        raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
     set_umask(any(run.spec.config["paths"]["group_readable"] for run in runs))
     cancelled = cancel_runs(status, runs)

@@ -74,8 +74,7 @@ def _load() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            f"data=digits needs scikit-learn, which cannot be imported here ({error}). "
-            "Run: pip install 'hpc_trainer[digits]'"
+            f"data=digits needs scikit-learn, which cannot be imported here ({error}). Run: pip install scikit-learn"
         ) from error
     table = load_digits()
     return table.images.astype(np.int64), table.target.astype(np.int64)

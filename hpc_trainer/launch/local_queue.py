@@ -8,21 +8,25 @@ SIGTERM stops it: every run saves and ends, the rest stays for the next `submit`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.launch.submitit_bridge import start_local, worker_command
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.spec import RunSpec, read_specs
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 
@@ -46,36 +50,66 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Started:
+    """A run at work: its controller, its GPUs, and how many attempts it had before."""
+
+    spec: RunSpec
+    process: subprocess.Popen[bytes]
+    gpus: list[int]
+    num_attempts: int
+
+
 def run_queue(paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag) -> None:
-    """Starts runs as slots get free, until all have ended or `stop` is set; then waits for those at work."""
-    waiting = deque(specs)
-    slots: dict[int, tuple[RunSpec, subprocess.Popen[bytes]]] = {}
+    """Starts runs in order as slots and GPUs get free, until all have ended or `stop` is set; waits for the rest."""
+    waiting, at_work = deque(specs), list[_Started]()
+    free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
     told_to_stop = False
-    while slots or (waiting and not stop.is_set):
-        while waiting and len(slots) < max_parallel and not stop.is_set:
+    while at_work or (waiting and not stop.is_set):
+        while waiting and len(at_work) < max_parallel and not stop.is_set:
+            count = waiting[0].shape.gpus_per_node
+            if count > len(free_gpus) and at_work:
+                break  # others will free theirs; alone it starts and says itself what is missing
             spec = waiting.popleft()
-            if paths.run(spec.run_id).marker(CANCEL).exists():
-                continue
-            slot = next(number for number in range(max_parallel) if number not in slots)
-            slots[slot] = (spec, _start(paths, spec, slot))
+            if not paths.run(spec.run_id).marker(CANCEL).exists():
+                gpus, free_gpus = free_gpus[:count], free_gpus[count:]
+                at_work.append(_start(paths, spec, gpus))
         if stop.is_set and not told_to_stop:
             told_to_stop = True
-            for _, process in slots.values():
-                process.terminate()
-        for slot, (spec, process) in list(slots.items()):
-            if process.poll() is not None and not _lives_on(paths, spec):
-                _record_silent_death(paths, spec, process.returncode)
-                del slots[slot]
+            for run in at_work:
+                _terminate(paths, run)
+        for run in list(at_work):
+            if run.process.poll() is not None and not _lives_on(paths, run.spec):
+                _record_silent_death(paths, run)
+                free_gpus = sorted([*free_gpus, *run.gpus])
+                at_work.remove(run)
         time.sleep(_POLL_S)
 
 
-def _start(paths: SweepPaths, spec: RunSpec, slot: int) -> subprocess.Popen[bytes]:
-    gpus_per_run = spec.shape.gpus_per_node
-    gpus = list(range(slot * gpus_per_run, (slot + 1) * gpus_per_run))
+def visible_gpus(num_wanted: int) -> list[int]:
+    """The GPUs that this queue may use: those that the person's CUDA_VISIBLE_DEVICES names, else the first ones."""
+    named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    if named and all(word.isdecimal() for word in named):
+        return [int(word) for word in named]
+    return list(range(num_wanted))
+
+
+def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int]) -> _Started:
+    num_attempts = len(Journal(paths.run(spec.run_id)).read())
     command = worker_command(paths.folder, ["--run", spec.run_id])
     # The controller's process id alone may come again, in a container after every start.
     os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
-    return start_local(paths.local_logs, command, spec.shape, gpus)
+    process = start_local(paths.local_logs, command, spec.shape, gpus)
+    return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts)
+
+
+def _terminate(paths: SweepPaths, run: _Started) -> None:
+    """Asks the run to save and end: through its controller, or rank 0 itself if that was killed."""
+    if run.process.poll() is None:
+        run.process.terminate()
+    elif _lives_on(paths, run.spec):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid_of(Journal(paths.run(run.spec.run_id)).read()[-1].process), signal.SIGTERM)
 
 
 def _lives_on(paths: SweepPaths, spec: RunSpec) -> bool:
@@ -84,13 +118,26 @@ def _lives_on(paths: SweepPaths, spec: RunSpec) -> bool:
     return bool(attempts) and not attempts[-1].has_ended and bool(is_alive(attempts[-1].process))
 
 
-def _record_silent_death(paths: SweepPaths, spec: RunSpec, exit_code: int) -> None:
-    """A run that was killed could not say so itself; its journal has no other writer any more."""
-    journal = Journal(paths.run(spec.run_id))
+def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
+    """A run that was killed, or that could not even start, cannot say so; its journal has no other writer now."""
+    folder = paths.run(run.spec.run_id)
+    journal = Journal(folder)
     attempts = journal.read()
-    if attempts and not attempts[-1].has_ended:
-        message = f"the ranks ended without a word (controller exit code {exit_code}): killed, or out of memory?"
+    has_started = len(attempts) > run.num_attempts
+    if has_started and not attempts[-1].has_ended:
+        message = "the ranks ended without a word: killed, or out of memory?"
         journal.end(attempts[-1].attempt, state=RunState.FAILED, cause="killed", error={"message": message})
+    elif not has_started and not any(folder.marker(name).exists() for name in (DONE, CANCEL)):
+        said = " ".join(path.read_text(errors="replace") for path in paths.local_logs.glob(f"{run.process.pid}_*"))
+        message = f"the worker ended before it started: {said.strip()[-500:] or 'killed?'}"
+        with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
+            folder.folder.mkdir(exist_ok=True)
+            number = len(attempts)
+            journal.start(
+                number, job_id=f"local-{run.process.pid}", restart_count=0, node=socket.gethostname(), pid=os.getpid(),
+                executor="local", world_size=run.spec.shape.world_size,
+            )  # fmt: skip
+            journal.end(number, state=RunState.FAILED, cause="not started", error={"message": message})
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def submit_lock(paths: SweepPaths) -> Iterator[None]:
             file.write(f'{{"holder": "{name}", "time": {time.time()}}}\n')
         yield
     finally:
-        paths.lock.unlink(missing_ok=True)
+        if (read_json(paths.lock) or {}).get("holder", name) == name:  # else it was taken over from us
+            paths.lock.unlink(missing_ok=True)
 
 
 def _remove_if_dead(paths: SweepPaths) -> None:

@@ -44,6 +44,6 @@ def _has_left(run: RunStatus) -> bool:
 
 def _stop_local(run: RunStatus) -> None:
     """One rank's signal is enough: the ranks agree on a step, save, and leave."""
-    if run.job_id is not None and is_alive(run.job_id):
+    if is_alive(run.attempts[-1].process):
         with contextlib.suppress(ProcessLookupError):
             os.kill(run.attempts[-1].pid, signal.SIGTERM)

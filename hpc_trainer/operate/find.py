@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.status import RunStatus, SweepStatus, find_runs, read_status
+from hpc_trainer.operate.status import RunStatus, SweepStatus, find_runs, fits, read_status
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import read_specs
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
@@ -53,10 +54,9 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
         status = read_status(find_sweep(runs_dir, sweep))
         return status, find_runs(status, names)
     for candidate in list_sweeps(runs_dir):
-        status = read_status(SweepPaths(candidate.folder.absolute()))
-        try:
+        # Specs tell names without asking the scheduler.
+        if all(any(fits(run_id, name) for run_id in read_specs(candidate)) for name in names):
+            status = read_status(SweepPaths(candidate.folder.absolute()))
             return status, find_runs(status, names)
-        except RunStateError:
-            continue
     status = read_status(find_sweep(runs_dir, None))
     return status, find_runs(status, names)

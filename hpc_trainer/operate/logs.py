@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 
+# Files are ours to read each second; the state may cost the scheduler a squeue.
+_ASK_EVERY_S = 10.0
 _LOG_NAME = re.compile(r"attempt-(\d+)\.rank-(\d+)\.log\Z")
 
 
@@ -20,7 +22,9 @@ def log_files(status: SweepStatus, run: RunStatus, rank: int | None = 0) -> list
     """
     folder = status.sweep.run(run.run_id).logs
     found = [(match, path) for path in folder.glob("attempt-*.log") if (match := _LOG_NAME.match(path.name))]
-    chosen = [(int(m[1]), int(m[2]), path) for m, path in found if rank is None or int(m[2]) == rank]
+    # The rank that failed first has the error, whichever rank was asked for.
+    failed = run.failure.get("rank", rank)
+    chosen = [(int(m[1]), int(m[2]), path) for m, path in found if rank is None or int(m[2]) in (rank, failed)]
     batch = status.sweep.scripts / f"{run.job_id}.out"
     return [*([batch] if batch.exists() else []), *(path for _, _, path in sorted(chosen))]
 
@@ -37,12 +41,17 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s
     """Lines as they come, across attempts, until the run is neither waiting nor at work."""
     offsets: dict[Path, int] = {}
     is_active = True
+    asked = time.monotonic()
     while True:
         for path in log_files(status, run, rank):
             yield from _new_lines(path, offsets)
         if not is_active:
             return
         time.sleep(poll_s)
+        on_slurm = bool(run.job_id) and str(run.job_id)[0].isdecimal()
+        if on_slurm and time.monotonic() - asked < _ASK_EVERY_S:
+            continue
+        asked = time.monotonic()
         status = read_status(status.sweep)
         run = next(each for each in status.runs if each.run_id == run.run_id)
         is_active = run.state.is_active  # read once more after the end: the last lines

@@ -34,6 +34,7 @@ class RunStatus:
     steps_per_s: float | None
     eta_s: float | None
     age_s: float | None
+    failure: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def run_id(self) -> str:
@@ -43,7 +44,7 @@ class RunStatus:
     @property
     def reason(self) -> str | None:
         """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
-        error = self.attempts[-1].error if self.attempts and self.attempts[-1].has_ended else {}
+        error = (self.attempts[-1].error if self.attempts else {}) or self.failure
         kind, message = error.get("type"), str(error.get("message", "")).strip()
         if self.state is RunState.FAILED and message:
             return (f"{kind}: {message}" if kind else f"{self.cause}: {message}").splitlines()[0]
@@ -122,7 +123,11 @@ class _Folder:
     def current(self) -> Attempt | None:
         """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
         newest = self.attempts[-1] if self.attempts else None
-        if newest and self.submission and newest.start_time < self.submission.time:
+        if newest is None or self.submission is None:
+            return newest
+        if self.submission.executor == "slurm":
+            return newest if newest.job_id == self.job_id else None
+        if newest.start_time < self.submission.time:
             return None
         return newest
 
@@ -191,6 +196,8 @@ def _status_of(spec: RunSpec, folder: _Folder, view: _SchedulerView) -> RunStatu
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
         age_s=None if seen is None else max(0.0, time.time() - seen),
+        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
+        failure=(read_json(folder.paths.failure(newest.attempt)) or {}) if newest and state is RunState.FAILED else {},
     )
 
 
@@ -298,13 +305,13 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
     if account.state == "COMPLETED":
         # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
         return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
-    if account.state == "FAILED" and current is None and set(account.exit_code.split(":")) & _STOP_EXIT_CODES:
+    if account.state == "FAILED" and current is None and account.exit_code in _STOP_EXIT_CODES:
         return RunState.PREEMPTED  # stopped before Python had its handlers: nothing ran, nothing failed
     return _ENDED.get(account.state)
 
 
-# SIGTERM and SIGUSR2, as a signal number or as a shell's exit code.
-_STOP_EXIT_CODES = {"15", "143", "12", "140"}
+# SIGTERM and SIGUSR2 as Slurm shows them: the batch shell's signal, a shell's code, or srun's own way (seen: 15:0).
+_STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
 
 
 def _state_in_queue(entry: QueueEntry, current: Attempt | None) -> RunState:
@@ -331,8 +338,13 @@ def gpu_hours(run: RunStatus) -> float:
     return gpus * sum(max(0.0, each) for each in seconds) / 3600
 
 
+def fits(run_id: str, name: str) -> bool:
+    """True if a person may mean this run by `name`: the whole id, its beginning, or its end."""
+    return bool(name) and (run_id.startswith(name) or run_id.endswith(name))
+
+
 def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
-    """The runs whose id is, begins or ends with one of `names`; all runs if there are none.
+    """The runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
 
     Raises:
         RunStateError: a name fits no run.
@@ -342,9 +354,10 @@ def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
         return status.runs
     found: dict[str, RunStatus] = {}
     for name in wanted:
-        fits = [run for run in status.runs if run.run_id.startswith(name) or run.run_id.endswith(name)]
-        if not fits:
+        exact = [run for run in status.runs if run.run_id == name]
+        chosen = exact or [run for run in status.runs if fits(run.run_id, name)]
+        if not chosen:
             listed = ", ".join(run.run_id for run in status.runs[:10]) or "none"
             raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
-        found.update({run.run_id: run for run in fits})
+        found.update({run.run_id: run for run in chosen})
     return list(found.values())

@@ -68,6 +68,8 @@ def append_lines(path: Path, records: list[Mapping[str, Any]], *, sync: bool = T
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    if sync and size == 0:
+        fsync_folder(path.parent)  # the file's name must survive too
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

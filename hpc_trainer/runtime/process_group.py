@@ -26,6 +26,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.02
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=3)
 # Rank 0 may be slower to import torch than the others.
 _RANK_ZERO_GRACE_S = 15.0
 
@@ -39,6 +40,7 @@ def process_group(
     address: str | None,
     timeout_s: int,
     should_stop: Callable[[], bool] = lambda: False,
+    has_failed: Callable[[], bool] = lambda: False,
 ) -> Iterator[RankGroup]:
     """The group of all ranks, gone again at the end; collective.
 
@@ -47,6 +49,7 @@ def process_group(
         address: where rank 0 listens; None: loopback on one node, else rank 0's host name.
         timeout_s: seconds to wait for the other ranks, here and in every collective.
         should_stop: asked while waiting for the others; one rank's wish is enough for all.
+        has_failed: asked too: true once any rank has failed and will not come.
 
     Raises:
         StoppedWhileStarting: a stop was wished before all ranks were there; all ranks raise it.
@@ -59,7 +62,7 @@ def process_group(
     address = address or (LOOPBACK if env.num_nodes == 1 else socket.gethostname())
     if env.rank == 0:
         store = _listen(env, rendezvous, address, timeout)
-        _gather_all(env, store, timeout_s, should_stop)
+        _gather_all(env, store, timeout_s, should_stop, has_failed)
     else:
         store = _connect(env, rendezvous, timeout, should_stop)
         _report(env, store, timeout_s, should_stop)
@@ -79,7 +82,9 @@ class StoppedWhileStarting(Exception):  # noqa: N818  (no error: an answer)
     """A stop was wished before all ranks were there."""
 
 
-def _gather_all(env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Callable[[], bool]) -> None:
+def _gather_all(
+    env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Callable[[], bool], has_failed: Callable[[], bool]
+) -> None:
     """Rank 0 waits until every rank has reported, then says go; or says stop, to all alike.
 
     init_process_group would wait too, but inside C++, deaf to signals for as long as `timeout_s`.
@@ -91,6 +96,8 @@ def _gather_all(env: RankEnv, store: TCPStore, timeout_s: int, should_stop: Call
             store.set("word", "stop")
             time.sleep(1.0)  # the store ends with this process: the others read the word first
             raise StoppedWhileStarting
+        if has_failed():
+            raise RankEnvError("another rank failed before all had met; its error is in this attempt's failure.json.")
         if time.monotonic() > deadline:
             raise RankEnvError(f"rank 0 waited {timeout_s} s for the other ranks of {env.incarnation} in vain.")
         time.sleep(_POLL_S)
@@ -148,4 +155,16 @@ def _connect(env: RankEnv, rendezvous: Path, timeout: datetime.timedelta, should
             os.listdir(rendezvous.parent)  # noqa: PTH208  (opening the folder makes an NFS client look again)
         place = read_json(rendezvous)
     host, port = str(place["address"]), int(str(place["port"]))
-    return TCPStore(host, port, env.world_size, False, timeout, wait_for_workers=False)
+    while True:
+        try:
+            # A short wait at a time: the store's constructor is deaf to signals, and rank 0 may have left again.
+            store = TCPStore(host, port, env.world_size, False, _CONNECT_TIMEOUT, wait_for_workers=False)
+        except (RuntimeError, ValueError):  # noqa: PERF203  (each round waits for seconds)
+            if should_stop():
+                raise StoppedWhileStarting from None
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            store.set_timeout(timeout)
+            return store

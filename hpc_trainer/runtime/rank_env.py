@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_trainer.errors import RankEnvError
 
@@ -28,11 +28,12 @@ class RankEnv:
     job_id: str
     restart_count: int
     node: str
+    elastic_count: int = 0
 
     @property
     def incarnation(self) -> str:
-        """`<job id>.<restart count>`."""
-        return f"{self.job_id}.{self.restart_count}"
+        """`<job id>.<restart count>.<restarts by torchrun>`."""
+        return f"{self.job_id}.{self.restart_count}.{self.elastic_count}"
 
 
 # Set by the local queue for each start of a run: tells starts apart where process ids come again.
@@ -66,8 +67,11 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
     """
     env = os.environ if environ is None else environ
     if "TORCHELASTIC_RUN_ID" in env:
-        job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}"
-        return _from(env, _TORCHRUN, "torchrun", job_id, _restart_count(env, "TORCHELASTIC_RESTART_COUNT"))
+        # The agent's process id tells starts apart that share torchrun's default run id, "none".
+        job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{os.getppid()}"
+        restarts = _restart_count(env, "SLURM_RESTART_COUNT")
+        elastic = _restart_count(env, "TORCHELASTIC_RESTART_COUNT")
+        return replace(_from(env, _TORCHRUN, "torchrun", job_id, restarts), elastic_count=elastic)
     if "SUBMITIT_LOCAL_GLOBALID" in env:
         parts = ("local", env.get("SUBMITIT_LOCAL_JOB_ID", "0"), env.get(LOCAL_START_VARIABLE, ""))
         job_id = "-".join(part for part in parts if part)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.errors import CheckpointError, HpcTrainerError
+from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
@@ -17,7 +18,7 @@ from hpc_trainer.runs.states import CANCEL, DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.tracker import NoTracker, Tracker
 
@@ -48,6 +49,7 @@ class RunContext:
     first_step: int = 0
     _last_heartbeat: float = 0.0
     _speed: float | None = None
+    _metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -78,6 +80,7 @@ class RunContext:
         rank_state: dict[str, Any] = {}
         newest = self.store.newest_valid()
         if newest is not None:
+            _check_owner(newest, self.paths.run_id)
             replicated, rank_state = self.store.load(newest)
             state.load(replicated, rank_state)
             self.saved_step = newest.step
@@ -95,6 +98,11 @@ class RunContext:
                 f"logs of the attempts before, in {self.paths.logs}."
             )
         return rank_state
+
+    def has_evaluated(self) -> bool:
+        """True if the newest line of metrics.jsonl with an evaluation is of the step resumed at. Collective."""
+        steps = [record["step"] for record in read_lines(self.paths.metrics) if "eval_loss" in record]
+        return bool(self.group.broadcast(bool(steps) and steps[-1] == self.first_step))
 
     def save(self, state: TrainState) -> None:
         """Writes a checkpoint of this step, unless it stands already. Collective."""
@@ -116,13 +124,14 @@ class RunContext:
         if not self.is_rank_zero:
             return
         self._speed = values.get("steps_per_s", self._speed)
+        self._metrics |= values
         MetricsLog(self.paths.metrics).append(step, {**values, "time": time.time()})
         self.tracker.log(step, values)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in values.items())
         print(f"step {step}/{self.num_steps}  {shown}", flush=True)
-        self.heartbeat(step, values, force=True)
+        self.heartbeat(step, force=True)
 
-    def heartbeat(self, step: int, values: dict[str, float] | None = None, *, force: bool = False) -> None:
+    def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
         now = time.time()
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
@@ -133,21 +142,19 @@ class RunContext:
             self.stop.request("CANCEL marker")
         done = step - self.first_step
         speed = self._speed or (done / (now - self.loop_start_time) if done > 0 else None)
-        write_json(
-            self.paths.heartbeat,
-            {
-                "step": step,
-                "num_steps": self.num_steps,
-                "steps_per_s": speed,
-                "eta_s": (self.num_steps - step) / speed if speed else None,
-                "time": now,
-                "attempt": self.attempt,
-                "job_id": self.env.job_id,
-                "node": self.env.node,
-                "metrics": values or {},
-            },
-            sync=False,
-        )
+        beat = {
+            "step": step,
+            "num_steps": self.num_steps,
+            "steps_per_s": speed,
+            "eta_s": (self.num_steps - step) / speed if speed else None,
+            "time": now,
+            "attempt": self.attempt,
+            "job_id": self.env.job_id,
+            "node": self.env.node,
+            "metrics": self._metrics,
+        }
+        with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
+            write_json(self.paths.heartbeat, beat, sync=False)
 
     def finish(self, metrics: dict[str, float]) -> None:
         """The run is complete: writes result.json, then DONE. Collective; rank 0 writes."""
@@ -164,5 +171,13 @@ class RunContext:
             )
             # DONE last: who sees it may count on the result.
             write_json(self.paths.marker(DONE), {"time": time.time()})
-        self.tracker.close()
         self.group.barrier()
+
+
+def _check_owner(checkpoint: CheckpointInfo, run_id: str) -> None:
+    saved_by = checkpoint.meta.get("run_id", run_id)
+    if saved_by != run_id:
+        raise CheckpointError(
+            f"{checkpoint.path} was saved by {saved_by}, and this run is {run_id}: another configuration. "
+            "Remove it from this run's folder, or start anew with --fresh."
+        )

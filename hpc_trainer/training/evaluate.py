@@ -21,7 +21,7 @@ def evaluate(
 
     Collective: every rank evaluates its share, sums are added up in float64. Draws no random number: dropout is off.
     """
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=group.device)
     indices = eval_indices(len(dataset), group.rank, group.world_size)
@@ -32,7 +32,8 @@ def evaluate(
             logits = model(inputs).flatten(0, -2)
             loss = functional.cross_entropy(logits, targets, reduction="sum")
         sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
-    model.train(was_training)
+    for module, mode in modes:
+        module.training = mode
     loss_sum, num_right, count = group.sum(sums).tolist()
     return {"eval_loss": loss_sum / count, "eval_accuracy": num_right / count}
 

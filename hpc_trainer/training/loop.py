@@ -72,10 +72,13 @@ def train(config: TrainConfig, run: RunContext) -> Outcome:
         return _run_steps(config, run, task, batches)
     finally:
         batches.close()
+        run.tracker.close()  # the worker leaves without Python's clean-up: what is held back would be lost
 
 
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> Outcome:
     state, num_steps = task.state, config.train.num_steps
+    if 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps) and not run.has_evaluated():
+        run.log(state.step, _evaluate(config, run, task))  # the attempt before stopped between save and evaluation
     clock = _Clock(state.step)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, config.optim.lr, state.step, num_steps)
@@ -90,11 +93,11 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
         if state.step < num_steps and result.should_stop:
             run.save(state)
             return Outcome.stopped
+        if state.step < num_steps and _is_due(state.step, config.checkpoint.every_steps):
+            run.save(state)  # before an evaluation that is due too: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
             run.log(state.step, _evaluate(config, run, task))
             clock.restart(state.step)
-        if state.step < num_steps and _is_due(state.step, config.checkpoint.every_steps):
-            run.save(state)
 
     run.save(state)  # before the evaluation: a kill in it loses nothing
     metrics = _evaluate(config, run, task)

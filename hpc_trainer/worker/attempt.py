@@ -52,6 +52,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             address=config.cluster.master_addr,
             timeout_s=config.parallel.timeout_s,
             should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
+            has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
             run = RunContext(
                 paths=paths,

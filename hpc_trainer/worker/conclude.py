@@ -50,7 +50,8 @@ def conclude_start(stop: Stop) -> ExitCode:
     while time.monotonic() < deadline:
         attempts = Journal(stop.paths).read()
         if attempts and attempts[-1].attempt == stop.attempt and attempts[-1].has_ended:
-            time.sleep(1.0)  # the requeue follows the record
+            # The requeue follows the record, and rank 0 must not be killed in it because we left.
+            time.sleep(WORKER_TIMEOUT_S if attempts[-1].action == Action.requeue.value else 1.0)
             break
         time.sleep(0.2)
     return ExitCode.REQUEUED

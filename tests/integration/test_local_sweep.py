@@ -176,8 +176,9 @@ def test_run_outlives_its_queue_and_is_not_started_twice(local: LocalDriver) -> 
              "monitor.heartbeat_every_s=0", "sweep_name=orphan")  # fmt: skip
     local.json(*words)
     local.wait_for_step("orphan", 5)
-    (queue,) = [p for p in psutil.process_iter(["cmdline"])
-                if "hpc_trainer.launch.local_queue" in p.info["cmdline"] and str(local.folder) in str(p.info["cmdline"])]  # fmt: skip
+    processes = psutil.process_iter(["cmdline"])
+    ours = [each for each in processes if str(local.folder) in str(each.info["cmdline"])]
+    (queue,) = [each for each in ours if "hpc_trainer.launch.local_queue" in each.info["cmdline"]]
     queue.kill()
     queue.wait(10)
     assert local.json(*words)["submitted"] == 0
@@ -192,3 +193,32 @@ def test_code_that_exits_is_no_success(local: LocalDriver) -> None:
     assert done.returncode == 1
     assert "SystemExit" in done.stderr
     assert local.json("submit", *words)["submitted"] == 0
+
+
+@pytest.mark.dist
+def test_the_demo_reaches_its_accuracy_and_says_that_all_is_done(local: LocalDriver) -> None:
+    makefile = (CONF.parent / "Makefile").read_text()
+    (line,) = [line for line in makefile.splitlines() if line.startswith("DEMO :=")]
+    words = line.removeprefix("DEMO :=").replace("$(DEMO_HARDWARE)", "cpu_x2").split()
+    first = local.run(*words)
+    best = max(row["eval_accuracy"] for row in local.json("results", "demo"))
+    print(f"best accuracy {best}")
+    assert best >= 0.97
+    assert "Best eval_accuracy" in first.stdout
+    again = local.run(*words)
+    assert "all is done (4 COMPLETED)" in again.stdout
+    assert len(local.json("results", "demo", "--sort", "eval_loss")) == 4
+
+
+def test_worker_that_cannot_start_is_failed_with_its_words(local: LocalDriver) -> None:
+    """A log folder that is a file: nothing can be journalled by the worker itself."""
+    (folder,) = [local.train(*TINY, "sweep_name=blocked")["run_dir"]]
+    shutil.rmtree(folder)
+    Path(folder).mkdir(mode=0o700)
+    (Path(folder) / "logs").write_text("in the way")
+    words = ("submit", *TINY, "sweep_name=blocked", "--wait")
+    done = local.run(*words, check=False)
+    assert done.returncode == 1
+    (run,) = local.json("status", "blocked")["runs"]
+    assert (run["state"], run["cause"]) == ("FAILED", "not started")
+    assert "FileExistsError" in local.run("status", "blocked").stdout

@@ -22,6 +22,8 @@ CASES = [
     ("cnn", "bf16", "cpu_x2", 60),
     ("mlp", "fp32", "cpu_x2", 200),
     ("gpt", "fp32", "cpu_x1", 40),
+    # BatchNorm's buffers differ by rank, loader processes, and an evaluation after every step.
+    ("resnet18", "fp32", "cpu_x2", 30),
 ]
 
 
@@ -29,6 +31,8 @@ def _words(model: str, precision: str, hardware: str, steps: int) -> list[str]:
     words = [*BASE, f"model={model}", f"precision={precision}", f"hardware={hardware}", f"train.num_steps={steps}"]
     if model == "gpt":
         words += ["data=text_bytes", "data.seq_len=32", "model.num_layers=2", "model.dropout=0.1"]
+    if model == "resnet18":
+        words += ["model.width=4", "data.num_workers=2", "train.eval_every_steps=1"]
     return [*words, "train.global_batch_size=32", "train.grad_accum_steps=2", "checkpoint.every_steps=100000"]
 
 

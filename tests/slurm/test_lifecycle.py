@@ -22,7 +22,7 @@ INTERRUPTIBLE = (
     "monitor.log_every_steps=10",
     "monitor.heartbeat_every_s=0.1",
 )
-SHAPES = {"testbed_x1": 3000, "testbed_x4": 400}
+SHAPES = {"testbed_x1": 4000, "testbed_x4": 400}
 
 
 @pytest.fixture

@@ -107,4 +107,4 @@ def test_without_scikit_learn_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError) as caught:
         build("train")
-    assert "pip install 'hpc_trainer[digits]'" in str(caught.value)
+    assert "pip install scikit-learn" in str(caught.value)

@@ -87,6 +87,7 @@ def test_lines_as_they_come_across_attempts_to_the_end(sweep: SweepOnDisk, monke
     )
     # Each look at the run comes after the next part of the story; nobody waits.
     monkeypatch.setattr("hpc_trainer.operate.logs.time.sleep", lambda _: next(story)())
+    monkeypatch.setattr("hpc_trainer.operate.logs._ASK_EVERY_S", 0.0)
     status = _status(sweep)
     lines = list(follow_logs(status, status.runs[0], 0))
     assert lines == [f"==> {first} <==", "one", "half", f"==> {second} <==", "two", "last"]

@@ -28,14 +28,14 @@ LOCAL = {
 
 def test_slurm() -> None:
     env = read_rank_env(SLURM)
-    assert (env.launcher, env.job_id, env.restart_count, env.incarnation) == ("slurm", "1083", 0, "1083.0")
+    assert (env.launcher, env.job_id, env.restart_count, env.incarnation) == ("slurm", "1083", 0, "1083.0.0")
     assert (env.rank, env.local_rank, env.world_size, env.local_world_size) == (5, 1, 8, 4)
     assert (env.node_rank, env.num_nodes, env.node) == (1, 2, "gpu007")
 
 
 def test_an_array_element_goes_by_its_array_name() -> None:
     env = read_rank_env(ARRAY)
-    assert (env.job_id, env.restart_count, env.incarnation) == ("1080_3", 2, "1080_3.2")
+    assert (env.job_id, env.restart_count, env.incarnation) == ("1080_3", 2, "1080_3.2.0")
 
 
 def test_ranks_of_a_node_follow_from_the_rest() -> None:
@@ -44,7 +44,9 @@ def test_ranks_of_a_node_follow_from_the_rest() -> None:
 
 def test_torchrun() -> None:
     env = read_rank_env(TORCHRUN)
-    assert (env.launcher, env.job_id, env.restart_count) == ("torchrun", "torchrun-none", 1)
+    assert (env.launcher, env.job_id, env.restart_count) == ("torchrun", f"torchrun-none-{os.getppid()}", 0)
+    assert env.incarnation.endswith(".0.1")
+    assert read_rank_env({**TORCHRUN, **ARRAY}).incarnation == "1080_3.2.1"
     assert (env.rank, env.local_rank, env.world_size, env.local_world_size, env.node_rank) == (3, 1, 4, 2, 1)
     assert env.node == socket.gethostname()
 
