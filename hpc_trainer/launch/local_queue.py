@@ -128,8 +128,9 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
         message = "the ranks ended without a word: killed, or out of memory?"
         journal.end(attempts[-1].attempt, state=RunState.FAILED, cause="killed", error={"message": message})
     elif not has_started and not any(folder.marker(name).exists() for name in (DONE, CANCEL)):
-        said = " ".join(path.read_text(errors="replace") for path in paths.local_logs.glob(f"{run.process.pid}_*"))
-        message = f"the worker ended before it started: {said.strip()[-500:] or 'killed?'}"
+        logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
+        said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
+        message = f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}"
         with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
             folder.folder.mkdir(exist_ok=True)
             number = len(attempts)

@@ -228,6 +228,8 @@ def _decide(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None
         (state, cause), node = _decide_local(folder), None
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
+    if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
+        return RunState.PREEMPTED, "DONE is missing", node
     return state, cause, node
 
 

@@ -351,7 +351,8 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 def test_no_verb_of_the_login_node_imports_torch(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
     code = (
         "import sys\nfrom hpc_trainer.cli.main import main\n"
-        "for argv in (['plan', 'seed=1', '--script'], ['submit', 'seed=1'], ['status'], ['results'], ['cancel', 'train']):\n"
+        "for argv in (['plan', 'seed=1', '--script'], ['submit', 'seed=1'], ['status'], ['results'],"
+        "             ['cancel', 'train']):\n"
         "    sys.argv = ['hpc-trainer', *argv]\n"
         "    try:\n        main()\n    except SystemExit as error:\n        assert not error.code, argv\n"
         f"{HEAVY}\n"
