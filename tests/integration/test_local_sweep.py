@@ -145,12 +145,19 @@ def test_cancel_while_the_run_starts(local: LocalDriver) -> None:
     assert local.json(*words)["submitted"] == 0
 
 
+def _queue_lives(local: LocalDriver, sweep: str) -> bool:
+    wanted = {"hpc_trainer.launch.local_queue", str(local.folder / "runs" / sweep)}
+    return any(wanted <= set(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+
+
 @pytest.mark.dist
 def test_stop_before_the_ranks_have_met(local: LocalDriver) -> None:
     """Rank 1 never comes: rank 0 must still hear the signal, record it and leave."""
     words = ("train", *TINY, "hardware=cpu_x2", "sweep_name=lonely")
     local.json(*words)
     folder = local.run_folder("lonely")
+    while _queue_lives(local, "lonely"):  # it looks at the run's folder once more after the run has ended
+        time.sleep(0.05)
     shutil.rmtree(folder)
     environ = {**local.env, "TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
     rank = subprocess.Popen(
@@ -211,10 +218,10 @@ def test_the_demo_reaches_its_accuracy_and_says_that_all_is_done(local: LocalDri
 
 def test_worker_that_cannot_start_is_failed_with_its_words(local: LocalDriver) -> None:
     """A log folder that is a file: nothing can be journalled by the worker itself."""
-    (folder,) = [local.train(*TINY, "sweep_name=blocked")["run_dir"]]
-    shutil.rmtree(folder)
-    Path(folder).mkdir(mode=0o700)
-    (Path(folder) / "logs").write_text("in the way")
+    (planned,) = local.json("plan", *TINY, "sweep_name=blocked")["runs"]
+    folder = local.folder / "runs" / "blocked" / planned["run_id"]
+    folder.mkdir(mode=0o700, parents=True)
+    (folder / "logs").write_text("in the way")
     words = ("submit", *TINY, "sweep_name=blocked", "--wait")
     done = local.run(*words, check=False)
     assert done.returncode == 1
