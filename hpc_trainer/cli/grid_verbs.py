@@ -19,8 +19,9 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
+from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.lock import submit_lock
-from hpc_trainer.launch.plan import Grid, SweepPlan, build_plan, freeze_grid
+from hpc_trainer.launch.plan import SweepPlan, build_plan
 from hpc_trainer.launch.submit import SubmittedArray, array_script_of, settle_intents, submit_plan
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask

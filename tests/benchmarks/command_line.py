@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpc_trainer.launch.plan import freeze_grid
+from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths

@@ -12,7 +12,7 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.hardware import Device
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.validate import validate
-from hpc_trainer.launch.plan import freeze_grid
+from hpc_trainer.launch.freeze import freeze_grid
 from tests.unit.runs.builders import make_config
 
 

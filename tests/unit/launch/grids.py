@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.launch.plan import Grid, SweepPlan, build_plan
+from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.plan import SweepPlan, build_plan
 from hpc_trainer.launch.submit import SubmittedArray, settle_intents, submit_plan
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.layout import SweepPaths
