@@ -20,8 +20,12 @@ def has_slurm() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, script: str | None = None) -> str:
     """Standard output of a Slurm command.
+
+    Args:
+        script: lines for a command that reads its requests from standard input (scontrol, sacctmgr): many requests
+            by one process. One that fails does not fail the others, so the exit code is not looked at.
 
     Raises:
         SlurmError: the command is missing, takes longer than `timeout_s` seconds, or exits with another code than 0.
@@ -30,6 +34,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> s
     try:
         done = subprocess.run(
             list(argv),
+            input=script or "",
             capture_output=True,
             text=True,
             errors="replace",
@@ -43,7 +48,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> s
         raise SlurmError(f"{argv[0]} could not be started: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{argv[0]} did not answer within {timeout_s:g} s.") from error
-    if done.returncode:
+    if done.returncode and (script is None or not done.stdout):
         raise SlurmError(f"{' '.join(argv[:2])} failed ({done.returncode}): {done.stderr.strip()}")
     return done.stdout
 

@@ -50,7 +50,7 @@ class FakeSlurm:
         (folder / "number").write_text("100\n")
         (folder / "queue").touch()
         (folder / "calls").touch()
-        for name, more in {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": "", "scontrol": "", "scancel": ""}.items():
+        for name, more in {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": "", "sacctmgr": "", "sinfo": "", "scontrol": "", "scancel": ""}.items():
             script = self.bin / name
             script.write_text(_RECORD.replace("{folder}", str(folder)) + more)
             script.chmod(script.stat().st_mode | stat.S_IXUSR)

@@ -1,0 +1,222 @@
+"""Can the cluster ever run this shape? Compares a shape with what the cluster said, before anything is written.
+
+`sbatch --test-only` accepts a time above the partition's MaxTime (tried on 22.05), and says only that a job is
+impossible, not what would be possible: so the rules here come first, and name the nearest legal value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from hpc_trainer.runs.spec import Shape
+from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
+
+
+def find_shape_problems(shape: Shape, hardware: str, limits: Limits) -> list[str]:
+    """Every rule of the cluster that `shape` breaks, a line each; [] also where the cluster did not say.
+
+    Args:
+        hardware: the profile's name, for the messages.
+    """
+    names = (shape.partition or "").split(",") if shape.partition else [None]
+    found = [_problems_in(shape, name, limits) for name in names]
+    # Of several partitions (`a,b`) Slurm takes one that can: only a name that does not exist spoils the others.
+    missing = [problems for name, problems in zip(names, found, strict=True) if limits.partition_of(name) is None]
+    worst = missing[0] if missing else min(found, key=len)
+    return [f"{problem} (hardware={hardware})" for problem in worst]
+
+
+def _problems_in(shape: Shape, name: str | None, limits: Limits) -> list[str]:
+    partition = limits.partition_of(name)
+    if limits.partitions and partition is None:
+        return [_no_partition(name, limits)]
+    problems = [*_account(shape, partition, limits), *_qos(shape, partition, limits), *_time(shape, partition, limits)]
+    if partition is not None:
+        problems += _partition_sizes(shape, partition)
+        nodes = [each for each in limits.nodes if each.partition == partition.name]
+        if nodes and not problems:
+            problems += _nodes(shape, partition, nodes)
+    return problems
+
+
+def mem_mb_per_node(shape: Shape) -> int | None:
+    """Memory in MB that the shape asks of each node; None if it leaves that to the site."""
+    if shape.mem_gb_per_node is not None:
+        return round(shape.mem_gb_per_node * 1024)
+    if shape.mem_gb_per_gpu is not None:
+        return round(shape.mem_gb_per_gpu * 1024) * shape.gpus_per_node
+    if shape.mem_gb_per_cpu is not None:
+        return round(shape.mem_gb_per_cpu * 1024) * _cpus_per_node(shape)
+    return None
+
+
+def _cpus_per_node(shape: Shape) -> int:
+    return shape.tasks_per_node * shape.cpus_per_task
+
+
+def _nearest(wrong: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.4)
+    return f"{f'Did you mean {close[0]}? ' if close else ''}There are: {', '.join(sorted(known)) or 'none'}."
+
+
+def _no_partition(name: str | None, limits: Limits) -> str:
+    known = list(limits.partitions)
+    if name is None:
+        return f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(known)}."
+    return f"hardware.partition={name}: the cluster has no such partition. {_nearest(name, known)}"
+
+
+def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
+    known = [each.account for each in limits.associations]
+    if shape.account is not None and known and "associations" in limits.enforced and shape.account not in known:
+        yield f"cluster.account={shape.account}: you have no such account. {_nearest(shape.account, known)}"
+        return
+    account = limits.account_of(shape.account)
+    if partition is None or account is None:
+        return
+    allowed = partition.allow_accounts
+    if (allowed is not None and account not in allowed) or account in partition.deny_accounts:
+        own = [each for each in known if allowed is None or each in allowed]
+        fix = f"Use cluster.account={own[0]}." if own else "Use another partition."
+        yield f"cluster.account={account} may not use partition {partition.name}. {fix}"
+
+
+def _qos(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
+    if shape.qos is None:
+        return
+    account = limits.account_of(shape.account)
+    own = [name for each in limits.associations if each.account == account for name in each.qos]
+    known = own or list(limits.qos_caps)
+    if "qos" in limits.enforced and known and shape.qos not in known:
+        yield f"hardware.qos={shape.qos}: not among the QOS that you may use. {_nearest(shape.qos, known)}"
+    elif partition is not None:
+        allowed = partition.allow_qos
+        if (allowed is not None and shape.qos not in allowed) or shape.qos in partition.deny_qos:
+            listed = ", ".join(allowed or ()) or "another one"
+            yield f"hardware.qos={shape.qos} may not use partition {partition.name}. Use {listed}."
+
+
+def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
+    bounds = []
+    if partition is not None and partition.max_time_min is not None:
+        bounds.append((partition.max_time_min, f"MaxTime of partition {partition.name}"))
+    qos = limits.qos_of(shape.qos, shape.account)
+    qos_limit = limits.qos_max_time_min.get(qos or "")
+    if qos_limit is not None:
+        bounds.append((qos_limit, f"MaxWall of QOS {qos}"))
+    if bounds and shape.time_limit_min > min(bounds)[0]:
+        limit, name = min(bounds)
+        longer = [
+            each.name
+            for each in limits.partitions.values()
+            if each.max_time_min is None or each.max_time_min >= shape.time_limit_min
+        ]
+        other = f" Or a partition that allows more: {', '.join(longer)}." if longer and "partition" in name else ""
+        yield (
+            f"hardware.time_limit_min={shape.time_limit_min} must be at most {limit}, the {name}. "
+            f"Use hardware.time_limit_min={limit}: a run that needs longer comes back by itself.{other}"
+        )
+
+
+def _partition_sizes(shape: Shape, partition: Partition) -> Iterator[str]:
+    if partition.max_nodes is not None and shape.num_nodes > partition.max_nodes:
+        yield (
+            f"hardware.num_nodes={shape.num_nodes} must be at most {partition.max_nodes}, the MaxNodes of partition "
+            f"{partition.name}. Use hardware.num_nodes={partition.max_nodes}."
+        )
+    memory = mem_mb_per_node(shape)
+    if partition.max_mem_per_node_mb is not None and memory is not None and memory > partition.max_mem_per_node_mb:
+        yield _too_much_memory(shape, memory, partition.max_mem_per_node_mb, f"MaxMemPerNode of {partition.name}")
+    if partition.max_cpus_per_node is not None and _cpus_per_node(shape) > partition.max_cpus_per_node:
+        yield _too_many_cpus(shape, partition.max_cpus_per_node, f"MaxCPUsPerNode of partition {partition.name}")
+
+
+def _too_much_memory(shape: Shape, memory_mb: int, limit_mb: int, name: str) -> str:
+    if shape.mem_gb_per_gpu is not None:
+        key, share = "mem_gb_per_gpu", limit_mb / 1024 / shape.gpus_per_node
+    elif shape.mem_gb_per_cpu is not None:
+        key, share = "mem_gb_per_cpu", limit_mb / 1024 / _cpus_per_node(shape)
+    else:
+        key, share = "mem_gb_per_node", limit_mb / 1024
+    share = int(share * 100) / 100  # down: up would be refused again
+    asked = getattr(shape, key)
+    return (
+        f"hardware.{key}={asked:g} asks {memory_mb} MB of a node; it must be at most {limit_mb} MB, the {name}. "
+        f"Use hardware.{key}={share:g}."
+    )
+
+
+def _too_many_cpus(shape: Shape, limit: int, name: str) -> str:
+    each = max(1, limit // shape.tasks_per_node)
+    key = "cpus_per_gpu" if shape.gpus_per_node else "cpus_per_task"
+    return (
+        f"hardware: {shape.tasks_per_node} rank(s) × {shape.cpus_per_task} CPUs = {_cpus_per_node(shape)} CPUs a node; "
+        f"it must be at most {limit}, the {name}. Use hardware.{key}={each}."
+    )
+
+
+def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> Iterator[str]:
+    """One rule after the other, each over the nodes that the ones before it left; the first empty set is the problem."""
+    where = f"in partition {partition.name}"
+    left = list(nodes)
+    if shape.constraint is not None:
+        problem, left = _by_features(shape.constraint, left, where)
+        if problem:
+            yield problem
+            return
+    if shape.gpus_per_node:
+        kinds = sorted({kind for each in left for kind in each.gpus})
+        kind = shape.gpu_type
+        with_kind = [each for each in left if _gpus(each, kind)]
+        if not with_kind:
+            listed = ", ".join(each for each in kinds if each != "gpu") or ("GPUs without a type" if kinds else "none")
+            asked = f"hardware.gpu_type={kind}" if kind else f"hardware.gpus_per_node={shape.gpus_per_node}"
+            hint = _nearest(kind, kinds) if kind and kinds else f"GPUs there: {listed}."
+            yield f"{asked}: no node {where} has such GPUs. {hint}"
+            return
+        most = max(_gpus(each, kind) for each in with_kind)
+        if shape.gpus_per_node > most:
+            fit = f"hardware.num_nodes={-(-shape.gpus_per_node * shape.num_nodes // most)}"
+            yield (
+                f"hardware.gpus_per_node={shape.gpus_per_node} must be at most {most}, what a node {where} has. "
+                f"Use hardware.gpus_per_node={most} (and {fit} for as many GPUs in all)."
+            )
+            return
+        left = [each for each in with_kind if _gpus(each, kind) >= shape.gpus_per_node]
+    most_cpus = max(each.cpus for each in left)
+    if _cpus_per_node(shape) > most_cpus:
+        yield _too_many_cpus(shape, most_cpus, f"CPUs of a node {where}")
+        return
+    left = [each for each in left if each.cpus >= _cpus_per_node(shape)]
+    memory, most_memory = mem_mb_per_node(shape), max(each.memory_mb for each in left)
+    if memory is not None and memory > most_memory:
+        yield _too_much_memory(shape, memory, most_memory, f"memory of a node {where}")
+        return
+    count = sum(each.num_nodes for each in left if memory is None or each.memory_mb >= memory)
+    if shape.num_nodes > count:
+        yield (
+            f"hardware.num_nodes={shape.num_nodes} must be at most {count}: so many nodes {where} have what it asks. "
+            f"Use hardware.num_nodes={count}."
+        )
+
+
+def _gpus(node: NodeGroup, kind: str | None) -> int:
+    return sum(node.gpus.values()) if kind is None else node.gpus.get(kind, 0)
+
+
+def _by_features(constraint: str, nodes: list[NodeGroup], where: str) -> tuple[str | None, list[NodeGroup]]:
+    """Plain `a&b|c` is judged; counts and brackets (`[a*2&b]`) are left to Slurm."""
+    if re.search(r"[\[\]()*]", constraint):
+        return None, nodes
+    known = sorted({feature for each in nodes for feature in each.features})
+    for word in re.split(r"[&|]", constraint):
+        if word not in known:
+            return f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, known)}", []
+    left = [
+        each
+        for each in nodes
+        if any(all(word in each.features for word in part.split("&")) for part in constraint.split("|"))
+    ]
+    return (None, left) if left else (f"hardware.constraint={constraint}: no node {where} has all of them at once.", [])

@@ -1,0 +1,351 @@
+"""What the cluster allows, as it says itself: partitions, nodes, associations, QOS, array and submit limits.
+
+Three reads, whatever the size of the grid: one scontrol (configuration, partitions, and the controller's own view of
+associations and QOS with what is in use), one sacctmgr where limits are enforced, one sinfo for the nodes. A site
+that hides or lacks one of them leaves fields None: unknown, and no rule is made up from it.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.slurm.commands import run_slurm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One partition (scontrol show partition). None means no limit; times in minutes, memory in MB."""
+
+    name: str
+    is_default: bool = False
+    state: str = "UP"
+    max_time_min: int | None = None
+    max_nodes: int | None = None
+    max_mem_per_node_mb: int | None = None
+    max_mem_per_cpu_mb: int | None = None
+    max_cpus_per_node: int | None = None
+    allow_accounts: tuple[str, ...] | None = None
+    deny_accounts: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] | None = None
+    deny_qos: tuple[str, ...] = ()
+    qos: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Equal nodes of one partition (sinfo -e). `gpus`: gres type (`gpu` if it has none) -> GPUs a node."""
+
+    partition: str
+    num_nodes: int
+    cpus: int
+    memory_mb: int
+    gpus: Mapping[str, int]
+    features: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitCap:
+    """How many jobs (array elements count one each) may be in the queue at once, and how many are."""
+
+    name: str
+    limit: int
+    used: int
+
+    @property
+    def room(self) -> int:
+        """Jobs that may still be submitted, ≥ 0."""
+        return max(0, self.limit - self.used)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Association:
+    """What one account lets this user do (sacctmgr show assoc)."""
+
+    account: str
+    partition: str = ""
+    qos: tuple[str, ...] = ()
+    default_qos: str = ""
+    is_default: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Everything the cluster said. Empty mappings and None: it did not say."""
+
+    max_array_size: int | None = None
+    max_array_tasks: int | None = None
+    job_cap: SubmitCap | None = None
+    enforced: frozenset[str] = frozenset()
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    nodes: tuple[NodeGroup, ...] = ()
+    associations: tuple[Association, ...] = ()
+    account_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
+    qos_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
+    qos_max_time_min: Mapping[str, int | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def max_elements(self) -> int | None:
+        """Elements that one array may have: MaxArraySize bounds the highest index, which counts from 0."""
+        known = [each for each in (self.max_array_size, self.max_array_tasks) if each is not None]
+        return min(known) if known else None
+
+    def partition_of(self, name: str | None) -> Partition | None:
+        """The partition of this name, or the default one."""
+        if name is not None:
+            return self.partitions.get(name)
+        return next((each for each in self.partitions.values() if each.is_default), None)
+
+    def account_of(self, account: str | None) -> str | None:
+        """The account that a job is charged to: the named one, else the user's default."""
+        return account or next((each.account for each in self.associations if each.is_default), None)
+
+    def qos_of(self, qos: str | None, account: str | None) -> str | None:
+        """The QOS that a job gets: the named one, else its association's default, else `normal` (sacctmgr(1))."""
+        if qos is not None:
+            return qos
+        charged = self.account_of(account)
+        own = [each.default_qos for each in self.associations if each.account == charged and each.default_qos]
+        return own[0] if own else "normal"
+
+    def submit_caps(self, partition: str | None, account: str | None, qos: str | None) -> list[SubmitCap]:
+        """Every cap that a job of this partition, account and QOS (None: the defaults) counts against."""
+        caps = [self.job_cap] if self.job_cap is not None else []
+        caps += self.account_caps.get(self.account_of(account) or "", ())
+        asked = self.partition_of(partition)
+        names = {self.qos_of(qos, account), asked.qos if asked is not None else None}
+        return caps + [cap for name in sorted(filter(None, names)) for cap in self.qos_caps.get(name, ())]
+
+
+def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
+    """Asks the cluster: one scontrol; one sacctmgr if limits are enforced; one sinfo `with_nodes`.
+
+    Raises:
+        SlurmError: scontrol, without which nothing is known, does not answer.
+    """
+    user = _user_name()
+    asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
+    controller = run_slurm(["scontrol", "-o"], script=asked, timeout_s=timeout_s)
+    notes: list[str] = []
+    accounting = nodes = ""
+    enforced = _enforced(controller)
+    if enforced:
+        # Limits of a QOS for each user show in the controller only while that user has jobs.
+        asked = (
+            f"show assoc where user={user} format=account,partition,qos,defaultqos,maxsubmit\n"
+            "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall\n"
+        )
+        try:
+            accounting = run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=timeout_s)
+        except SlurmError as error:
+            notes.append(f"limits of QOS are unknown: {error}")
+    if with_nodes:
+        try:
+            nodes = run_slurm(["sinfo", "-h", "-e", "-o", _SINFO_FORMAT], timeout_s=timeout_s)
+        except SlurmError as error:
+            notes.append(f"nodes are unknown: {error}")
+    return parse_limits(controller, accounting=accounting, nodes=nodes, user=user, notes=tuple(notes))
+
+
+def _user_name() -> str:
+    # Not getpass.getuser(): it believes $LOGNAME, which sudo and containers leave wrong.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+_SINFO_FORMAT = "%R|%D|%c|%m|%G|%f"
+
+
+def parse_limits(
+    controller: str, *, accounting: str = "", nodes: str = "", user: str = "", notes: tuple[str, ...] = ()
+) -> Limits:
+    """Reads what scontrol, sacctmgr and sinfo printed; what cannot be read is unknown, never an error."""
+    config = dict(re.findall(r"^(\w+)\s+= (.*)$", controller, re.MULTILINE))
+    scheduler = re.search(r"max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    records = [dict(_FIELD.findall(line)) for line in controller.splitlines() if "=" in line]
+    associations = [each for each in records if "UserName" in each and "GrpSubmitJobs" in each]
+    root = next((each for each in associations if each["Account"] == "root" and not each["UserName"]), {})
+    max_jobs = _number(config.get("MaxJobCount"))
+    return Limits(
+        max_array_size=_number(config.get("MaxArraySize")),
+        max_array_tasks=int(scheduler[1]) if scheduler else None,
+        # The controller keeps ended jobs for MinJobAge; what it counts as submitted is the best that a user can see.
+        job_cap=SubmitCap(name="MaxJobCount", limit=max_jobs, used=_cap(root.get("GrpSubmitJobs"))[1])
+        if max_jobs
+        else None,
+        enforced=_enforced(controller),
+        partitions={each["PartitionName"]: _partition(each) for each in records if "PartitionName" in each},
+        nodes=tuple(_node_groups(nodes)),
+        associations=tuple(_associations(accounting, associations, user)),
+        account_caps=dict(_account_caps(associations, user)) if "limits" in _enforced(controller) else {},
+        qos_caps=dict(_qos_caps(records, accounting, user)) if "limits" in _enforced(controller) else {},
+        qos_max_time_min=_qos_times(accounting) if "limits" in _enforced(controller) else {},
+        notes=notes,
+    )
+
+
+_FIELD = re.compile(r"([\w/:]+)=(\S*)")
+
+
+def _enforced(controller: str) -> frozenset[str]:
+    found = re.search(r"^AccountingStorageEnforce\s*= (\S+)$", controller, re.MULTILINE)
+    words = set(found[1].lower().split(",")) if found else set()
+    return frozenset(words - {"none"})
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _cap(text: str | None) -> tuple[int | None, int]:
+    """`15(14)` is (15, 14); `N(3)` has no limit."""
+    found = re.match(r"(N|\d+)\((\d+)\)", text or "")
+    return (_number(found[1]), int(found[2])) if found else (None, 0)
+
+
+def parse_minutes(text: str) -> int | None:
+    """Slurm's `days-hours:minutes:seconds`, `minutes:seconds`, `minutes` as whole minutes; None for no limit."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if not found:
+        return None
+    days, first, second, third = (None if each is None else int(each) for each in found.groups())
+    if days is not None:  # days-hours[:minutes[:seconds]]
+        return days * 1440 + (first or 0) * 60 + (second or 0)
+    if third is not None:  # hours:minutes:seconds
+        return (first or 0) * 60 + (second or 0)
+    return first or 0
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text in (None, "", "ALL", "(null)", "NONE") else tuple(str(text).split(","))
+
+
+def _partition(record: Mapping[str, str]) -> Partition:
+    qos = record.get("QoS")
+    return Partition(
+        name=record["PartitionName"],
+        is_default=record.get("Default") == "YES",
+        state=record.get("State", "UP"),
+        max_time_min=parse_minutes(record.get("MaxTime", "")),
+        max_nodes=_number(record.get("MaxNodes")),
+        max_mem_per_node_mb=_number(record.get("MaxMemPerNode")),
+        max_mem_per_cpu_mb=_number(record.get("MaxMemPerCPU")),
+        max_cpus_per_node=_number(record.get("MaxCPUsPerNode")),
+        allow_accounts=_names(record.get("AllowAccounts")),
+        deny_accounts=_names(record.get("DenyAccounts")) or (),
+        allow_qos=_names(record.get("AllowQos")),
+        deny_qos=_names(record.get("DenyQos")) or (),
+        qos=None if qos in (None, "N/A", "") else qos,
+    )
+
+
+def _node_groups(text: str) -> Iterator[NodeGroup]:
+    for line in text.splitlines():
+        parts = line.split("|")
+        if len(parts) != 6:
+            continue
+        name, count, cpus, memory, gres, features = parts
+        sizes = [re.match(r"\d+", each) for each in (count, cpus, memory)]  # `8+` where nodes differ
+        if all(sizes):
+            yield NodeGroup(
+                partition=name,
+                num_nodes=int(sizes[0][0]),  # type: ignore[index]
+                cpus=int(sizes[1][0]),  # type: ignore[index]
+                memory_mb=int(sizes[2][0]),  # type: ignore[index]
+                gpus=parse_gpus(gres),
+                features=frozenset(filter(None, features.replace("(null)", "").split(","))),
+            )
+
+
+def parse_gpus(gres: str) -> dict[str, int]:
+    """`gpu:a100:4(S:0-1),nvme:1` is {"a100": 4}; a GPU without a type is {"gpu": n}."""
+    found = re.findall(r"(?:^|,)gpu(?::([A-Za-z][\w.+-]*))?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
+    return {kind or "gpu": int(number) for kind, number in found}
+
+
+def _rows(accounting: str, width: int) -> Iterator[list[str]]:
+    for line in accounting.splitlines():
+        parts = line.split("|")
+        if len(parts) == width and not line.startswith("sacctmgr:"):
+            yield parts
+
+
+_ASSOC_WIDTH, _QOS_WIDTH = 5, 5
+
+
+def _sections(accounting: str) -> tuple[list[list[str]], list[list[str]]]:
+    """The rows of associations and those of QOS: sacctmgr echoes each request before its answer."""
+    first, _, second = accounting.partition("show qos")
+    return list(_rows(first, _ASSOC_WIDTH)), list(_rows(second, _QOS_WIDTH))
+
+
+def _associations(accounting: str, controller: list[dict[str, str]], user: str) -> Iterator[Association]:
+    default = {each["Account"] for each in controller if _is_user(each, user) and each.get("DefAssoc") == "Yes"}
+    rows, _ = _sections(accounting)
+    for account, partition, qos, default_qos, _max_submit in rows:
+        yield Association(
+            account=account, partition=partition, qos=_names(qos) or (), default_qos=default_qos,
+            is_default=account in default,
+        )  # fmt: skip
+    if not rows:
+        for each in controller:
+            if _is_user(each, user):
+                yield Association(account=each["Account"], is_default=each["Account"] in default)
+
+
+def _is_user(record: Mapping[str, str], user: str) -> bool:
+    return bool(user) and record["UserName"].split("(")[0] == user
+
+
+def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
+    """Each account of the user with its caps: the user's own, the account's, and those of the accounts above."""
+    accounts = {each["Account"]: each for each in records if not each["UserName"]}
+    for record in records:
+        if not _is_user(record, user):
+            continue
+        account, caps = record["Account"], list[SubmitCap]()
+        limit, used = _cap(record.get("MaxSubmitJobs"))
+        if limit is not None:
+            caps.append(SubmitCap(name=f"MaxSubmitJobs of {user} in account {account}", limit=limit, used=used))
+        above: str | None = account
+        while above in accounts:
+            limit, used = _cap(accounts[above].get("GrpSubmitJobs"))
+            if limit is not None:
+                caps.append(SubmitCap(name=f"GrpSubmitJobs of account {above}", limit=limit, used=used))
+            parent = accounts[above].get("ParentAccount", "").split("(")[0]
+            above = parent if parent != above else None
+        yield account, tuple(caps)
+
+
+def _qos_caps(
+    records: list[dict[str, str]], accounting: str, user: str
+) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
+    """Each QOS with its caps: limits from sacctmgr, what is in use from the controller."""
+    in_use = {each["QOS"].split("(")[0]: each for each in records if "QOS" in each and "GrpSubmitJobs" in each}
+    _, rows = _sections(accounting)
+    limits = {row[0]: row for row in rows}
+    for name in in_use.keys() | limits.keys():
+        record = in_use.get(name, {})
+        row = limits.get(name, ["", "", "", "", ""])
+        caps = []
+        for label, column, key in (
+            (f"MaxSubmitJobsPerUser of QOS {name}", row[1], "MaxSubmitJobsPU"),
+            (f"MaxSubmitJobsPerAccount of QOS {name}", row[2], "MaxSubmitJobsPA"),
+            (f"GrpSubmitJobs of QOS {name}", row[3], "GrpSubmitJobs"),
+        ):
+            limit, used = _cap(record.get(key))
+            limit = limit if limit is not None else _number(column)
+            if limit is not None:
+                caps.append(SubmitCap(name=label, limit=limit, used=used))
+        yield name, tuple(caps)
+
+
+def _qos_times(accounting: str) -> dict[str, int | None]:
+    return {row[0]: parse_minutes(row[4]) for row in _sections(accounting)[1]}

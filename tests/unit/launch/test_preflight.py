@@ -1,0 +1,113 @@
+"""Shapes against a cluster: every limit is named with its value and the nearest legal choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hpc_trainer.launch.preflight import find_shape_problems
+from hpc_trainer.runs.spec import Shape
+from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition
+
+SHAPE = Shape(
+    num_nodes=1, tasks_per_node=4, gpus_per_node=4, cpus_per_task=8, mem_gb_per_node=None, mem_gb_per_gpu=None,
+    mem_gb_per_cpu=None, gpu_type=None, partition=None, qos=None, constraint=None, exclude=None, account=None,
+    time_limit_min=60, signal_lead_s=120,
+)  # fmt: skip
+GPU = Partition(name="gpu", is_default=True, max_time_min=1440, max_nodes=3, allow_accounts=("lab", "other"))
+LONG = Partition(name="long", max_time_min=None, max_mem_per_node_mb=100_000, max_cpus_per_node=40, deny_qos=("fast",))
+NODES = (
+    NodeGroup(partition="gpu", num_nodes=2, cpus=64, memory_mb=512_000, gpus={"a100": 4}, features=frozenset({"ib"})),
+    NodeGroup(partition="gpu", num_nodes=5, cpus=32, memory_mb=256_000, gpus={"v100": 8}, features=frozenset({"eth"})),
+    NodeGroup(partition="long", num_nodes=9, cpus=48, memory_mb=190_000, gpus={}, features=frozenset()),
+)
+LIMITS = Limits(
+    partitions={"gpu": GPU, "long": LONG},
+    nodes=NODES,
+    enforced=frozenset({"associations", "limits", "qos"}),
+    associations=(
+        Association(account="lab", qos=("normal", "fast"), is_default=True),
+        Association(account="poor", qos=("normal",)),
+    ),
+    qos_max_time_min={"normal": None, "fast": 30},
+)
+
+
+def _problems(limits: Limits = LIMITS, **changes: Any) -> list[str]:
+    return find_shape_problems(dataclasses.replace(SHAPE, **changes), "mine", limits)
+
+
+def test_what_fits_has_no_problem() -> None:
+    assert _problems() == []
+    assert _problems(gpu_type="v100", gpus_per_node=8, tasks_per_node=8, cpus_per_task=4, num_nodes=3) == []
+    assert _problems(partition="long", gpus_per_node=0, tasks_per_node=1, time_limit_min=99_999) == []
+    assert _problems(constraint="ib|eth") == []
+    assert _problems(constraint="[ib*2&eth*1]") == [], "left to Slurm"
+
+
+def test_nothing_known_is_no_problem() -> None:
+    assert _problems(Limits(), partition="x", account="y", qos="z", time_limit_min=10**6, num_nodes=99) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition": "gqu"}, ["hardware.partition=gqu", "Did you mean gpu?"]),
+        ({"account": "labb"}, ["cluster.account=labb", "no such account", "Did you mean lab?"]),
+        ({"account": "poor"}, ["cluster.account=poor may not use partition gpu", "cluster.account=lab"]),
+        ({"qos": "fats"}, ["hardware.qos=fats", "Did you mean fast?"]),
+        (
+            {"qos": "fast", "time_limit_min": 20, "partition": "long", "gpus_per_node": 0},
+            ["hardware.qos=fast may not use partition long"],
+        ),
+        ({"qos": "fast"}, ["time_limit_min=60 must be at most 30, the MaxWall of QOS fast"]),
+        ({"time_limit_min": 1441}, ["at most 1440, the MaxTime of partition gpu", "allows more: long"]),
+        ({"num_nodes": 4}, ["hardware.num_nodes=4 must be at most 3, the MaxNodes of partition gpu"]),
+        ({"num_nodes": 3, "gpu_type": "a100"}, ["hardware.num_nodes=3 must be at most 2: so many nodes"]),
+        ({"gpu_type": "h100"}, ["hardware.gpu_type=h100: no node in partition gpu", "There are: a100, v100"]),
+        ({"partition": "long"}, ["hardware.gpus_per_node=4: no node in partition long", "none"]),
+        ({"gpus_per_node": 9, "tasks_per_node": 9}, ["gpus_per_node=9 must be at most 8", "hardware.num_nodes=2"]),
+        ({"cpus_per_task": 17}, ["4 rank(s) × 17 CPUs = 68", "at most 64", "hardware.cpus_per_gpu=16"]),
+        (
+            {"partition": "long", "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 41},
+            ["at most 40, the MaxCPUsPerNode of partition long", "hardware.cpus_per_task=40"],
+        ),
+        ({"mem_gb_per_node": 501.0}, ["mem_gb_per_node=501 asks 513024 MB", "at most 512000", "mem_gb_per_node=500"]),
+        ({"mem_gb_per_gpu": 200.0}, ["mem_gb_per_gpu=200 asks 819200 MB", "hardware.mem_gb_per_gpu=125"]),
+        ({"mem_gb_per_cpu": 20.0}, ["mem_gb_per_cpu=20", "hardware.mem_gb_per_cpu=15.62"]),
+        (
+            {"partition": "long", "gpus_per_node": 0, "mem_gb_per_node": 98.0},
+            ["at most 100000 MB, the MaxMemPerNode of long", "hardware.mem_gb_per_node=97.65"],
+        ),
+        ({"constraint": "infiniband"}, ["no node in partition gpu has the feature infiniband", "eth, ib"]),
+        ({"constraint": "ib&eth"}, ["constraint=ib&eth: no node in partition gpu has all of them"]),
+    ],
+)
+def test_each_limit_is_named_with_the_nearest_legal_value(changes: dict[str, Any], words: list[str]) -> None:
+    (problem,) = _problems(**changes)
+    for word in (*words, "(hardware=mine)"):
+        assert word in problem, problem
+
+
+def test_what_is_proposed_is_accepted() -> None:
+    for changes in ({"mem_gb_per_node": 500.0}, {"mem_gb_per_gpu": 125.0}, {"mem_gb_per_cpu": 15.62}):
+        assert _problems(**changes) == []
+    assert _problems(partition="long", gpus_per_node=0, mem_gb_per_node=97.65) == []
+
+
+def test_several_limits_at_once_are_all_named() -> None:
+    assert len(_problems(time_limit_min=2000, num_nodes=4, account="poor")) == 3
+
+
+def test_no_default_partition_is_said() -> None:
+    limits = dataclasses.replace(LIMITS, partitions={"long": LONG})
+    (problem,) = _problems(limits)
+    assert "no default partition. Set one of: long" in problem
+
+
+def test_of_several_partitions_one_that_can_is_enough() -> None:
+    assert _problems(partition="gpu,long", gpus_per_node=0, time_limit_min=2000) == []
+    (problem,) = _problems(partition="gpu,lonk", time_limit_min=2000)
+    assert "hardware.partition=lonk" in problem
