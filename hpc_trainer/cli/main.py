@@ -110,6 +110,27 @@ def submit(
 
 
 @app.command()
+def retry(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to run again.")] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Submit failed runs again, as they were frozen; they go on from their newest checkpoint."""
+    from hpc_trainer.cli.grid_verbs import run_retry
+
+    run_retry(names or [], sweep, runs_dir, as_json=as_json)
+
+
+@app.command("top-up", hidden=True)
+def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="runs/<sweep>")]) -> None:
+    """What a top-up job runs: submit what waits in a sweep's own queue."""
+    from hpc_trainer.cli.grid_verbs import run_top_up
+
+    run_top_up(folder)
+
+
+@app.command()
 def status(
     sweep: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,

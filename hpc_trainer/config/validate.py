@@ -101,6 +101,9 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
     yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
     yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
+    if config.budget.max_gpu_hours is not None:
+        yield from _positive("budget.max_gpu_hours", config.budget.max_gpu_hours)
+    yield from _at_least("budget.max_jobs", config.budget.max_jobs, 1, nullable=True)
     yield from _positive("precision.init_scale", config.precision.init_scale)
     yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
     if any(ord(char) < 32 for char in config.paths.runs_dir or ""):

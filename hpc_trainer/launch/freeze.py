@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.grid import expand
+from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user import read_user_config
@@ -27,6 +28,7 @@ class Grid:
     num_duplicates: int
     max_parallel: int
     group_readable: bool
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
@@ -69,6 +71,20 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         num_duplicates=len(points) - len(specs),
         max_parallel=first.local.max_parallel,
         group_readable=first.paths.group_readable,
+        budget=first.budget,
+    )
+
+
+def grid_of_specs(sweep: SweepPaths, specs: Sequence[RunSpec]) -> Grid:
+    """Runs that were frozen before, to be submitted again; at least one."""
+    config = specs[0].config
+    return Grid(
+        sweep=sweep,
+        executor=Executor(config["cluster"]["executor"]),
+        specs=tuple(specs),
+        num_duplicates=0,
+        max_parallel=int(config["local"]["max_parallel"]),
+        group_readable=bool(config["paths"]["group_readable"]),
     )
 
 

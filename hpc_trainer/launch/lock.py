@@ -9,38 +9,90 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
-from hpc_trainer.runs.files import read_json
+from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
 
-# A submit takes seconds; sbatch may block for minutes under load. On another host we cannot look, so we wait.
-_EXPIRY_S = 900.0
+# Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
+_EXPIRY_S = 300.0
+# A lock without a holder's name: its writer was killed between making the file and writing its name.
+_NAMELESS_S = 5.0
+# Looking again at a dead lock takes milliseconds: an older guard was left by a process that was killed.
+_GUARD_S = 30.0
+
+
+class SubmitLock:
+    """A sweep that this process holds; `submit_lock` makes it."""
+
+    def __init__(self, paths: SweepPaths) -> None:
+        self._paths = paths
+        self._name = process_name()
+
+    def acquire(self) -> bool:
+        """Takes the lock; False if another process took it in this moment.
+
+        Raises:
+            SubmitError: another process holds it; says which.
+        """
+        try:
+            descriptor = os.open(self._paths.lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            _remove_if_dead(self._paths)
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f'{{"holder": "{self._name}", "time": {time.time()}}}\n')
+        return True
+
+    def renew(self) -> None:
+        """Says that the holder lives, before anything that takes long or cannot be undone.
+
+        Raises:
+            SubmitError: another process took the sweep over: whoever goes on now could submit twice.
+        """
+        if not self._is_ours():
+            raise SubmitError(f"another submit took {self._paths.lock} over from this one, which had stopped for long.")
+        write_json(self._paths.lock, {"holder": self._name, "time": time.time()}, sync=False)
+
+    def release(self) -> None:
+        """Gives the sweep free."""
+        if self._is_ours():
+            self._paths.lock.unlink(missing_ok=True)
+
+    def _is_ours(self) -> bool:
+        return bool((read_json(self._paths.lock) or {}).get("holder") == self._name)
 
 
 @contextlib.contextmanager
-def submit_lock(paths: SweepPaths) -> Iterator[None]:
+def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[SubmitLock]:
     """Holds the sweep for this process; a lock whose holder died is taken over.
+
+    Args:
+        wait_s: how long to wait for another holder before giving up.
 
     Raises:
         SubmitError: another process holds it; says which.
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
-    name = process_name()
-    for _ in range(2):
-        try:
-            descriptor = os.open(paths.lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            break
-        except FileExistsError:
-            _remove_if_dead(paths)
-    else:
-        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")
+    lock, deadline = SubmitLock(paths), time.monotonic() + wait_s
+    while not _acquired(lock, paths, may_wait=time.monotonic() < deadline):
+        time.sleep(2.0)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f'{{"holder": "{name}", "time": {time.time()}}}\n')
-        yield
+        yield lock
     finally:
-        if (read_json(paths.lock) or {}).get("holder", name) == name:  # else it was taken over from us
-            paths.lock.unlink(missing_ok=True)
+        lock.release()
+
+
+def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
+    try:
+        if lock.acquire() or lock.acquire():  # twice: the first may have removed a dead holder's
+            return True
+    except SubmitError:
+        if not may_wait:
+            raise
+        return False
+    if not may_wait:
+        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")
+    return False
 
 
 def _remove_if_dead(paths: SweepPaths) -> None:
@@ -50,7 +102,7 @@ def _remove_if_dead(paths: SweepPaths) -> None:
         age = time.time() - float(held.get("time", paths.lock.stat().st_mtime))
     except FileNotFoundError:
         return  # released in this moment
-    alive = is_alive(holder) if holder else (None if age < 5 else False)
+    alive = is_alive(holder) if holder else (None if age < _NAMELESS_S else False)
     if alive or (alive is None and age < _EXPIRY_S):
         raise SubmitError(
             f"another submit works on {paths.name}: {holder or 'unknown'}, for {age:.0f} s. Wait for it, or, if you "
@@ -60,16 +112,18 @@ def _remove_if_dead(paths: SweepPaths) -> None:
 
 
 def _remove_if_still(paths: SweepPaths, held: dict[str, Any]) -> None:
-    """Removes the lock if it is still the dead holder's: another submit may have taken it over a moment ago."""
-    aside = paths.lock.with_name(f".{paths.lock.name}.{os.getpid()}")
+    """Removes the lock if it is still the dead holder's; of several that saw it dead, one at a time looks again."""
+    guard = paths.lock.with_name(f"{paths.lock.name}.removing")
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - guard.stat().st_mtime > _GUARD_S:
+            guard.unlink()
     try:
-        paths.lock.rename(aside)
-    except FileNotFoundError:
-        return
-    is_still = (read_json(aside) or {}) == held
-    if not is_still:
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, paths.lock)  # give it back
-    aside.unlink()
-    if not is_still:
-        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")
+        os.close(os.open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError as error:
+        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.") from error
+    try:
+        # Nobody else removes it now, and while it lies there nobody can take it: what is read stays so.
+        if (read_json(paths.lock) or {}) == held:
+            paths.lock.unlink(missing_ok=True)
+    finally:
+        guard.unlink(missing_ok=True)

@@ -1,68 +1,128 @@
-"""Frozen runs -> arrays, compared with what exists. Writes nothing."""
+"""Frozen runs -> arrays, compared with what exists and with what the cluster allows. Writes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from hpc_trainer.launch.fit import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.slurm.limits import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayPlan:
-    """Runs of one shape that will be submitted together."""
+class Known:
+    """What exists of a sweep: the state of each run, which of them wait in its own queue, what is in Slurm's."""
 
-    hardware: str
-    shape: Shape
-    specs: tuple[RunSpec, ...]
+    states: Mapping[str, RunState] = field(default_factory=dict)
+    waiting: frozenset[str] = frozenset()
+    active: tuple[ActiveArray, ...] = ()
+    shapes: frozenset[Shape] = frozenset()
+    """Shapes that Slurm has accepted in this sweep before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """What `submit` will do, precisely: `arrays` are submitted, nothing else is touched."""
+    """What `submit` will do, precisely: `arrays` are submitted in this order, `waiting` follow by themselves.
+
+    `binding`: limits that cut or delay arrays. `problems`: why this cannot be submitted at all; then nothing is.
+    `starts`: for each array the start that Slurm expects, None where it did not say.
+    """
 
     grid: Grid
     states: Mapping[str, RunState]
     arrays: tuple[ArrayPlan, ...]
     no_longer_in_grid: tuple[str, ...]
+    waiting: tuple[RunSpec, ...] = ()
+    binding: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    starts: tuple[str | None, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """Runs that will be submitted, now or as soon as there is room."""
+        return [*(spec for array in self.arrays for spec in array.specs), *self.waiting]
 
     @property
     def gpu_hours_max(self) -> float:
         """GPU-hours if every run to be submitted takes one attempt of full length."""
-        return sum(array.shape.gpu_hours * len(array.specs) for array in self.arrays)
+        return sum(spec.shape.gpu_hours for spec in self.specs)
 
     @property
     def num_to_submit(self) -> int:
-        """Runs that will be submitted."""
-        return sum(len(array.specs) for array in self.arrays)
+        """Runs that will be submitted, now or as soon as there is room."""
+        return len(self.specs)
 
 
-def build_plan(grid: Grid, states: Mapping[str, RunState], *, retry_failed: bool = False) -> SweepPlan:
-    """Sorts the grid's runs into arrays, one for each shape, leaving out what is done, at work, or failed.
+def build_plan(
+    grid: Grid, known: Known | None = None, *, retry_failed: bool = False, limits: Limits | None = None
+) -> SweepPlan:
+    """Sorts the grid's runs into arrays, leaving out what is done, at work, or failed.
 
     Args:
-        states: state of every run that the sweep knows; runs that are not in it are new.
+        known: what exists of the sweep; runs that are not in it are new.
         retry_failed: submit FAILED and OUT_OF_MEMORY runs too; they go on from their newest checkpoint.
+        limits: what the cluster allows; None knows no limits.
     """
-    wanted = {spec.run_id: states.get(spec.run_id, RunState.NEW) for spec in grid.specs}
-    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY)
-    arrays: dict[tuple[str, Shape], list[RunSpec]] = {}
+    known, limits = known or Known(), limits or Limits()
+    states = {spec.run_id: known.states.get(spec.run_id, RunState.NEW) for spec in grid.specs}
+    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY) if retry_failed else ()
+    groups: dict[tuple[str, Shape], list[RunSpec]] = {}
     for spec in grid.specs:
-        state = wanted[spec.run_id]
-        if state.needs_submit or (retry_failed and state in failed):
-            arrays.setdefault((_array_environment(spec), spec.shape), []).append(spec)
-    return SweepPlan(
+        state = states[spec.run_id]
+        if state.needs_submit or state in failed or spec.run_id in known.waiting:
+            groups.setdefault((_array_environment(spec), spec.shape), []).append(spec)
+    arrays = [
+        ArrayPlan(
+            hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
+            parallelism=int(specs[0].config["cluster"]["array_parallelism"]),
+        )
+        for (_, shape), specs in groups.items()
+    ]  # fmt: skip
+    fitted = fit(arrays, limits, known.active)
+    problems = [
+        problem
+        for array in arrays
+        if array.shape not in known.shapes
+        for problem in find_shape_problems(array.shape, array.hardware, limits)
+    ]
+    plan = SweepPlan(
         grid=grid,
-        states=wanted,
-        arrays=tuple(
-            ArrayPlan(hardware=specs[0].hardware, shape=shape, specs=tuple(specs))
-            for (_, shape), specs in arrays.items()
-        ),
-        no_longer_in_grid=tuple(run_id for run_id in states if run_id not in wanted),
+        states=states,
+        arrays=fitted.now,
+        no_longer_in_grid=tuple(run_id for run_id in known.states if run_id not in states),
+        waiting=fitted.waiting,
+        binding=fitted.binding,
+        notes=limits.notes,
     )
+    return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))
+
+
+def _over_budget(plan: SweepPlan) -> Sequence[str]:
+    """`budget.*` of the grid against what this plan would add to what is in the queue already."""
+    active = [spec for spec in plan.grid.specs if plan.states[spec.run_id].is_active]
+    counted = {spec.run_id: spec for spec in (*active, *plan.specs)}.values()
+    if not plan.specs:
+        return ()
+    jobs, hours = len(counted), sum(spec.shape.gpu_hours for spec in counted)
+    budget = plan.grid.budget
+    problems = []
+    if budget.max_jobs is not None and jobs > budget.max_jobs:
+        problems.append(
+            f"budget.max_jobs={budget.max_jobs}: this grid would have {jobs} jobs in the queue. Raise it, or take "
+            "fewer points."
+        )
+    if budget.max_gpu_hours is not None and hours > budget.max_gpu_hours:
+        problems.append(
+            f"budget.max_gpu_hours={budget.max_gpu_hours:g}: this grid may take up to {hours:.4g} GPU-hours (each "
+            "run's time limit once). Raise it, shorten hardware.time_limit_min, or take fewer points."
+        )
+    return problems
 
 
 def _array_environment(spec: RunSpec) -> str:
@@ -73,10 +133,9 @@ def _array_environment(spec: RunSpec) -> str:
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
     """Specs that the sweep's file does not hold yet, or holds with another shape (a longer time limit, say)."""
-    planned = [spec for array in plan.arrays for spec in array.specs]
     return [
         spec
-        for spec in planned
+        for spec in plan.specs
         if spec.run_id not in known or dataclasses.replace(spec, axes={}, overrides=()) != _bare(known[spec.run_id])
     ]
 

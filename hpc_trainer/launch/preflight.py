@@ -64,7 +64,9 @@ def _nearest(wrong: str, known: Sequence[str]) -> str:
 def _no_partition(name: str | None, limits: Limits) -> str:
     known = list(limits.partitions)
     if name is None:
-        return f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(known)}."
+        return (
+            f"hardware.partition is not set and the cluster has no default partition. Set one of: {', '.join(known)}."
+        )
     return f"hardware.partition={name}: the cluster has no such partition. {_nearest(name, known)}"
 
 
@@ -158,7 +160,7 @@ def _too_many_cpus(shape: Shape, limit: int, name: str) -> str:
 
 
 def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> Iterator[str]:
-    """One rule after the other, each over the nodes that the ones before it left; the first empty set is the problem."""
+    """One rule after the other, over the nodes that the ones before it left; the first empty set is the problem."""
     where = f"in partition {partition.name}"
     left = list(nodes)
     if shape.constraint is not None:
@@ -213,7 +215,10 @@ def _by_features(constraint: str, nodes: list[NodeGroup], where: str) -> tuple[s
     known = sorted({feature for each in nodes for feature in each.features})
     for word in re.split(r"[&|]", constraint):
         if word not in known:
-            return f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, known)}", []
+            return (
+                f"hardware.constraint={constraint}: no node {where} has the feature {word}. {_nearest(word, known)}",
+                [],
+            )
     left = [
         each
         for each in nodes

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import SlurmError, SubmitError
-from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
+from hpc_trainer.errors import ConfigError, SlurmError, SubmitError
+from hpc_trainer.launch.fit import ArrayPlan
+from hpc_trainer.launch.lock import SubmitLock
+from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
-from hpc_trainer.runs.files import check_trusted, write_json
+from hpc_trainer.launch.settle import script_path, settle_intents
+from hpc_trainer.launch.top_up import TopUpJob
+from hpc_trainer.runs.files import check_trusted, write_atomic, write_json
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import find_process, process_name
-from hpc_trainer.runs.spec import append_specs, read_specs
+from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.spec import Shape, append_specs, read_specs
 from hpc_trainer.runs.submissions import (
     Submission,
     read_submissions,
     write_confirmation,
     write_dropped,
     write_intent,
+    write_waiting,
 )
-from hpc_trainer.slurm.queue import find_by_comment, read_queue
+from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start, submit_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,62 +42,88 @@ class SubmittedArray:
     run_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a plan. `waiting`: runs in the sweep's own queue; `top_up`: the job that will bring them in."""
+
+    arrays: tuple[SubmittedArray, ...] = ()
+    waiting: tuple[str, ...] = ()
+    top_up: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
 def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> str:
     """The batch script that `submit` would hand to sbatch; "" for the local executor."""
     if plan.grid.executor is not Executor.slurm:
         return ""
     from hpc_trainer.launch import submitit_bridge as bridge
 
-    folder, parameters, command = _slurm_request(plan, array, uuid)
-    return bridge.array_script(folder, parameters, command, len(array.specs))
+    cluster = array.specs[0].config["cluster"]
+    paths = plan.grid.sweep
+    parameters = bridge.slurm_parameters(
+        array.shape, cluster, paths=paths, uuid=uuid, array_parallelism=array.parallelism
+    )
+    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])
+    return bridge.render_script(paths.scripts, parameters, command, len(array.specs))
 
 
-def settle_intents(paths: SweepPaths) -> None:
-    """Finds out what became of intents without an answer: the writer was killed between sbatch and its reply.
+def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:
+    """The plan with what `sbatch --test-only` says of each shape: a start, or a problem. Submits nothing.
 
-    The job carries the intent's uuid as its comment, a local queue as an argument. Call it under the sweep's lock.
-
-    Raises:
-        SlurmError: Slurm does not answer; submitting again now could submit twice.
+    Args:
+        known_shapes: shapes that this Slurm has accepted before are not asked again.
     """
-    for intent in (each for each in read_submissions(paths) if each.job_id is None):
-        on_slurm = intent.executor == Executor.slurm.value
-        job_id = _find_job(intent) if on_slurm else find_process(intent.uuid)
-        if job_id is not None:
-            write_confirmation(paths, intent, job_id)
-        else:
-            write_dropped(paths, intent, "the scheduler does not know it")
+    asked: dict[Shape, str | None] = {}
+    problems, notes = list(plan.problems), list(plan.notes)
+    for array in plan.arrays:
+        if problems or array.shape in asked or array.shape in known_shapes:
+            continue
+        asked[array.shape] = None
+        try:
+            asked[array.shape] = estimate_start(array_script_of(plan, array)).start
+        except NoRoomError as error:
+            notes.append(f"Slurm has no room for {array.hardware} now: {error}")
+        except UnclearSubmitError as error:
+            notes.append(str(error))
+        except SubmitError as error:
+            problems.append(f"Slurm would refuse hardware={array.hardware}: {error}")
+    starts = tuple(asked.get(array.shape) for array in plan.arrays)
+    return dataclasses.replace(plan, problems=tuple(problems), notes=tuple(notes), starts=starts)
 
 
-# What sbatch has handed over may take this long to show in squeue.
-_ACCEPT_LAG_S = 10.0
-
-
-def _find_job(intent: Submission) -> str | None:
-    while True:
-        job_id = find_by_comment(list(read_queue().values()), intent.uuid)
-        if job_id is not None or time.time() - intent.time > _ACCEPT_LAG_S:
-            return job_id
-        time.sleep(_ACCEPT_LAG_S / 2)  # three looks at most: design, section 9
-
-
-def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[SubmittedArray]:
+def submit_plan(plan: SweepPlan, *, command_line: Sequence[str] | None, lock: SubmitLock | None = None) -> Outcome:
     """Submits every array of the plan. Call it under the sweep's lock.
 
+    Args:
+        command_line: what the person typed, for sweep.json; None leaves that file alone (the grid is not theirs).
+        lock: renewed before each sbatch, so that a long submission is not taken for a dead one.
+
     Raises:
+        ConfigError: the plan has problems; nothing was written.
         SubmitError: the scheduler refused an array; those before it stand, and are not submitted again.
     """
+    if plan.problems:
+        raise ConfigError("\n".join(plan.problems))
+    if not plan.specs:
+        return Outcome()
     paths = plan.grid.sweep
     check_trusted(paths.folder)
-    for folder in (paths.run(spec.run_id).folder for array in plan.arrays for spec in array.specs):
+    for folder in (paths.run(spec.run_id).folder for spec in plan.specs):
         if folder.is_symlink() or folder.exists():
             check_trusted(folder)  # the worker would refuse it, where nobody watches
-    known = read_specs(paths)
-    append_specs(paths, specs_to_write(plan, known))
+    append_specs(paths, specs_to_write(plan, read_specs(paths)))
+    if command_line is not None:
+        _write_sweep(plan, command_line)
+    if plan.grid.executor is Executor.slurm:
+        return _SlurmSubmission(plan, lock).run()
+    return Outcome(arrays=tuple(_submit_local(plan)))
+
+
+def _write_sweep(plan: SweepPlan, command_line: Sequence[str]) -> None:
     write_json(
-        paths.sweep,
+        plan.grid.sweep.sweep,
         {
-            "sweep": paths.name,
+            "sweep": plan.grid.sweep.name,
             "command": list(command_line),
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
@@ -100,48 +131,95 @@ def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[Submitt
             "code": code_revision(),
         },
     )
-    if plan.grid.executor is Executor.slurm:
-        return [_submit_slurm(plan, array) for array in plan.arrays]
-    return _submit_local(plan) if plan.arrays else []
 
 
-def _submit_slurm(plan: SweepPlan, array: ArrayPlan) -> SubmittedArray:
-    from hpc_trainer.launch import submitit_bridge as bridge
+class _SlurmSubmission:
+    """One walk through the arrays of a plan, with a top-up job placed first where something has to wait."""
 
-    paths = plan.grid.sweep
-    run_ids = [spec.run_id for spec in array.specs]
-    intent = write_intent(paths, executor="slurm", hardware=array.hardware, run_ids=run_ids)
-    folder, parameters, command = _slurm_request(plan, array, intent.uuid)
-    try:
-        job_id = bridge.submit_array(folder, parameters, command, len(run_ids))
-    except bridge.UnclearSubmitError:
-        # "Socket timed out" may come after the controller accepted: look before calling it refused.
-        with contextlib.suppress(SlurmError):
-            settle_intents(paths)
-        settled = _find(paths, intent)
-        if settled is None or settled.job_id is None:
+    def __init__(self, plan: SweepPlan, lock: SubmitLock | None) -> None:
+        self._plan, self._lock = plan, lock
+        self._paths = plan.grid.sweep
+        self._done: list[SubmittedArray] = []
+        self._full: list[str] = []
+        self._top_up: TopUpJob | None = None
+
+    def run(self) -> Outcome:
+        plan = self._plan
+        self._paths.scripts.mkdir(parents=True, exist_ok=True)
+        if plan.waiting:
+            # All of them, also those that are about to be submitted: a kill in between leaves them to the top-up job.
+            self._wait_for_room("; ".join(plan.binding))
+        for index, array in enumerate(plan.arrays):
+            after = array.after
+            if array.behind is not None and index >= array.behind:
+                earlier = [each for each in self._done if each.hardware == array.hardware]
+                after = earlier[-array.behind].job_id if len(earlier) >= array.behind else after
+            self._submit_what_fits(array, after)
+        if self._top_up is not None:
+            self._top_up.aim([(each.job_id, len(each.run_ids)) for each in self._done])
+        submitted = {run_id for array in self._done for run_id in array.run_ids}
+        return Outcome(
+            arrays=tuple(self._done),
+            waiting=tuple(spec.run_id for spec in plan.specs if spec.run_id not in submitted),
+            top_up=self._top_up.job_id if self._top_up else None,
+            notes=(*self._full, *(self._top_up.notes if self._top_up else ())),
+        )
+
+    def _wait_for_room(self, reason: str) -> None:
+        submitted = {run_id for array in self._done for run_id in array.run_ids}
+        left = [spec for spec in self._plan.specs if spec.run_id not in submitted]
+        write_waiting(self._paths, [spec.run_id for spec in left], reason)
+        if self._top_up is None:
+            self._renew()
+            self._top_up = TopUpJob.place(self._paths, left[0])
+
+    def _submit_what_fits(self, array: ArrayPlan, after: str | None) -> None:
+        """The whole array, or, where the cluster has less room than it said, the largest halves that it takes."""
+        specs = list(array.specs)
+        size = len(specs)
+        while specs and size:
+            part = dataclasses.replace(array, specs=tuple(specs[:size]), parallelism=min(array.parallelism, size))
+            try:
+                self._done.append(self._submit(part, after))
+            except NoRoomError as error:
+                self._full.append(f"{array.hardware}: {error}")
+                if self._top_up is None:
+                    self._wait_for_room(str(error))
+                size //= 2
+            else:
+                specs = specs[size:]
+                size = min(size, len(specs)) if not self._full else 0  # once refused, no more tries than needed
+
+    def _submit(self, array: ArrayPlan, after: str | None) -> SubmittedArray:
+        paths = self._paths
+        run_ids = [spec.run_id for spec in array.specs]
+        self._renew()
+        intent = write_intent(
+            paths, executor="slurm", hardware=array.hardware, run_ids=run_ids, parallelism=array.parallelism
+        )
+        script = script_path(paths, intent.uuid)
+        options = [f"--dependency=afterany:{after}"] if after else []
+        try:
+            write_atomic(script, array_script_of(self._plan, array, intent.uuid), sync=False)
+            job_id = submit_script(script, options=options)
+        except UnclearSubmitError:
+            # "Socket timed out" may come after the controller accepted: look before calling it refused.
+            with contextlib.suppress(SlurmError):
+                settle_intents(paths)
+            settled = next((each for each in read_submissions(paths) if each.uuid == intent.uuid), None)
+            if settled is None or settled.job_id is None:
+                raise
+            job_id = settled.job_id
+        except SubmitError as error:
+            write_dropped(paths, intent, str(error))
             raise
-        job_id = settled.job_id
-    except SubmitError as error:
-        write_dropped(paths, intent, str(error))
-        raise
-    else:
-        write_confirmation(paths, intent, job_id)
-    return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
+        else:
+            write_confirmation(paths, intent, job_id)
+        return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
 
-
-def _find(paths: SweepPaths, intent: Submission) -> Submission | None:
-    return next((each for each in read_submissions(paths) if each.uuid == intent.uuid), None)
-
-
-def _slurm_request(plan: SweepPlan, array: ArrayPlan, uuid: str) -> tuple[Path, dict[str, object], str]:
-    from hpc_trainer.launch import submitit_bridge as bridge
-
-    cluster = array.specs[0].config["cluster"]
-    paths = plan.grid.sweep
-    parameters = bridge.slurm_parameters(array.shape, cluster, folder=paths.scripts, job_name=paths.name, comment=uuid)
-    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])
-    return paths.scripts, parameters, command
+    def _renew(self) -> None:
+        if self._lock is not None:
+            self._lock.renew()
 
 
 def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
@@ -152,19 +230,23 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
         write_intent(paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs])
         for a in plan.arrays
     ]
-    run_ids = [run_id for intent in intents for run_id in intent.run_ids]
+    process = _start_queue(paths, intents, plan.grid.max_parallel)
+    job_id = process_name(process.pid)
+    for intent in intents:
+        write_confirmation(paths, intent, job_id)
+    return [SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids) for intent in intents]
+
+
+def _start_queue(paths: SweepPaths, intents: Sequence[Submission], max_parallel: int) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
     for intent in intents:
         argv += ["--intent", intent.uuid]
+    run_ids = [run_id for intent in intents for run_id in intent.run_ids]
     with (paths.local_logs / "queue.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids],
+        return subprocess.Popen(
+            [*argv, "--max-parallel", str(max_parallel), *run_ids],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # neither Ctrl-C nor the end of the terminal reaches it
         )
-    job_id = process_name(process.pid)
-    for intent in intents:
-        write_confirmation(paths, intent, job_id)
-    return [SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids) for intent in intents]

@@ -14,21 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
-from hpc_trainer.errors import SubmitError
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.slurm.commands import clean_submit_environment
-
-# sbatch says these when the controller may have accepted before the answer was lost.
-_UNCLEAR = ("timed out", "Zero Bytes")
-
-
-class UnclearSubmitError(SubmitError):
-    """Nobody knows whether the scheduler has the job."""
-
+from hpc_trainer.slurm.queue import job_name
 
 # submitit's local controller ends tasks at a time limit; runs on one's own machine have none.
 _LOCAL_TIMEOUT_MIN = 60 * 24 * 365
@@ -38,6 +29,12 @@ def worker_command(sweep_dir: Path, which: list[str], python: str | None = None)
     """The shell command of one rank."""
     program = python or shlex.quote(sys.executable)
     return f"{program} -u -m hpc_trainer.worker --sweep-dir {shlex.quote(str(sweep_dir))} {shlex.join(which)}"
+
+
+def top_up_command(sweep_dir: Path, python: str | None = None) -> str:
+    """The shell command of a top-up job."""
+    program = python or shlex.quote(sys.executable)
+    return f"{program} -u -m hpc_trainer top-up {shlex.quote(str(sweep_dir))}"
 
 
 class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
@@ -50,17 +47,23 @@ class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
 
 
 def slurm_parameters(
-    shape: Shape, cluster: Mapping[str, Any], *, folder: Path, job_name: str, comment: str
+    shape: Shape, cluster: Mapping[str, Any], *, paths: SweepPaths, uuid: str, array_parallelism: int | None = None
 ) -> dict[str, Any]:
-    """`shape` and `cluster` in submitit's words; None means the flag is not given."""
+    """`shape` and `cluster` in submitit's words; None means the flag is not given.
+
+    Args:
+        uuid: of the submission; the job carries it in its comment and, in short, in its name.
+        array_parallelism: elements that may run at once; None for a single job.
+    """
     # One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
-    output = str(folder).replace("%", "%%") + "/%A_%a.out"
+    pattern = "/%j.out" if array_parallelism is None else "/%A_%a.out"
+    output = str(paths.scripts).replace("%", "%%") + pattern
     gpus: str | int | None = None
     if shape.gpus_per_node:
         gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else shape.gpus_per_node
     parameters = {
-        "job_name": job_name,
-        "comment": comment,
+        "job_name": job_name(paths.name, uuid),
+        "comment": uuid,
         "time": shape.time_limit_min,
         "nodes": shape.num_nodes,
         "ntasks_per_node": shape.tasks_per_node,
@@ -75,7 +78,7 @@ def slurm_parameters(
         "exclude": shape.exclude,
         "account": shape.account,
         "signal_delay_s": shape.signal_lead_s,
-        "array_parallelism": cluster["array_parallelism"],
+        "array_parallelism": array_parallelism,
         "stderr_to_stdout": True,
         # Sites that enforce wckeys refuse submitit's default one.
         "wckey": None,
@@ -97,50 +100,15 @@ def _megabytes(gigabytes: float | None) -> str | None:
     return None if gigabytes is None else f"{round(gigabytes * 1024)}M"
 
 
-def array_script(folder: Path, parameters: Mapping[str, Any], command: str, num_elements: int) -> str:
-    """The text of the batch script, without submitting anything."""
+def render_script(folder: Path, parameters: Mapping[str, Any], command: str, num_elements: int | None) -> str:
+    """The text of the batch script: of an array of `num_elements`, or of a single job if that is None."""
     return str(_array_executor(folder, parameters, num_elements)._make_submission_file_text(command, "script"))
 
 
-def submit_array(folder: Path, parameters: Mapping[str, Any], command: str, num_elements: int) -> str:
-    """Submits the array by one sbatch and returns its job id.
-
-    Raises:
-        SubmitError: sbatch refused, or answered what cannot be read.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    executor = _array_executor(folder, parameters, num_elements)
-    try:
-        with clean_submit_environment():
-            return str(executor._submit_command(command).job_id)
-    except FailedSubmissionError as error:
-        raise UnclearSubmitError(f"sbatch answered what cannot be read: {_last_words(error)}") from error
-    except (FailedJobError, subprocess.CalledProcessError) as error:
-        words = _last_words(error)
-        if any(sign in words for sign in _UNCLEAR):
-            raise UnclearSubmitError(
-                f"sbatch did not hear from the controller: {words}. It may have the job all the same: give the same "
-                "command again in a minute, it submits only what is missing."
-            ) from error
-        raise SubmitError(
-            f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
-            "here, cluster=local runs on this machine.)"
-        ) from error
-    except FileNotFoundError as error:
-        raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
-
-
-def _array_executor(folder: Path, parameters: Mapping[str, Any], num_elements: int) -> ArrayExecutor:
+def _array_executor(folder: Path, parameters: Mapping[str, Any], num_elements: int | None) -> ArrayExecutor:
     executor = ArrayExecutor(folder=folder)
-    executor.parameters = {**parameters, "map_count": num_elements}
+    executor.parameters = {**parameters, **({} if num_elements is None else {"map_count": num_elements})}
     return executor
-
-
-def _last_words(error: Exception) -> str:
-    text = error.stderr if isinstance(error, subprocess.CalledProcessError) and error.stderr else str(error)
-    text = text.decode(errors="replace") if isinstance(text, bytes) else text
-    lines = [line.strip() for line in text.splitlines() if "sbatch: error" in line or "error:" in line]
-    return " ".join(lines) or text.strip()
 
 
 def start_local(folder: Path, command: str, shape: Shape, visible_gpus: list[int]) -> subprocess.Popen[bytes]:

@@ -15,8 +15,8 @@ from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
-from hpc_trainer.runs.submissions import Submission, latest_of_each_run, read_submissions
-from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, read_accounting, read_queue
+from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
+from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, find_by_uuid, read_accounting, read_queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class RunStatus:
     eta_s: float | None
     age_s: float | None
     failure: Mapping[str, Any] = field(default_factory=dict)
+    waits_in_sweep: bool = False
+    """PENDING in the sweep's own queue: no scheduler has it yet."""
 
     @property
     def run_id(self) -> str:
@@ -58,6 +60,7 @@ class SweepStatus:
     sweep: SweepPaths
     runs: list[RunStatus]
     notes: list[str] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -68,6 +71,11 @@ class SweepStatus:
     def states(self) -> dict[str, RunState]:
         """Run id -> state."""
         return {run.run_id: run.state for run in self.runs}
+
+    @property
+    def waiting(self) -> list[RunStatus]:
+        """Runs in the sweep's own queue."""
+        return [run for run in self.runs if run.waits_in_sweep]
 
     @property
     def has_active(self) -> bool:
@@ -92,12 +100,34 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     specs = read_specs(sweep)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
-    submissions = latest_of_each_run(read_submissions(sweep))
+    ledger = read_ledger(sweep)
+    submissions = latest_of_each_run(ledger.submissions)
     notes: list[str] = []
-    folders = {run_id: _read_folder(sweep.run(run_id), submissions.get(run_id)) for run_id in specs}
-    view = _ask_slurm([folder for folder in folders.values() if folder.needs_scheduler], notes)
+    folders = {
+        run_id: _read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id)) for run_id in specs
+    }
+    asked = [folder for folder in folders.values() if folder.needs_scheduler]
+    view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
     runs = [_status_of(specs[run_id], folder, view) for run_id, folder in folders.items()]
-    return SweepStatus(sweep=sweep, runs=runs, notes=notes)
+    status = SweepStatus(sweep=sweep, runs=runs, notes=notes, ledger=ledger)
+    if status.waiting:
+        notes.append(_waiting_note(status, view))
+    return status
+
+
+def _waiting_note(status: SweepStatus, view: _SchedulerView) -> str:
+    count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
+    if view.queue is None:
+        return f"{count}."
+    entries = list(view.queue.values())
+    found = (find_by_uuid(entries, status.sweep.name, each.uuid) for each in reversed(status.ledger.top_ups))
+    job_id = next((each for each in found if each is not None), None)
+    if job_id is not None:
+        return f"{count}: job {job_id} submits them as runs end."
+    return (
+        f"{count}, and no top-up job is queued. The submit command brings them in, or: "
+        f"hpc-trainer top-up {status.sweep.folder}"
+    )
 
 
 def _no_sweep(sweep: SweepPaths) -> str:
@@ -118,6 +148,8 @@ class _Folder:
     heartbeat: Mapping[str, Any]
     result: Mapping[str, Any]
     markers: frozenset[str]
+    waits: str | None
+    """Why the run waits in the sweep's own queue; None if it does not."""
 
     @property
     def current(self) -> Attempt | None:
@@ -135,10 +167,10 @@ class _Folder:
     def needs_scheduler(self) -> bool:
         """True if only Slurm knows whether this run lives."""
         on_slurm = self.submission is not None and self.submission.executor == "slurm" and self.job_id is not None
-        return on_slurm and DONE not in self.markers
+        return on_slurm and DONE not in self.markers and self.waits is None
 
 
-def _read_folder(paths: RunPaths, latest: tuple[Submission, int] | None) -> _Folder:
+def _read_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> _Folder:
     submission, index = latest or (None, 0)
     markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
     return _Folder(
@@ -149,6 +181,7 @@ def _read_folder(paths: RunPaths, latest: tuple[Submission, int] | None) -> _Fol
         heartbeat=_numbers_only(read_json(paths.heartbeat) or {}),
         result=(read_json(paths.result) or {}) if DONE in markers else {},
         markers=markers,
+        waits=waits,
     )
 
 
@@ -158,8 +191,8 @@ def _numbers_only(beat: Mapping[str, Any]) -> dict[str, Any]:
     return {**numbers, "metrics": beat["metrics"]} if isinstance(beat.get("metrics"), dict) else numbers
 
 
-def _ask_slurm(folders: list[_Folder], notes: list[str]) -> _SchedulerView:
-    if not folders:
+def _ask_slurm(folders: list[_Folder], notes: list[str], *, must_ask: bool = False) -> _SchedulerView:
+    if not folders and not must_ask:
         return _SchedulerView({}, {})
     try:
         queue = read_queue()
@@ -189,7 +222,7 @@ def _status_of(spec: RunSpec, folder: _Folder, view: _SchedulerView) -> RunStatu
         state=state,
         step=spec.num_steps if state is RunState.COMPLETED else _step(folder),
         attempts=folder.attempts,
-        job_id=folder.job_id or (newest.job_id if newest else None),
+        job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
         cause=cause,
         node=node or (newest.node if newest else None),
         metrics=_metrics(folder.result) or _metrics(beat),
@@ -197,6 +230,7 @@ def _status_of(spec: RunSpec, folder: _Folder, view: _SchedulerView) -> RunStatu
         eta_s=beat.get("eta_s") if running else None,
         age_s=None if seen is None else max(0.0, time.time() - seen),
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
+        waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=(read_json(folder.paths.failure(newest.attempt)) or {}) if newest and state is RunState.FAILED else {},
     )
 
@@ -222,6 +256,10 @@ def _decide(folder: _Folder, view: _SchedulerView) -> tuple[RunState, str | None
     """(state, cause, node) of one run."""
     if DONE in folder.markers:
         return RunState.COMPLETED, "done", None
+    if folder.waits is not None:
+        if CANCEL in folder.markers:
+            return RunState.CANCELLED, "cancelled", None
+        return RunState.PENDING, folder.waits, None
     if folder.submission is not None and folder.submission.executor == "slurm":
         state, cause, node = _decide_slurm(folder, view)
     else:

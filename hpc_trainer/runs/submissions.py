@@ -1,7 +1,9 @@
-"""submissions.jsonl: what was about to be submitted, and what the scheduler answered.
+"""submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
 
 An intent is written before sbatch, with a uuid that the job carries; the confirmation after it. Whoever was
-killed in between leaves an intent alone, and the uuid tells whether Slurm has the job.
+killed in between leaves an intent alone, and the uuid tells whether Slurm has the job. Runs that the site's limits
+keep out for now are recorded as waiting: the sweep's own queue, which a small top-up job and every later command
+work off.
 """
 
 from __future__ import annotations
@@ -9,23 +11,30 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
 from hpc_trainer.runs.layout import SweepPaths
 
+TOP_UP = "top-up"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler confirmed."""
+    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler confirmed.
+
+    A top-up job (`kind`) has no runs of its own.
+    """
 
     uuid: str
     executor: str
     hardware: str
     run_ids: tuple[str, ...]
     time: float
+    kind: str = "array"
+    parallelism: int | None = None
     job_id: str | None = None
     dropped: bool = False
 
@@ -36,20 +45,46 @@ class Submission:
         return f"{self.job_id}_{index}" if self.executor == "slurm" else self.job_id
 
 
-def write_intent(paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str]) -> Submission:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Everything submissions.jsonl says, dropped intents left out."""
+
+    submissions: list[Submission] = field(default_factory=list)
+    top_ups: list[Submission] = field(default_factory=list)
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    """Run id -> why it waits in the sweep's own queue."""
+
+    @property
+    def unsettled(self) -> list[Submission]:
+        """Intents without an answer."""
+        return [each for each in (*self.submissions, *self.top_ups) if each.job_id is None]
+
+    @property
+    def top_up(self) -> Submission | None:
+        """The newest top-up job that the scheduler confirmed."""
+        return next((each for each in reversed(self.top_ups) if each.job_id is not None), None)
+
+
+def write_intent(
+    paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
+    parallelism: int | None = None,
+) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
-        uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time()
-    )
+        uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
+        kind=kind, parallelism=parallelism,
+    )  # fmt: skip
     append_lines(
         paths.submissions,
         [
             {
                 "event": "intent",
+                "kind": kind,
                 "uuid": intent.uuid,
                 "executor": executor,
                 "hardware": hardware,
                 "run_ids": list(run_ids),
+                "parallelism": parallelism,
                 "time": intent.time,
             }
         ],
@@ -69,28 +104,48 @@ def write_dropped(paths: SweepPaths, intent: Submission, reason: str) -> None:
     append_lines(paths.submissions, [record])
 
 
+def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
+    """Records that these runs are to be submitted as soon as there is room, by whoever looks next."""
+    record = {"event": "waiting", "run_ids": list(run_ids), "reason": reason, "time": time.time()}
+    append_lines(paths.submissions, [record])
+
+
 def read_submissions(paths: SweepPaths) -> list[Submission]:
-    """All submissions in order, dropped ones left out; [] for a sweep that does not exist."""
-    return [submission for submission in _read(paths) if not submission.dropped]
+    """All arrays in order, dropped ones left out; [] for a sweep that does not exist."""
+    return read_ledger(paths).submissions
 
 
-def _read(paths: SweepPaths) -> Iterator[Submission]:
+def read_ledger(paths: SweepPaths) -> Ledger:
+    """The file as a whole; an empty ledger for a sweep that does not exist.
+
+    Raises:
+        UntrustedFileError: others may have changed the file.
+    """
     if not paths.submissions.exists():
-        return
+        return Ledger()
     check_trusted(paths.submissions)
-    answers: dict[str, str] = {}
-    dropped: set[str] = set()
-    intents: list[Submission] = []
+    intents: dict[str, Submission] = {}
+    waiting: dict[str, str] = {}
+    taken: dict[str, dict[str, str]] = {}  # intent -> the runs that it took out of the queue
     for record in read_lines(paths.submissions):
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged record hides no other
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged record hides no other
             if record["event"] == "intent":
-                intents.append(_parse_intent(record))
+                intent = _parse_intent(record)
+                intents[intent.uuid] = intent
+                taken[intent.uuid] = {key: waiting.pop(key) for key in intent.run_ids if key in waiting}
             elif record["event"] == "confirmed":
-                answers[record["uuid"]] = str(record["job_id"])
+                intents[record["uuid"]] = replace(intents[record["uuid"]], job_id=str(record["job_id"]))
             elif record["event"] == "dropped":
-                dropped.add(record["uuid"])
-    for intent in intents:
-        yield replace(intent, job_id=answers.get(intent.uuid), dropped=intent.uuid in dropped)
+                intents[record["uuid"]] = replace(intents[record["uuid"]], dropped=True)
+                waiting.update(taken[record["uuid"]])
+            elif record["event"] == "waiting":
+                waiting.update(dict.fromkeys(map(str, record["run_ids"]), str(record["reason"])))
+    kept = [each for each in intents.values() if not each.dropped]
+    return Ledger(
+        submissions=[each for each in kept if each.kind != TOP_UP],
+        top_ups=[each for each in kept if each.kind == TOP_UP],
+        waiting=waiting,
+    )
 
 
 def _parse_intent(record: dict[str, Any]) -> Submission:
@@ -100,6 +155,8 @@ def _parse_intent(record: dict[str, Any]) -> Submission:
         hardware=str(record["hardware"]),
         run_ids=tuple(str(run_id) for run_id in record["run_ids"]),
         time=float(record["time"]),
+        kind=str(record.get("kind", "array")),
+        parallelism=None if record.get("parallelism") is None else int(record["parallelism"]),
     )
 
 

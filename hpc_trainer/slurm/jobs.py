@@ -108,6 +108,15 @@ def requeue(job_id: str) -> str:
     return "requeued"
 
 
+def update_job(job_id: str, changes: Sequence[str]) -> None:
+    """Changes a pending job, as `StartTime=now`.
+
+    Raises:
+        SlurmError: the job has begun or is gone, the site refuses, or no answer.
+    """
+    run_slurm(["scontrol", "update", f"JobId={job_id}", *changes])
+
+
 def cancel_jobs(job_ids: Sequence[str]) -> None:
     """Cancels jobs or array elements in one command; those that ended already do not matter."""
     if job_ids:

@@ -324,9 +324,7 @@ def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[st
         yield account, tuple(caps)
 
 
-def _qos_caps(
-    records: list[dict[str, str]], accounting: str, user: str
-) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
+def _qos_caps(records: list[dict[str, str]], accounting: str, user: str) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
     """Each QOS with its caps: limits from sacctmgr, what is in use from the controller."""
     in_use = {each["QOS"].split("(")[0]: each for each in records if "QOS" in each and "GrpSubmitJobs" in each}
     _, rows = _sections(accounting)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.commands import run_slurm
 
-_QUEUE_FORMAT = "%i|%T|%N|%r|%k"
+_QUEUE_FORMAT = "%i|%T|%N|%r|%k|%j"
 _ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,ElapsedRaw"
 
 
@@ -23,6 +24,7 @@ class QueueEntry:
     node: str
     reason: str
     comment: str = ""
+    name: str = ""
 
 
 def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
@@ -38,18 +40,20 @@ def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
 
 
 def parse_queue(text: str) -> dict[str, QueueEntry]:
-    """Reads `squeue -h -r -o %i|%T|%N|%r|%k`; lines of another form are passed over."""
+    """Reads `squeue -h -r -o %i|%T|%N|%r|%k|%j`; lines of another form are passed over."""
     entries = {}
     for line in text.splitlines():
-        parts = line.split("|", 4)
+        parts = [part.strip() for part in line.split("|", 4)]
         if len(parts) == 5:
-            job_id, state, node, reason, comment = (part.strip() for part in parts)
+            job_id, state, node, reason, rest = parts
+            comment, _, name = rest.rpartition("|") if "|" in rest else (rest, "", "")  # a comment may hold bars
             entries[job_id] = QueueEntry(
                 job_id=job_id,
                 state=state,
                 node=node,
                 reason=reason,
                 comment="" if comment == "(null)" else comment,
+                name=name,
             )
     return entries
 
@@ -77,6 +81,10 @@ def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[
     if not ids:
         return {}
     argv = ["sacct", "-n", "-P", "-X", "-S", "now-30days", "-o", _ACCOUNTING_FIELDS, "-j", ",".join(ids)]
+    return _accounting(argv, timeout_s)
+
+
+def _accounting(argv: list[str], timeout_s: float) -> dict[str, AccountingEntry]:
     try:
         return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
     except SlurmError as error:
@@ -109,9 +117,33 @@ def array_of(job_id: str) -> str:
     return re.split(r"[_.+]", job_id, maxsplit=1)[0]
 
 
-def find_by_comment(entries: Sequence[QueueEntry], comment: str) -> str | None:
-    """The job id (array id) of the job that carries `comment`: how an intent without an answer finds its job."""
+def job_name(sweep: str, uuid: str) -> str:
+    """The name of a submission's job: a person finds the sweep in it, and settling the submission."""
+    return f"{sweep}-{uuid[:8]}"
+
+
+def find_by_uuid(entries: Iterable[QueueEntry], sweep: str, uuid: str) -> str | None:
+    """The job id (array id) of a submission's job: how an intent without an answer finds its job.
+
+    The comment carries the uuid; where a site rewrites comments, the job's name still does.
+    """
     for entry in entries:
-        if entry.comment == comment:
+        if entry.comment == uuid or entry.name == job_name(sweep, uuid):
             return array_of(entry.job_id)
     return None
+
+
+def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) -> str | None:
+    """The array id of a submission whose job has left the queue already, from the accounting; None without one.
+
+    Args:
+        since: seconds since the epoch at which the intent was written.
+
+    Raises:
+        SlurmError: there is accounting, or may be, and it did not answer.
+    """
+    # A minute earlier: clocks of login node and controller differ.
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 60))
+    argv = ["sacct", "-n", "-P", "-X", "-S", start, "--name", job_name(sweep, uuid), "-o", _ACCOUNTING_FIELDS]
+    entries = _accounting(argv, timeout_s)
+    return next((array_of(job_id) for job_id in entries), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.data import DataConfig
@@ -85,5 +86,6 @@ class TrainConfig:
     local: LocalConfig = field(default_factory=LocalConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     trust: list[str] = field(default_factory=list)
     """Module prefixes whose `_target_` may be built, besides ours and torch (`--trust`)."""

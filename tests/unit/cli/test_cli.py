@@ -79,15 +79,28 @@ NULLABLE = (str, type(None))
 PLAN = {
     "sweep": str,
     "runs": [{"run_id": str, "overrides": dict, "hardware": str, "state": str}],
-    "arrays": [{"hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "script": str}],
+    "arrays": [
+        {
+            "hardware": str, "runs": int, "nodes": int, "gpus_per_node": int, "partition": NULLABLE,
+            "time_limit_min": int, "gpu_hours_max": (int, float), "start": NULLABLE, "script": str,
+        }
+    ],
+    "waiting": int,
+    "no_longer_in_grid": list,
+    "duplicates": int,
     "gpu_hours_max": (int, float),
+    "limits": list,
+    "notes": list,
     "problems": list,
-}
+}  # fmt: skip
 SUBMIT = {
     "sweep": str,
     "submitted": int,
+    "waiting": int,
     "already": int,
     "arrays": [{"job_id": str, "runs": int, "hardware": str}],
+    "top_up_job": NULLABLE,
+    "notes": list,
 }
 STATUS = {
     "sweep": str,
@@ -121,7 +134,9 @@ def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSl
     assert all(array["script"].startswith("#!/bin/bash") for array in plan["arrays"])
     assert {run["state"] for run in plan["runs"]} == {"NEW"}
     assert plan["gpu_hours_max"] == 16.0
-    assert fake_slurm.calls() == []
+    assert fake_slurm.calls("sbatch") == []
+    assert len(fake_slurm.calls("test-only")) == 2, "one a shape"
+    assert [array["start"] for array in plan["arrays"]] == ["2026-01-01T00:00:00"] * 2
     assert not runs_dir.exists(), "a plan writes nothing"
 
     code, out, _ = cli("submit", *grid, "--json")
@@ -260,7 +275,7 @@ def test_an_error_while_another_submits_names_the_holder(cli: Cli, runs_dir: Pat
         code, _, err = cli("submit")
     assert code == 1
     assert f":{os.getpid()}:" in err
-    assert fake_slurm.calls() == []
+    assert fake_slurm.calls("sbatch") == []
 
 
 # --- words ---

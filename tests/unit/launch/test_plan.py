@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.plan import build_plan, specs_to_write
+from hpc_trainer.launch.plan import Known, build_plan, specs_to_write
 from hpc_trainer.runs.states import RunState
 from tests.unit.launch.grids import make_grid, make_plan
 from tests.unit.runs.builders import make_spec, make_specs
@@ -50,15 +50,15 @@ SUBMITTED = {RunState.NEW, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_F
 def test_which_states_are_submitted(tmp_path: Path, state: RunState) -> None:
     (spec,) = make_specs(1, *SLURM)
     grid = make_grid(tmp_path, [spec])
-    assert build_plan(grid, {spec.run_id: state}).num_to_submit == (state in SUBMITTED)
-    again = build_plan(grid, {spec.run_id: state}, retry_failed=True)
+    assert build_plan(grid, Known(states={spec.run_id: state})).num_to_submit == (state in SUBMITTED)
+    again = build_plan(grid, Known(states={spec.run_id: state}), retry_failed=True)
     assert again.num_to_submit == (state in SUBMITTED | {RunState.FAILED, RunState.OUT_OF_MEMORY})
 
 
 def test_runs_that_left_the_grid_are_named_and_left_alone(tmp_path: Path) -> None:
     specs = make_specs(3, *SLURM)
     states = {spec.run_id: RunState.PENDING for spec in specs}
-    plan = build_plan(make_grid(tmp_path, specs[:1]), states)
+    plan = build_plan(make_grid(tmp_path, specs[:1]), Known(states=states))
     assert plan.no_longer_in_grid == tuple(spec.run_id for spec in specs[1:])
     assert plan.arrays == ()
 

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SlurmError, SubmitError
-from hpc_trainer.launch.submit import settle_intents
+from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
@@ -41,7 +41,7 @@ def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: Fake
     specs = make_specs(50, *SLURM)
     (array,) = submit(make_grid(folder, specs))
     assert (array.job_id, array.hardware, array.run_ids) == ("101", "cpu_x1", tuple(spec.run_id for spec in specs))
-    assert [call.split()[0] for call in fake_slurm.calls()] == ["sbatch"]
+    assert [call.split()[0] for call in fake_slurm.calls()] == ["scontrol", "sinfo", "test-only", "sbatch"]
     assert "#SBATCH --array=0-49%50" in fake_slurm.script("101")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert [name for name in names if not name.startswith("slurm/")] == [
@@ -99,7 +99,7 @@ def test_a_refused_array_is_an_error_and_the_next_submit_works(folder: Path, fak
     with pytest.raises(SubmitError, match="Invalid account"):
         submit(grid)
     assert read_submissions(SweepPaths(folder)) == []
-    assert len(fake_slurm.calls()) == 1, "a plain refusal needs no look at the queue"
+    assert fake_slurm.calls("squeue") == [], "a plain refusal needs no look at the queue"
     fake_slurm.forget("sbatch")
     (array,) = submit(grid)
     assert len(array.run_ids) == 2
@@ -170,7 +170,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that settle_intents slept: time passes at once."""
     slept: list[float] = []
     monkeypatch.setattr(
-        "hpc_trainer.launch.submit.time",
+        "hpc_trainer.launch.settle.time",
         types.SimpleNamespace(time=lambda: time.time() + sum(slept), sleep=slept.append),
     )
     return slept

@@ -15,6 +15,7 @@ import pytest
 _RECORD = """#!/bin/sh
 here={folder}
 name=$(basename "$0")
+case "$name $*" in "sbatch --test-only"*) name=test-only ;; esac  # a command of its own: it submits nothing
 echo "$name $*" >> "$here/calls"
 env | grep -E '^(SLURM_|SBATCH_|SRUN_|SUBMITIT_)' | sort > "$here/$name.env"
 if [ -e "$here/$name.hang" ]; then exec sleep 60; fi
@@ -22,12 +23,19 @@ if [ -e "$here/$name.err" ]; then cat "$here/$name.err" >&2; fi
 if [ -e "$here/$name.out" ]; then cat "$here/$name.out"; exit "$(cat "$here/$name.rc")"; fi
 """
 _SBATCH = """
+if [ "$name" = test-only ]; then
+    echo "sbatch: Job 1 to start at 2026-01-01T00:00:00 using 1 processors on nodes n1 in partition main" >&2
+    exit 0
+fi
 number=$(( $(cat "$here/number") + 1 ))
 echo "$number" > "$here/number"
-cp "$1" "$here/script-$number.sh"
-comment=$(sed -n 's/^#SBATCH --comment=//p' "$1")
-last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
-for index in $(seq 0 "$last"); do echo "${number}_$index|PENDING||Priority|$comment" >> "$here/queue"; done
+for script; do :; done  # the last argument
+cp "$script" "$here/script-$number.sh"
+comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$script")
+ids=$number
+if [ -n "$last" ]; then ids=$(seq -f "${number}_%.0f" 0 "$last"); fi
+for id in $ids; do echo "$id|PENDING||Priority|$comment" >> "$here/queue"; done
 if [ -e "$here/lose_reply" ]; then
     rm "$here/lose_reply"
     echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
@@ -50,9 +58,10 @@ class FakeSlurm:
         (folder / "number").write_text("100\n")
         (folder / "queue").touch()
         (folder / "calls").touch()
-        for name, more in {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": "", "sacctmgr": "", "sinfo": "", "scontrol": "", "scancel": ""}.items():
+        played = {"sbatch": _SBATCH, "squeue": _SQUEUE}
+        for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sinfo", "scontrol", "scancel"):
             script = self.bin / name
-            script.write_text(_RECORD.replace("{folder}", str(folder)) + more)
+            script.write_text(_RECORD.replace("{folder}", str(folder)) + played.get(name, ""))
             script.chmod(script.stat().st_mode | stat.S_IXUSR)
 
     def answer(self, name: str, output: str = "", *, code: int = 0, error: str = "") -> None:

@@ -30,15 +30,17 @@ scontrol: show assoc_mgr users=ann flags=assoc,qos
 Association Records
 ClusterName=c Account=root UserName= Partition= ID=1 ParentAccount= DefAssoc=No GrpJobs=N(2) GrpSubmitJobs=N(321) \
 MaxJobs= MaxSubmitJobs=
-ClusterName=c Account=lab UserName= Partition= ID=3 ParentAccount=root(1) DefAssoc=No GrpSubmitJobs=50(31) MaxSubmitJobs=
+ClusterName=c Account=lab UserName= Partition= ID=3 ParentAccount=root(1) DefAssoc=No GrpSubmitJobs=50(31) \
+MaxSubmitJobs=
 ClusterName=c Account=lab UserName=ann(1000) Partition= ID=4 ParentAccount= DefAssoc=Yes GrpSubmitJobs=N(3) \
 MaxSubmitJobs=40(3)
-ClusterName=c Account=root UserName=root(0) Partition= ID=2 ParentAccount= DefAssoc=Yes GrpSubmitJobs=N(0) MaxSubmitJobs=
+ClusterName=c Account=root UserName=root(0) Partition= ID=2 ParentAccount= DefAssoc=Yes GrpSubmitJobs=N(0) \
+MaxSubmitJobs=
 QOS Records
 QOS=normal(1) UsageRaw=0.000000 GrpSubmitJobs=N(300) MaxWallPJ= Account Limits=No Accounts User Limits=No Users
 QOS=limited(2) UsageRaw=0.000000 GrpSubmitJobs=100(20) MaxWallPJ= Account Limits= lab={MaxJobsPA=N(0) \
 MaxSubmitJobsPA=N(14)} User Limits= 1000={MaxJobsPU=N(0) MaxSubmitJobsPU=15(14) MaxTRESPU=cpu=N(0)}
-scontrol: 
+scontrol:
 """
 ACCOUNTING = """\
 sacctmgr: show assoc where user=ann format=account,partition,qos,defaultqos,maxsubmit
@@ -48,7 +50,7 @@ sacctmgr: show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall
 normal||||
 limited|15||100|2-00:00:00
 part_gpu|||200|
-sacctmgr: 
+sacctmgr:
 """
 NODES = """\
 main|4|8|8000|gpu:a100:4|(null)
@@ -75,7 +77,13 @@ def test_partitions() -> None:
     assert (main.is_default, main.max_time_min, main.max_nodes, main.qos, main.allow_accounts) == (
         True, 1440, None, None, None,
     )  # fmt: skip
-    assert (gpu.is_default, gpu.max_time_min, gpu.max_nodes, gpu.qos, gpu.state) == (False, None, 8, "part_gpu", "DRAIN")
+    assert (gpu.is_default, gpu.max_time_min, gpu.max_nodes, gpu.qos, gpu.state) == (
+        False,
+        None,
+        8,
+        "part_gpu",
+        "DRAIN",
+    )
     assert (gpu.allow_accounts, gpu.deny_qos, gpu.max_mem_per_cpu_mb) == (("lab", "ml"), ("debug",), 4000)
     assert limits.partition_of(None) is main
     assert limits.partition_of("gpu") is gpu
@@ -84,7 +92,13 @@ def test_partitions() -> None:
 
 def test_nodes() -> None:
     main, gpu, cpu_only = _limits().nodes
-    assert (main.num_nodes, main.cpus, main.memory_mb, main.gpus, main.features) == (4, 8, 8000, {"a100": 4}, frozenset())
+    assert (main.num_nodes, main.cpus, main.memory_mb, main.gpus, main.features) == (
+        4,
+        8,
+        8000,
+        {"a100": 4},
+        frozenset(),
+    )
     assert (gpu.num_nodes, gpu.cpus, gpu.gpus, gpu.features) == (2, 64, {"h100": 8}, {"ib", "amd"})
     assert cpu_only.gpus == {}
 
@@ -143,7 +157,8 @@ def test_times(text: str, minutes: int | None) -> None:
 @pytest.mark.parametrize(
     ("gres", "gpus"),
     [
-        ("(null)", {}), ("gpu:4", {"gpu": 4}), ("gpu:a100:4", {"a100": 4}), ("gpu:a100:2(S:0),gpu:v100:1", {"a100": 2, "v100": 1}),
+        ("(null)", {}), ("gpu:4", {"gpu": 4}), ("gpu:a100:4", {"a100": 4}),
+        ("gpu:a100:2(S:0),gpu:v100:1", {"a100": 2, "v100": 1}),
         ("nvme:1,gpu:gh200_96:4(S:0-3)", {"gh200_96": 4}), ("shard:8", {}),
     ],
 )  # fmt: skip

@@ -13,7 +13,9 @@ import pytest
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.queue import (
     array_of,
-    find_by_comment,
+    find_by_uuid,
+    find_ended,
+    job_name,
     parse_accounting,
     parse_queue,
     read_accounting,
@@ -21,16 +23,16 @@ from hpc_trainer.slurm.queue import (
 )
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
-# squeue -h -r -o '%i|%T|%N|%r|%k' on 22.05: elements one by one, a finished one completing, a requeued one waiting.
+# squeue -h -r -o '%i|%T|%N|%r|%k|%j' on 22.05: elements one by one, a finished one completing, a requeued one waiting.
 SQUEUE = """\
-1080_5|PENDING||Resources|0123456789abcdef0123456789abcdef
-1080_6|PENDING||JobHeldUser|0123456789abcdef0123456789abcdef
-1080_0|RUNNING|gpu003|None|0123456789abcdef0123456789abcdef
-1080_1|RUNNING|gpu[001-002,007]|None|0123456789abcdef0123456789abcdef
-1080_2|COMPLETING|gpu004|NonZeroExitCode|0123456789abcdef0123456789abcdef
-1080_3|PENDING||BeginTime|0123456789abcdef0123456789abcdef
-1081|RUNNING|cn1|None|(null)
-1082+0|RUNNING|cn2|None|a comment | with a bar
+1080_5|PENDING||Resources|0123456789abcdef0123456789abcdef|digits-01234567
+1080_6|PENDING||JobHeldUser|0123456789abcdef0123456789abcdef|digits-01234567
+1080_0|RUNNING|gpu003|None|0123456789abcdef0123456789abcdef|digits-01234567
+1080_1|RUNNING|gpu[001-002,007]|None|0123456789abcdef0123456789abcdef|digits-01234567
+1080_2|COMPLETING|gpu004|NonZeroExitCode|0123456789abcdef0123456789abcdef|digits-01234567
+1080_3|PENDING||BeginTime|0123456789abcdef0123456789abcdef|digits-01234567
+1081|RUNNING|cn1|None|(null)|digits-89abcdef
+1082+0|RUNNING|cn2|None|a comment | with a bar|their job
 1083_[5-1024%4]|PENDING||JobArrayTaskLimit|x
 1084|SPECIAL_EXIT||Job requeued in held state|(null)
 slurm_load_jobs error: something else
@@ -57,10 +59,21 @@ def test_an_empty_queue(text: str) -> None:
     assert parse_queue(text) == {}
 
 
-def test_an_intent_finds_its_array_by_comment() -> None:
+def test_an_intent_finds_its_array_by_comment_or_name() -> None:
     entries = list(parse_queue(SQUEUE).values())
-    assert find_by_comment(entries, "0123456789abcdef0123456789abcdef") == "1080"
-    assert find_by_comment(entries, "0123456789abcdef") is None
+    assert find_by_uuid(entries, "other", "0123456789abcdef0123456789abcdef") == "1080"
+    assert find_by_uuid(entries, "digits", "89abcdef000000000000000000000000") == "1081", "the comment is gone"
+    assert find_by_uuid(entries, "other", "89abcdef000000000000000000000000") is None
+    assert job_name("digits", "0123456789abcdef0123456789abcdef") == "digits-01234567"
+
+
+def test_an_intent_finds_what_has_ended_in_the_accounting(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sacct", "77_0|COMPLETED|0:0|n1|3\n77_1|COMPLETED|0:0|n1|3\n")
+    assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) == "77"
+    (call,) = fake_slurm.calls("sacct")
+    assert "--name digits-01234567" in call
+    fake_slurm.answer("sacct", "")
+    assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) is None
 
 
 @pytest.mark.parametrize("job_id", ["123", "123_4", "123_[5-9%2]", "123+0", "123.batch"])

@@ -1,0 +1,181 @@
+"""What the command line does, for notebooks and scripts: `hpc_trainer.plan(...)` and `hpc_trainer.submit(...)`.
+
+Both take the overrides that the command line takes, and return typed objects. `plan` writes nothing; `submit`
+submits what is new or interrupted, once, however often it is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.fit import ActiveArray
+from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
+from hpc_trainer.launch.lock import submit_lock
+from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
+from hpc_trainer.launch.settle import settle_intents
+from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
+from hpc_trainer.operate.status import SweepStatus, read_status
+from hpc_trainer.runs.files import set_umask
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import read_specs
+from hpc_trainer.runs.submissions import latest_of_each_run
+from hpc_trainer.slurm.commands import has_slurm
+from hpc_trainer.slurm.limits import read_limits
+
+# A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
+_TOP_UP_LOCK_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What a submit did: the plan it carried out, and what came of it."""
+
+    plan: SweepPlan
+    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+
+    @property
+    def arrays(self) -> tuple[SubmittedArray, ...]:
+        """The arrays that the scheduler (or the local queue) accepted now."""
+        return self.outcome.arrays
+
+    @property
+    def num_submitted(self) -> int:
+        """Runs that were handed over now."""
+        return sum(len(array.run_ids) for array in self.outcome.arrays)
+
+
+def plan(
+    *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False
+) -> SweepPlan:
+    """What `submit` with the same arguments would do. Writes nothing.
+
+    Args:
+        overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
+        config_dirs: folders of your own conf/ files.
+        trust: packages whose classes `_target_` may name.
+        retry_failed: plan failed runs too.
+
+    Raises:
+        ConfigError: a point of the grid cannot be. What the cluster would refuse is in `problems`.
+        SlurmError: the cluster's limits cannot be read.
+    """
+    return plan_grid(freeze_grid(overrides, config_dirs=config_dirs, trust=trust), retry_failed=retry_failed)
+
+
+def submit(
+    *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False
+) -> Submitted:
+    """Submits the runs of a grid that are new or interrupted; returns at once and is safe to repeat.
+
+    Args:
+        overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
+        config_dirs: folders of your own conf/ files.
+        trust: packages whose classes `_target_` may name.
+        retry_failed: submit failed runs again; they go on from their newest checkpoint.
+
+    Raises:
+        ConfigError: a point of the grid cannot be, or the cluster would refuse it; nothing was written.
+        SubmitError: the scheduler refused an array, or another submit is at work on this sweep.
+        SlurmError: Slurm does not answer.
+    """
+    grid = freeze_grid(overrides, config_dirs=config_dirs, trust=trust)
+    return submit_grid(grid, retry_failed=retry_failed, command_line=["hpc_trainer.submit", *overrides])
+
+
+def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
+    """`plan` of a grid that is frozen already."""
+    known = known_of(grid.sweep)
+    return _checked(grid, known, retry_failed)
+
+
+def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:
+    """`submit` of a grid that is frozen already."""
+    # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
+    is_new = not grid.sweep.specs.exists()
+    checked = _checked(grid, Known(), retry_failed) if is_new else None
+    if checked is not None and checked.problems:
+        raise ConfigError("\n".join(checked.problems))
+    set_umask(grid.group_readable)
+    with submit_lock(grid.sweep) as lock:
+        settle_intents(grid.sweep)
+        known = known_of(grid.sweep)
+        carried_out = checked if checked is not None and not known.states else _checked(grid, known, retry_failed)
+        outcome = submit_plan(carried_out, command_line=command_line, lock=lock)
+    return Submitted(plan=carried_out, outcome=outcome)
+
+
+def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
+    """Submits these runs of a sweep again, as they were frozen; those that failed, or were interrupted.
+
+    Raises:
+        SubmitError, SlurmError: as `submit`.
+    """
+    specs = read_specs(sweep)
+    grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
+    return submit_grid(grid, retry_failed=True)
+
+
+def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Submitted | None:
+    """Submits what waits in the sweep's own queue and has room now; None if nothing waits.
+
+    Args:
+        wait_s: how long to wait for another submit that holds the sweep.
+
+    Raises:
+        SubmitError, SlurmError: as `submit`.
+    """
+    with submit_lock(sweep, wait_s=wait_s) as lock:
+        settle_intents(sweep)
+        status = read_status(sweep)
+        if not status.waiting:
+            return None
+        grid = grid_of_specs(sweep, [run.spec for run in status.waiting])
+        set_umask(grid.group_readable)
+        known = _known(status)
+        plan = build_plan(grid, known, limits=read_limits(with_nodes=False))
+        return Submitted(plan=plan, outcome=submit_plan(plan, command_line=None, lock=lock))
+
+
+def known_of(sweep: SweepPaths) -> Known:
+    """What exists of a sweep; nothing if it was never submitted."""
+    return _known(read_status(sweep)) if sweep.specs.exists() else Known()
+
+
+def _known(status: SweepStatus) -> Known:
+    waiting = frozenset(run.run_id for run in status.waiting)
+    newest = latest_of_each_run(status.ledger.submissions)
+    active: Counter[str] = Counter()
+    for run in status.runs:
+        if run.state.is_active and run.run_id not in waiting and run.run_id in newest:
+            active[newest[run.run_id][0].uuid] += 1
+    accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
+    ids = {run_id for each in accepted for run_id in each.run_ids}
+    return Known(
+        states=status.states,
+        waiting=waiting,
+        active=tuple(
+            ActiveArray(
+                job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
+                parallelism=each.parallelism or len(each.run_ids),
+            )
+            for each in accepted if active[each.uuid]
+        ),
+        shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids),
+    )  # fmt: skip
+
+
+def _checked(grid: Grid, known: Known, retry_failed: bool) -> SweepPlan:
+    """The plan, held against what the cluster says of itself: nothing is asked if there is nothing to submit."""
+    draft = build_plan(grid, known, retry_failed=retry_failed)
+    if grid.executor is not Executor.slurm or not draft.specs:
+        return draft
+    if not has_slurm():
+        return dataclasses.replace(draft, notes=("There is no sbatch here: the cluster's limits were not looked at.",))
+    are_new = any(spec.shape not in known.shapes for spec in draft.specs)
+    plan = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
+    return ask_slurm(plan, known.shapes)

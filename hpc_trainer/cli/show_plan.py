@@ -1,0 +1,160 @@
+"""A plan, and what came of it, as tables and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from rich.markup import escape
+
+from hpc_trainer.api import Submitted
+from hpc_trainer.cli.common import console, counts_line, print_table
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.plan import SweepPlan
+from hpc_trainer.launch.submit import array_script_of
+from hpc_trainer.runs.states import RunState
+
+
+def plan_json(plan: SweepPlan) -> dict[str, Any]:
+    """The JSON of `plan` (docs/json.md)."""
+    waiting = {spec.run_id for spec in plan.waiting}
+    return {
+        "sweep": plan.grid.sweep.name,
+        "runs": [
+            {
+                "run_id": spec.run_id,
+                "overrides": dict(spec.axes),
+                "hardware": spec.hardware,
+                "state": plan.states[spec.run_id].value,
+            }
+            for spec in plan.grid.specs
+        ],
+        "arrays": [
+            {
+                "hardware": array.hardware,
+                "runs": len(array.specs),
+                "nodes": array.shape.num_nodes,
+                "gpus_per_node": array.shape.gpus_per_node,
+                "partition": array.shape.partition,
+                "time_limit_min": array.shape.time_limit_min,
+                "gpu_hours_max": array.shape.gpu_hours * len(array.specs),
+                "start": start,
+                "script": array_script_of(plan, array),
+            }
+            for array, start in zip_longest(plan.arrays, plan.starts)
+        ],
+        "waiting": len(waiting),
+        "no_longer_in_grid": list(plan.no_longer_in_grid),
+        "duplicates": plan.grid.num_duplicates,
+        "gpu_hours_max": plan.gpu_hours_max,
+        "limits": list(plan.binding),
+        "notes": list(plan.notes),
+        "problems": list(plan.problems),
+    }
+
+
+def submit_json(done: Submitted) -> dict[str, Any]:
+    """The JSON of `submit` (docs/json.md)."""
+    plan, outcome = done.plan, done.outcome
+    return {
+        "sweep": plan.grid.sweep.name,
+        "submitted": done.num_submitted,
+        "waiting": len(outcome.waiting),
+        "already": len(plan.grid.specs) - done.num_submitted - len(outcome.waiting),
+        "arrays": [
+            {"job_id": array.job_id, "runs": len(array.run_ids), "hardware": array.hardware} for array in done.arrays
+        ],
+        "top_up_job": outcome.top_up,
+        "notes": [*plan.notes, *outcome.notes],
+    }
+
+
+def print_plan(plan: SweepPlan) -> None:
+    """The plan, for a person to read before submitting."""
+    grid, out = plan.grid, console()
+    place = escape(str(grid.sweep.folder))
+    out.print(f"Sweep [bold]{grid.sweep.name}[/] in {place} ({grid.executor.value})", soft_wrap=True)
+    axes = _axes(grid)
+    print_table(
+        ["RUN", "HARDWARE", "STATE", *axes],
+        [
+            [spec.run_id, spec.hardware, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
+            for spec in grid.specs[:50]
+        ],
+    )
+    if len(grid.specs) > 50:
+        out.print(f"... and {len(grid.specs) - 50} more (--json lists all)")
+    for number, (array, start) in enumerate(zip_longest(plan.arrays, plan.starts)):
+        shape = array.shape
+        expected = f", expected start {start}" if start else ""
+        out.print(
+            f"Array {number}: {len(array.specs)} run(s) on {array.hardware}: {shape.num_nodes} node(s) × "
+            f"{shape.tasks_per_node} rank(s), {shape.gpus_per_node} GPU(s) a node, partition "
+            f"{shape.partition or 'default'}, {shape.time_limit_min} min, at most "
+            f"{shape.gpu_hours * len(array.specs):.4g} GPU-hours{expected}",
+            soft_wrap=True,
+        )
+    for line in plan.binding:
+        out.print(f"Limit: {escape(line)}", soft_wrap=True)
+    if plan.waiting:
+        out.print(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job brings them in.")
+    out.print(f"{counts_line(dict(Counter(state.value for state in plan.states.values())))}. ", end="")
+    out.print(f"To submit: {plan.num_to_submit}, at most {plan.gpu_hours_max:.4g} GPU-hours.")
+    _print_notes(plan, ())
+    for problem in plan.problems:
+        out.print(f"[red]Problem:[/] {escape(problem)}", soft_wrap=True)
+    if plan.num_to_submit and not plan.problems:
+        print(f"Next: hpc-trainer submit {shlex.join(_given_overrides())}")  # to copy: not wrapped, no markup in it
+
+
+def _given_overrides() -> list[str]:
+    return [word for word in sys.argv[2:] if word not in ("--script", "--dry-run")]
+
+
+def _axes(grid: Grid) -> list[str]:
+    return list(dict.fromkeys(axis for spec in grid.specs for axis in spec.axes))
+
+
+def _print_notes(plan: SweepPlan, more: Sequence[str]) -> None:
+    out = console()
+    for line in dict.fromkeys((*plan.notes, *more)):
+        out.print(f"Note: {escape(line)}", soft_wrap=True)
+    if plan.grid.num_duplicates:
+        out.print(f"{plan.grid.num_duplicates} point(s) were the same run as another and merged.")
+    if plan.no_longer_in_grid:
+        out.print(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left alone.")
+    failed = sum(state in (RunState.FAILED, RunState.OUT_OF_MEMORY) for state in plan.states.values())
+    if failed and not any(plan.states[spec.run_id] is RunState.FAILED for spec in plan.specs):
+        out.print(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
+    cancelled = sum(state is RunState.CANCELLED for state in plan.states.values())
+    if cancelled:
+        out.print(f"{cancelled} cancelled run(s) stay cancelled.")
+
+
+def print_submitted(done: Submitted) -> None:
+    """What was submitted, what waits, and the next useful command."""
+    plan, outcome, out = done.plan, done.outcome, console()
+    grid = plan.grid
+    if not outcome.arrays and not outcome.waiting:
+        counts = counts_line(dict(Counter(state.value for state in plan.states.values())))
+        is_done = all(state is RunState.COMPLETED for state in plan.states.values())
+        out.print(f"Sweep {grid.sweep.name}: {'all is done' if is_done else 'nothing to submit'} ({counts}).")
+    for array in outcome.arrays:
+        where = f"job {array.job_id}" if grid.executor is Executor.slurm else "this machine"
+        out.print(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {where}.")
+    for line in plan.binding:
+        out.print(f"Limit: {escape(line)}", soft_wrap=True)
+    if outcome.waiting:
+        by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will bring them in"
+        out.print(f"{len(outcome.waiting)} run(s) wait in the sweep's own queue; {by}.")
+    already = len(grid.specs) - done.num_submitted - len(outcome.waiting)
+    if outcome.arrays and already:
+        out.print(f"{already} run(s) were there already.")
+    _print_notes(plan, outcome.notes)
+    at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
+    out.print(f"Next: hpc-trainer {'status' if at_work else 'results'} {grid.sweep.name}")

@@ -1,0 +1,130 @@
+"""Which runs fit into the cluster's limits now, in arrays of legal size, and which wait for room."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.runs.spec import RunSpec, Shape
+from hpc_trainer.slurm.limits import Limits, SubmitCap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayPlan:
+    """Runs of one shape that will be submitted together.
+
+    `parallelism` elements may run at once (`%N`); with `after`, the array begins when that job has ended, and with
+    `behind` when the array so many places before it in the plan has: both keep `cluster.array_parallelism` true
+    where one array cannot.
+    """
+
+    hardware: str
+    shape: Shape
+    specs: tuple[RunSpec, ...]
+    parallelism: int = 1
+    after: str | None = None
+    behind: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveArray:
+    """An array that was submitted before and has not ended."""
+
+    job_id: str
+    hardware: str
+    parallelism: int
+    num_active: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """`now` is submitted in this order; `waiting` is left for later. `binding`: the limits that made it so."""
+
+    now: tuple[ArrayPlan, ...]
+    waiting: tuple[RunSpec, ...] = ()
+    binding: tuple[str, ...] = ()
+
+
+def fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray] = ()) -> Fitted:
+    """Cuts arrays into chunks of at most `limits.max_elements`, as many as the submit limits have room for.
+
+    If something has to wait, one job of room is kept for the top-up job that brings it in later.
+
+    Args:
+        arrays: one for each shape; `parallelism` is what all its chunks together may run at once.
+        active: what of this sweep is in the queue already, and counts against `parallelism`.
+    """
+    whole = _fit(arrays, limits, active, reserve=None)
+    if not whole.waiting:
+        return whole
+    return _fit(arrays, limits, active, reserve=arrays[0].shape)
+
+
+def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray], reserve: Shape | None) -> Fitted:
+    room = _Room(limits)
+    if reserve is not None:
+        room.take(reserve, 1)
+    now, waiting, binding = list[ArrayPlan](), list[RunSpec](), dict[str, None]()
+    for array in arrays:
+        count = min(len(array.specs), room.of(array.shape))
+        if count < len(array.specs):
+            waiting += array.specs[count:]
+            binding.update(dict.fromkeys(room.full(array.shape, count)))
+        room.take(array.shape, count)
+        chunks = list(_chunks(array, count, limits.max_elements))
+        if len(chunks) > 1:
+            name = "MaxArraySize" if limits.max_elements == limits.max_array_size else "max_array_tasks"
+            binding[f"{name} is {limits.max_elements}: {count} runs on {array.hardware} are {len(chunks)} arrays"] = (
+                None
+            )
+        now += _share(chunks, [each for each in active if each.hardware == array.hardware])
+    return Fitted(now=tuple(now), waiting=tuple(waiting), binding=tuple(binding))
+
+
+def _chunks(array: ArrayPlan, count: int, size: int | None) -> Iterator[ArrayPlan]:
+    for start in range(0, count, size or max(1, count)):
+        specs = array.specs[start : min(count, start + (size or count))]
+        yield dataclasses.replace(array, specs=specs)
+
+
+def _share(chunks: list[ArrayPlan], active: Sequence[ActiveArray]) -> Iterator[ArrayPlan]:
+    """Divides `parallelism` among the chunks of one shape and what is at work already."""
+    if not chunks:
+        return
+    total = chunks[0].parallelism
+    left = total - sum(min(each.parallelism, each.num_active) for each in active)
+    after = None
+    if left < 1 and len(active) > 0:  # others have it all: begin when the newest of them has ended
+        left, after = total, active[-1].job_id
+    share, extra = divmod(left, len(chunks))
+    for index, chunk in enumerate(chunks):
+        parallelism = min(len(chunk.specs), max(1, share + (index < extra)))
+        behind = left if share == 0 and index >= left else None
+        yield dataclasses.replace(chunk, parallelism=parallelism, after=after, behind=behind)
+
+
+class _Room:
+    """What the submit limits leave, less what this command takes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._taken: dict[str, int] = {}
+
+    def _caps(self, shape: Shape) -> list[SubmitCap]:
+        return self._limits.submit_caps(shape.partition, shape.account, shape.qos)
+
+    def of(self, shape: Shape) -> int:
+        """Jobs of this shape that may still be submitted."""
+        left = (cap.room - self._taken.get(cap.name, 0) for cap in self._caps(shape))
+        return max(0, min(left, default=2**31))
+
+    def take(self, shape: Shape, count: int) -> None:
+        for cap in self._caps(shape):
+            self._taken[cap.name] = self._taken.get(cap.name, 0) + count
+
+    def full(self, shape: Shape, count: int) -> Iterator[str]:
+        """The caps that let no more than `count` in, in words."""
+        for cap in self._caps(shape):
+            if cap.room - self._taken.get(cap.name, 0) <= count:
+                yield f"{cap.name} is {cap.limit}, {cap.used} in use"

@@ -1,0 +1,93 @@
+"""The top-up job: a small job of one core that submits what waits in a sweep's own queue when runs have ended.
+
+It is placed before the first array, with a begin in a minute, and only then told to wait for half of the runs: a
+submit that is killed anywhere in between leaves a job behind that does the rest. No process stays on the login node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.launch.settle import script_path, settle_intents
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import RunSpec, Shape
+from hpc_trainer.runs.submissions import TOP_UP, read_ledger, write_confirmation, write_dropped, write_intent
+from hpc_trainer.slurm.jobs import update_job
+from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, submit_script
+
+# The submit that placed it has this long to submit its arrays and to say what to wait for.
+_BEGIN_S = 60
+# Waiting for a lock whose holder died elsewhere, and for a controller under load, included.
+_TIME_LIMIT_MIN = 30
+# A dependency is one argument; half of a thousand elements need not all be named.
+_MAX_AWAITED = 50
+
+
+class TopUpJob:
+    """The job that will top up a sweep, or the reason why there is none (`job_id` None, `notes`)."""
+
+    def __init__(self, job_id: str | None, notes: tuple[str, ...] = ()) -> None:
+        self.job_id, self.notes = job_id, notes
+
+    @classmethod
+    def place(cls, paths: SweepPaths, spec: RunSpec) -> TopUpJob:
+        """Submits the job with the partition, account and QOS of `spec`, the first run that waits.
+
+        Never raises for a refusal: without the job the next command tops up, and the notes say so.
+        """
+        from hpc_trainer.launch import submitit_bridge as bridge
+
+        intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP)
+        cluster = spec.config["cluster"]
+        parameters = bridge.slurm_parameters(top_up_shape(spec), cluster, paths=paths, uuid=intent.uuid)
+        command = bridge.top_up_command(paths.folder, cluster["python"])
+        script = script_path(paths, intent.uuid)
+        write_atomic(script, bridge.render_script(paths.scripts, parameters, command, None), sync=False)
+        try:
+            job_id = submit_script(script, options=[f"--begin=now+{_BEGIN_S}"])
+        except UnclearSubmitError as error:
+            with contextlib.suppress(SlurmError):
+                settle_intents(paths)
+            found = next((each for each in read_ledger(paths).top_ups if each.uuid == intent.uuid), None)
+            return cls(found.job_id if found else None, (str(error),))
+        except SubmitError as error:
+            write_dropped(paths, intent, str(error))
+            why = "no room for it" if isinstance(error, NoRoomError) else str(error)
+            return cls(None, (f"No top-up job ({why}): give the same command again when runs have ended.",))
+        write_confirmation(paths, intent, job_id)
+        return cls(job_id)
+
+    def aim(self, arrays: Sequence[tuple[str, int]]) -> None:
+        """Tells the job to begin when the first half of these arrays' elements, (job id, elements), has ended.
+
+        Half: topping up after each single run would take a job for each run, after the last one would leave the
+        nodes idle. Without arrays it begins in a minute and looks for itself.
+        """
+        if self.job_id is None or not arrays:
+            return
+        elements = [f"{job_id}_{index}" for job_id, count in arrays for index in range(count)]
+        half = elements[: max(1, len(elements) // 2)]
+        step = -(-len(half) // _MAX_AWAITED)
+        awaited = half[step - 1 :: step]
+        try:
+            update_job(self.job_id, [f"Dependency=afterany:{':'.join(awaited)}", "StartTime=now"])
+        except SlurmError as error:
+            # It begins in a minute all the same, finds no room, and places the next one.
+            self.notes = (*self.notes, f"the top-up job {self.job_id} begins in {_BEGIN_S} s: {error}")
+
+
+def top_up_shape(spec: RunSpec) -> Shape:
+    """One core for a while, where `spec` may run; no GPU."""
+    shape, cluster = spec.shape, spec.config["cluster"]
+    return dataclasses.replace(
+        shape,
+        num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
+        mem_gb_per_cpu=None, gpu_type=None, constraint=None, exclude=None,
+        partition=cluster.get("top_up_partition") or shape.partition,
+        time_limit_min=min(_TIME_LIMIT_MIN, shape.time_limit_min),
+        signal_lead_s=30,
+    )  # fmt: skip

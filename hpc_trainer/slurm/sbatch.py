@@ -1,0 +1,117 @@
+"""sbatch: hands a batch script over, or asks whether and when it could start. What was answered decides the error."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_trainer.errors import SubmitError
+from hpc_trainer.slurm.commands import clean_submit_environment
+
+# sbatch itself asks a busy controller again for minutes; a person does not wait that long.
+TIMEOUT_S = 90.0
+# The controller may have accepted although the answer was lost (slurm_errno.h: communication errors).
+_UNCLEAR = ("timed out", "Zero Bytes", "Unable to contact slurm controller (connect failure)")
+# Reasons of acct_policy.c and slurmctld's own ceiling: there is no room now, and there will be.
+_NO_ROOM = re.compile(
+    r"(QOS|Assoc)(Max|Grp)Submit\w*|temporarily unable to accept job|MaxJobCount|job submit limit", re.IGNORECASE
+)
+
+
+class UnclearSubmitError(SubmitError):
+    """Nobody knows whether the scheduler has the job."""
+
+
+class NoRoomError(SubmitError):
+    """A limit on the number of submitted jobs is reached: later the same job would be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEstimate:
+    """What `sbatch --test-only` expects. `start`: local time as Slurm prints it, None if it did not say."""
+
+    start: str | None
+    nodes: str | None
+    partition: str | None
+
+
+def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> str:
+    """Submits a batch script by one sbatch and returns the job id.
+
+    Args:
+        options: further command-line options, as `--begin=now+60`.
+
+    Raises:
+        NoRoomError: a submit limit is reached.
+        UnclearSubmitError: the answer was lost, or cannot be read; the scheduler may have the job.
+        SubmitError: sbatch refused, or there is none.
+    """
+    code, output, words = _run(["sbatch", *options, str(script)], None, timeout_s)
+    found = re.search(r"Submitted batch job (\d+)", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*", output)
+    if code == 0 and found:
+        return found[1]
+    if code is None or code < 0 or any(sign in words for sign in _UNCLEAR):
+        raise UnclearSubmitError(
+            f"sbatch did not hear from the controller: {words or 'no answer'}. It may have the job all the same: give "
+            "the same command again in a minute, it submits only what is missing."
+        )
+    if code == 0 or not words:
+        raise UnclearSubmitError(f"sbatch answered what cannot be read: {output.strip()[:300] or 'nothing'!r}.")
+    if _NO_ROOM.search(words):
+        raise NoRoomError(f"no room for more jobs: {words}")
+    raise SubmitError(
+        f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
+        "here, cluster=local runs on this machine.)"
+    )
+
+
+def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
+    """Asks whether a script could ever run, and when it would start; submits nothing.
+
+    Raises:
+        NoRoomError: a submit limit is reached, which says nothing against the job.
+        SubmitError: Slurm would refuse it, in its own words.
+        UnclearSubmitError: no answer.
+    """
+    code, output, words = _run(["sbatch", "--test-only"], text, timeout_s)
+    if code == 0:
+        said = f"{output}\n{words}"
+        start = re.search(r"to start at (\S+)", said)
+        nodes, partition = re.search(r"on nodes? (\S+)", said), re.search(r"in partition (\S+)", said)
+        return StartEstimate(
+            start=start[1] if start else None,
+            nodes=nodes[1] if nodes else None,
+            partition=partition[1] if partition else None,
+        )
+    if code is None or code < 0 or any(sign in words for sign in _UNCLEAR):
+        raise UnclearSubmitError(f"sbatch --test-only did not answer: {words}")
+    if _NO_ROOM.search(words):
+        raise NoRoomError(words)
+    raise SubmitError(words)
+
+
+def _run(argv: list[str], text: str | None, timeout_s: float) -> tuple[int | None, str, str]:
+    """(exit code or None after `timeout_s`, standard output, the words of errors)."""
+    try:
+        with clean_submit_environment():
+            done = subprocess.run(
+                argv, input=text or "", capture_output=True, text=True, errors="replace", timeout=timeout_s,
+                env={**os.environ, "LC_ALL": "C"}, check=False,
+            )  # fmt: skip
+    except FileNotFoundError as error:
+        raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
+    except subprocess.TimeoutExpired as error:
+        said = bytes(error.stderr or b"").decode(errors="replace")  # bytes also in text mode (CPython issue 87597)
+        return None, "", f"{_error_words(said)} (no answer within {timeout_s:g} s)".strip()
+    return done.returncode, done.stdout, _error_words(done.stderr)
+
+
+def _error_words(text: str) -> str:
+    """The lines that say why, without sbatch's prefix; all of them where none is marked as an error."""
+    marked = [line for line in text.splitlines() if "error:" in line or "failure" in line]
+    lines = (re.sub(r"^.*?error:\s*", "", line).strip() for line in marked or text.splitlines())
+    return "; ".join(dict.fromkeys(filter(None, lines)))

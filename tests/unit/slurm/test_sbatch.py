@@ -1,0 +1,109 @@
+"""What sbatch answers, told apart: accepted, refused, no room now, nobody knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.errors import SubmitError
+from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start, submit_script
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+FAILED = "sbatch: error: Batch job submission failed"
+REFUSED = FAILED + ": Invalid account or account/partition combination specified\n"
+FULL = (
+    "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+    "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/bash\n#SBATCH --array=0-1%1\ntrue\n")
+    return path
+
+
+def test_accepted(script: Path, fake_slurm: FakeSlurm) -> None:
+    assert submit_script(script, options=["--begin=now+60"]) == "101"
+    assert fake_slurm.calls("sbatch") == [f"sbatch --begin=now+60 {script}"]
+    for text in ("Submitted batch job 7\n", "7;cluster\n", "info: hello\nSubmitted batch job 7 on cluster x\n"):
+        fake_slurm.answer("sbatch", text)
+        assert submit_script(script) == "7"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (REFUSED, 1, SubmitError),
+        (FULL, 1, NoRoomError),
+        ("sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: Batch job submission failed: x\n", 1, NoRoomError),
+        ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n", 1, NoRoomError),
+        (
+            FAILED + ": Socket timed out on send/recv operation\n",
+            1,
+            UnclearSubmitError,
+        ),
+        (
+            FAILED + ": Zero Bytes were transmitted or received\n",
+            1,
+            UnclearSubmitError,
+        ),
+        ("", 1, UnclearSubmitError),
+        ("sbatch: warning: hello\n", 0, UnclearSubmitError),
+    ],
+)
+def test_each_answer_is_its_own_error(
+    script: Path, fake_slurm: FakeSlurm, error: str, code: int, kind: type[SubmitError]
+) -> None:
+    fake_slurm.answer("sbatch", error=error, code=code)
+    with pytest.raises(SubmitError) as caught:
+        submit_script(script)
+    assert type(caught.value) is kind
+
+
+def test_a_killed_or_silent_sbatch_is_unclear(script: Path, fake_slurm: FakeSlurm) -> None:
+    (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\nkill -9 $$\n")
+    with pytest.raises(UnclearSubmitError):
+        submit_script(script)
+    (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\nexec sleep 30\n")
+    with pytest.raises(UnclearSubmitError, match="no answer within"):
+        submit_script(script, timeout_s=0.3)
+
+
+def test_the_words_are_slurms_own(script: Path, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sbatch", error=REFUSED, code=1)
+    with pytest.raises(SubmitError, match=r"^sbatch did not accept the job: Batch job submission failed: Invalid acc"):
+        submit_script(script)
+
+
+def test_only_submits_nothing_and_reads_the_start(fake_slurm: FakeSlurm) -> None:
+    line = "sbatch: Job 5 to start at 2026-11-21T06:32:10 using 4 processors on nodes n[1-2] in partition main\n"
+    fake_slurm.answer("test-only", error=line)
+    estimate = estimate_start("#!/bin/bash\ntrue\n")
+    assert (estimate.start, estimate.nodes, estimate.partition) == ("2026-11-21T06:32:10", "n[1-2]", "main")
+    assert fake_slurm.calls() == ["test-only --test-only"]
+    fake_slurm.answer("test-only", "")
+    assert estimate_start("x").start is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name\n", SubmitError),
+        ("allocation failure: Invalid qos specification\n", SubmitError),
+        (FULL.replace("Batch job submission failed", "allocation failure"), NoRoomError),
+        ("allocation failure: Unable to contact slurm controller (connect failure)\n", UnclearSubmitError),
+    ],
+)
+def test_only_errors(fake_slurm: FakeSlurm, error: str, kind: type[SubmitError]) -> None:
+    fake_slurm.answer("test-only", error=error, code=1)
+    with pytest.raises(SubmitError) as caught:
+        estimate_start("x")
+    assert type(caught.value) is kind
+
+
+def test_no_sbatch(script: Path, no_slurm: None) -> None:
+    with pytest.raises(SubmitError, match="not on PATH"):
+        submit_script(script)
