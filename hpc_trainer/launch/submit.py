@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SlurmError, SubmitError
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
+from hpc_trainer.launch.script import ArrayRequest
 from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import find_process, process_name
@@ -43,8 +43,7 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
         return ""
     from hpc_trainer.launch import submitit_bridge as bridge
 
-    folder, parameters, command = _slurm_request(plan, array, uuid)
-    return bridge.array_script(folder, parameters, command, len(array.specs))
+    return bridge.array_script(_slurm_request(plan, array, uuid))
 
 
 def settle_intents(paths: SweepPaths) -> None:
@@ -111,9 +110,8 @@ def _submit_slurm(plan: SweepPlan, array: ArrayPlan) -> SubmittedArray:
     paths = plan.grid.sweep
     run_ids = [spec.run_id for spec in array.specs]
     intent = write_intent(paths, executor="slurm", hardware=array.hardware, run_ids=run_ids)
-    folder, parameters, command = _slurm_request(plan, array, intent.uuid)
     try:
-        job_id = bridge.submit_array(folder, parameters, command, len(run_ids))
+        job_id = bridge.submit_array(_slurm_request(plan, array, intent.uuid))
     except bridge.UnclearSubmitError:
         # "Socket timed out" may come after the controller accepted: look before calling it refused.
         with contextlib.suppress(SlurmError):
@@ -134,14 +132,21 @@ def _find(paths: SweepPaths, intent: Submission) -> Submission | None:
     return next((each for each in read_submissions(paths) if each.uuid == intent.uuid), None)
 
 
-def _slurm_request(plan: SweepPlan, array: ArrayPlan, uuid: str) -> tuple[Path, dict[str, object], str]:
+def _slurm_request(plan: SweepPlan, array: ArrayPlan, uuid: str) -> ArrayRequest:
     from hpc_trainer.launch import submitit_bridge as bridge
 
-    cluster = array.specs[0].config["cluster"]
-    paths = plan.grid.sweep
-    parameters = bridge.slurm_parameters(array.shape, cluster, folder=paths.scripts, job_name=paths.name, comment=uuid)
-    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])
-    return paths.scripts, parameters, command
+    cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
+    return ArrayRequest(
+        shape=array.shape,
+        folder=paths.scripts,
+        job_name=paths.name,
+        uuid=uuid,
+        num_elements=len(array.specs),
+        array_parallelism=cluster["array_parallelism"],
+        setup=tuple(cluster["setup"]),
+        srun_args=tuple(cluster["srun_args"]),
+        command=tuple(bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])),
+    )
 
 
 def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:

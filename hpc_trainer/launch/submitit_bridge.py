@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
+from hpc_trainer.config.script_words import split_python
 from hpc_trainer.errors import SubmitError
+from hpc_trainer.launch.script import EXPORT_CPUS, SRUN_OPTIONS, WORKER, ArrayRequest, check_script, megabytes
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.slurm.commands import clean_submit_environment
+from hpc_trainer.slurm.commands import clean_submit_environment, has_slurm
 
 # sbatch says these when the controller may have accepted before the answer was lost.
 _UNCLEAR = ("timed out", "Zero Bytes")
@@ -34,85 +36,94 @@ class UnclearSubmitError(SubmitError):
 _LOCAL_TIMEOUT_MIN = 60 * 24 * 365
 
 
-def worker_command(sweep_dir: Path, which: list[str], python: str | None = None) -> str:
-    """The shell command of one rank."""
-    program = python or shlex.quote(sys.executable)
-    return f"{program} -u -m hpc_trainer.worker --sweep-dir {shlex.quote(str(sweep_dir))} {shlex.join(which)}"
+def worker_command(sweep_dir: Path, which: Sequence[str], python: str | None = None) -> list[str]:
+    """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell."""
+    program = split_python(python) if python else [sys.executable]
+    return [*program, *WORKER, "--sweep-dir", str(sweep_dir), *which]
 
 
 class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]
     """Submits one command as a job array; element i finds its run by SLURM_ARRAY_TASK_ID."""
+
+    def __init__(self, request: ArrayRequest) -> None:
+        super().__init__(folder=request.folder)
+        self.request = request
+        self.parameters = {**slurm_parameters(request), "map_count": request.num_elements}
 
     @classmethod
     def affinity(cls) -> int:
         """Always usable: a plan is shown on machines without Slurm too."""
         return 2
 
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        """What submitit writes for sbatch: no script leaves this place unread."""
+        text = str(super()._make_submission_file_text(command, uid))
+        check_script(text, self.request)
+        return text
 
-def slurm_parameters(
-    shape: Shape, cluster: Mapping[str, Any], *, folder: Path, job_name: str, comment: str
-) -> dict[str, Any]:
-    """`shape` and `cluster` in submitit's words; None means the flag is not given."""
-    # One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
-    output = str(folder).replace("%", "%%") + "/%A_%a.out"
-    gpus: str | int | None = None
+
+def slurm_parameters(request: ArrayRequest) -> dict[str, Any]:
+    """`request` in submitit's words; None means the flag is not given."""
+    shape = request.shape
+    gpus = None
     if shape.gpus_per_node:
-        gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else shape.gpus_per_node
+        gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else str(shape.gpus_per_node)
+    is_gres = shape.gpu_request == "gres"
     parameters = {
-        "job_name": job_name,
-        "comment": comment,
+        "job_name": request.job_name,
+        "comment": request.uuid,
         "time": shape.time_limit_min,
         "nodes": shape.num_nodes,
         "ntasks_per_node": shape.tasks_per_node,
         "cpus_per_task": shape.cpus_per_task,
-        "gpus_per_node": gpus,
-        "mem": _megabytes(shape.mem_gb_per_node),
-        "mem_per_gpu": _megabytes(shape.mem_gb_per_gpu),
-        "mem_per_cpu": _megabytes(shape.mem_gb_per_cpu),
+        "gpus_per_node": None if is_gres else gpus,
+        "gres": f"gpu:{gpus}" if is_gres and gpus else None,
+        "mem": _memory(shape.mem_gb_per_node),
+        "mem_per_gpu": _memory(shape.mem_gb_per_gpu),
+        "mem_per_cpu": _memory(shape.mem_gb_per_cpu),
         "partition": shape.partition,
         "qos": shape.qos,
         "constraint": shape.constraint,
         "exclude": shape.exclude,
         "account": shape.account,
-        "signal_delay_s": shape.signal_lead_s,
-        "array_parallelism": cluster["array_parallelism"],
+        "array_parallelism": request.array_parallelism,
         "stderr_to_stdout": True,
         # Sites that enforce wckeys refuse submitit's default one.
         "wckey": None,
-        "additional_parameters": {"requeue": True, "output": output},
-        # Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
-        "setup": ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", *cluster["setup"]],
-        "srun_args": [
-            "--output",
-            output,
-            "--open-mode=append",
-            "--kill-on-bad-exit=1",
-            *cluster["srun_args"],
-        ],
+        # submitit takes the signal's name from SUBMITIT_PREEMPT_SIGNAL, which a surrounding job may have set.
+        "additional_parameters": {"requeue": True, "output": request.output, "signal": f"USR2@{shape.signal_lead_s}"},
+        "setup": [EXPORT_CPUS, *request.setup],
+        # "--" ends srun's options: one that lacks its value cannot swallow the worker's program.
+        "srun_args": ["--output", request.output, *SRUN_OPTIONS, *request.srun_args, "--"],
     }
     return {key: value for key, value in parameters.items() if value is not None or key == "wckey"}
 
 
-def _megabytes(gigabytes: float | None) -> str | None:
-    return None if gigabytes is None else f"{round(gigabytes * 1024)}M"
+def _memory(gigabytes: float | None) -> str | None:
+    return None if gigabytes is None else f"{megabytes(gigabytes)}M"
 
 
-def array_script(folder: Path, parameters: Mapping[str, Any], command: str, num_elements: int) -> str:
-    """The text of the batch script, without submitting anything."""
-    return str(_array_executor(folder, parameters, num_elements)._make_submission_file_text(command, "script"))
+def array_script(request: ArrayRequest) -> str:
+    """The text of the batch script, checked, without submitting anything.
+
+    Raises:
+        SubmitError: submitit rendered something else than was asked for.
+    """
+    return ArrayExecutor(request)._make_submission_file_text(shlex.join(request.command), "script")
 
 
-def submit_array(folder: Path, parameters: Mapping[str, Any], command: str, num_elements: int) -> str:
+def submit_array(request: ArrayRequest) -> str:
     """Submits the array by one sbatch and returns its job id.
 
     Raises:
-        SubmitError: sbatch refused, or answered what cannot be read.
+        SubmitError: sbatch refused, or the script is not what was asked for. Nothing was submitted.
+        UnclearSubmitError: sbatch may have accepted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    executor = _array_executor(folder, parameters, num_elements)
+    array_script(request)  # a script that we refuse leaves no file behind
+    request.folder.mkdir(parents=True, exist_ok=True)
     try:
         with clean_submit_environment():
-            return str(executor._submit_command(command).job_id)
+            return str(ArrayExecutor(request)._submit_command(shlex.join(request.command)).job_id)
     except FailedSubmissionError as error:
         raise UnclearSubmitError(f"sbatch answered what cannot be read: {_last_words(error)}") from error
     except (FailedJobError, subprocess.CalledProcessError) as error:
@@ -126,14 +137,14 @@ def submit_array(folder: Path, parameters: Mapping[str, Any], command: str, num_
             f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
             "here, cluster=local runs on this machine.)"
         ) from error
-    except FileNotFoundError as error:
-        raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
-
-
-def _array_executor(folder: Path, parameters: Mapping[str, Any], num_elements: int) -> ArrayExecutor:
-    executor = ArrayExecutor(folder=folder)
-    executor.parameters = {**parameters, "map_count": num_elements}
-    return executor
+    except OSError as error:
+        if not has_slurm():
+            raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
+        # submitit renames the script after sbatch has answered: the job may be there.
+        raise UnclearSubmitError(
+            f"the array may be submitted, and a file could not be written: {error}. Mend it, then give the same "
+            "command again: it submits only what is missing."
+        ) from error
 
 
 def _last_words(error: Exception) -> str:
@@ -143,7 +154,7 @@ def _last_words(error: Exception) -> str:
     return " ".join(lines) or text.strip()
 
 
-def start_local(folder: Path, command: str, shape: Shape, visible_gpus: list[int]) -> subprocess.Popen[bytes]:
+def start_local(folder: Path, command: Sequence[str], shape: Shape, visible_gpus: list[int]) -> subprocess.Popen[bytes]:
     """Starts one task a rank on this machine, under submitit's local controller, and returns the controller.
 
     The controller forwards SIGTERM to its tasks and ends when they have ended.
@@ -156,5 +167,5 @@ def start_local(folder: Path, command: str, shape: Shape, visible_gpus: list[int
         timeout_min=_LOCAL_TIMEOUT_MIN,
         stderr_to_stdout=True,
     )
-    process: subprocess.Popen[bytes] = executor._submit_command(command)._process
+    process: subprocess.Popen[bytes] = executor._submit_command(shlex.join(command))._process
     return process
