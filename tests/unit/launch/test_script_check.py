@@ -225,7 +225,6 @@ def test_no_random_change_of_a_script_passes() -> None:
     seed = 20261121
     chance, passed = random.Random(seed), 0
     alphabet = "#-=%'\"\\$;&|`()<> \n\tx0é\u2028"
-    comments = {index for line in ("# Parameters", "# setup") for index in range(len(line) + 2)}
     for number in range(3000):
         at = chance.randrange(len(_text()) + 1)
         kept = chance.choice((at, at + 1))
@@ -240,7 +239,7 @@ def test_no_random_change_of_a_script_passes() -> None:
         same = [line for line in changed.splitlines() if line and not line.startswith("# ")]
         wanted = [line for line in _text().splitlines() if line and not line.startswith("# ")]
         assert same == wanted, f"seed {seed}, change {number} at {at}"
-    assert passed < 3000 * len(comments) / len(_text()) * 4, f"seed {seed}: {passed} passed"
+    assert passed < 300, f"seed {seed}: {passed} passed"
 
 
 def test_what_submitit_renders_is_checked_before_anything_is_written(
