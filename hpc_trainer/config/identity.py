@@ -19,6 +19,7 @@ _OTHER_SECTIONS = (
 _OTHER_KEYS = {
     "hardware": (
         "name", "partition", "qos", "constraint", "exclude", "time_limit_min", "source", "checked",
+        "gpu_request",
         "mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu",
     ),
     "data": ("num_workers",),

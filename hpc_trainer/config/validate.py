@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config import script_words as words
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -21,11 +22,10 @@ from hpc_trainer.errors import ConfigError
 # Larger than any real count, step or second; past it figures overflow where they are used.
 _LARGEST = 1e12
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
-# What sbatch takes in these flags; above all no control characters, quotes or spaces (a newline in a value
-# once ran a command and dropped the remaining directives).
-_SLURM_WORD = re.compile(r"[\w.,:@%+&|*()\[\]/-]+\Z")
-_SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
-_ENV_NAME = re.compile(r"[A-Za-z_]\w*\Z")
+# sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
+_LARGEST_COUNT = 2**31 - 1
+_LONGEST_MIN = 2**31 // 60
+_LONGEST_LEAD_S = 2**16 - 1
 
 
 def validate(config: TrainConfig) -> None:
@@ -66,13 +66,15 @@ def _figure(value: float) -> str:
         return f"{str(value)[:20]}..."
 
 
-def _at_least(key: str, value: float | None, least: float, nullable: bool = False) -> Iterator[str]:
+def _at_least(
+    key: str, value: float | None, least: float, nullable: bool = False, most: float = _LARGEST
+) -> Iterator[str]:
     if value is None:
         if not nullable:
             yield f"{key} must be set."
-    elif not least <= value <= _LARGEST:  # nan is neither
-        rule = f"at least {least:g}" if not value >= least else f"at most {_LARGEST:g}"
-        yield f"{key}={_figure(value)} must be {rule}. Use {least if not value >= least else _LARGEST:g}."
+    elif not least <= value <= most:  # nan is neither
+        rule = f"at least {least:g}" if not value >= least else f"at most {most:.12g}"
+        yield f"{key}={_figure(value)} must be {rule}. Use {least if not value >= least else most:.12g}."
 
 
 def _positive(key: str, value: float) -> Iterator[str]:
@@ -106,25 +108,27 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("budget.max_jobs", config.budget.max_jobs, 1, nullable=True)
     yield from _positive("precision.init_scale", config.precision.init_scale)
     yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
-    if any(ord(char) < 32 for char in config.paths.runs_dir or ""):
+    if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     for key in ("sweep_name", "experiment_name"):
         name = getattr(config, key)
-        if name is not None and not _SWEEP_NAME.match(name):
+        if name is not None and not words.NAME.fits(name):
             nearest = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "my-sweep"
             yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
 
 
 def _hardware(hardware: HardwareConfig) -> Iterator[str]:
-    yield from _at_least("hardware.num_nodes", hardware.num_nodes, 1)
-    yield from _at_least("hardware.gpus_per_node", hardware.gpus_per_node, 0)
-    yield from _at_least("hardware.time_limit_min", hardware.time_limit_min, 1)
+    yield from _at_least("hardware.num_nodes", hardware.num_nodes, 1, most=_LARGEST_COUNT)
+    yield from _at_least("hardware.gpus_per_node", hardware.gpus_per_node, 0, most=_LARGEST_COUNT)
+    yield from _at_least("hardware.time_limit_min", hardware.time_limit_min, 1, most=_LONGEST_MIN)
     for key in ("tasks_per_node", "cpus_per_gpu", "cpus_per_task"):
-        yield from _at_least(f"hardware.{key}", getattr(hardware, key), 1, nullable=True)
+        yield from _at_least(f"hardware.{key}", getattr(hardware, key), 1, nullable=True, most=_LARGEST_COUNT)
     memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
     chosen = {key: value for key, value in memory.items() if value is not None}
     for key, value in chosen.items():
         yield from _positive(key, value)
+        if 0 < value < 1 / 1024:  # rounded to 0 MB it would be sbatch's --mem=0: all memory of the node
+            yield f"{key}={value:g} is less than 1 MB, and Slurm counts in MB. Use {key}=1."
     if len(chosen) > 1:
         listed = ", ".join(f"{key}={value:g}" for key, value in chosen.items())
         first, *others = chosen
@@ -142,20 +146,18 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
         )
     if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
         yield "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them."
-    for key in ("partition", "qos", "constraint", "exclude", "gpu_type"):
-        yield from _slurm_word(f"hardware.{key}", getattr(hardware, key))
-
-
-def _slurm_word(key: str, value: str | None) -> Iterator[str]:
-    if value is not None and not _SLURM_WORD.match(value):
-        yield f"{key}={value!r} must be a word without spaces, quotes or control characters, as sbatch takes it."
+    yield from words.word_problem("hardware.partition", hardware.partition, words.PARTITION)
+    yield from words.word_problem("hardware.qos", hardware.qos, words.QOS)
+    yield from words.word_problem("hardware.constraint", hardware.constraint, words.CONSTRAINT)
+    yield from words.word_problem("hardware.exclude", hardware.exclude, words.HOSTS)
+    yield from words.word_problem("hardware.gpu_type", hardware.gpu_type, words.GPU_TYPE)
 
 
 def _cluster(config: TrainConfig) -> Iterator[str]:
     cluster, hardware = config.cluster, config.hardware
-    yield from _slurm_word("cluster.account", cluster.account)
-    yield from _slurm_word("cluster.master_addr", cluster.master_addr)
-    yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1)
+    yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
+    yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
+    yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
     yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
     if cluster.executor is Executor.local and hardware.num_nodes > 1:
         yield (
@@ -163,16 +165,17 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
             "machine here. Use hardware.num_nodes=1, or cluster=slurm."
         )
     if cluster.signal_lead_s is not None:
-        longest = hardware.time_limit_min * 60 - 1
+        longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
         yield from _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, longest)
     for name, value in cluster.env.items():
-        if not _ENV_NAME.match(name) or any(ord(char) < 32 for char in value):
+        if not words.ENV_NAME.fits(name) or words.has_control(value):
             yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
-    for key in ("setup", "srun_args", "python"):
-        value = getattr(cluster, key)
-        for line in value if isinstance(value, list) else [value or ""]:
-            if any(ord(char) < 32 for char in line):
-                yield f"cluster.{key} holds {line!r}: one line each, no control characters."
+    for line in cluster.setup:
+        yield from words.setup_problem(line)
+    for argument in cluster.srun_args:
+        yield from words.srun_problem(argument)
+    if cluster.python is not None:
+        yield from words.python_problem(cluster.python)
     if config.parallel.strategy is Strategy.none and hardware.world_size > 1:
         yield (
             f"parallel=none takes one rank, and hardware={hardware.name} has {hardware.world_size}. "

@@ -11,6 +11,7 @@ from hpc_trainer.config.grid import expand
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.config.user import read_user_config
 from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
@@ -60,10 +61,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     first = configs[0]
     _check_one_place(configs)
     runs_dir = Path(first.paths.runs_dir).expanduser() if first.paths.runs_dir else default_runs_dir()
-    if any(ord(char) < 32 or char == "\\" for char in str(runs_dir.absolute())):  # it becomes a line of a batch script
-        raise ConfigError(
-            f"the folder of sweeps {str(runs_dir.absolute())!r} must hold no control characters and no backslash."
-        )
+    for problem in folder_problem(str(runs_dir.absolute())):  # it becomes a line of a batch script
+        raise ConfigError(problem)
     return Grid(
         sweep=SweepPaths(runs_dir.absolute() / (first.sweep_name or first.experiment_name)),
         executor=first.cluster.executor,

@@ -16,6 +16,7 @@ from hpc_trainer.launch.fit import ArrayPlan
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
+from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.settle import script_path, settle_intents
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_trusted, write_atomic, write_json
@@ -30,6 +31,7 @@ from hpc_trainer.runs.submissions import (
     write_intent,
     write_waiting,
 )
+from hpc_trainer.slurm.queue import job_name
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start, submit_script
 
 
@@ -58,13 +60,19 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
         return ""
     from hpc_trainer.launch import submitit_bridge as bridge
 
-    cluster = array.specs[0].config["cluster"]
-    paths = plan.grid.sweep
-    parameters = bridge.slurm_parameters(
-        array.shape, cluster, paths=paths, uuid=uuid, array_parallelism=array.parallelism
+    cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
+    request = ScriptRequest(
+        shape=array.shape,
+        folder=paths.scripts,
+        job_name=job_name(paths.name, uuid),
+        uuid=uuid,
+        num_elements=len(array.specs),
+        array_parallelism=array.parallelism,
+        setup=tuple(cluster["setup"]),
+        srun_args=tuple(cluster["srun_args"]),
+        command=tuple(bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])),
     )
-    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])
-    return bridge.render_script(paths.scripts, parameters, command, len(array.specs))
+    return bridge.render_script(request)
 
 
 def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:

@@ -11,12 +11,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.settle import script_path, settle_intents
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.submissions import TOP_UP, read_ledger, write_confirmation, write_dropped, write_intent
 from hpc_trainer.slurm.jobs import update_job
+from hpc_trainer.slurm.queue import job_name
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, submit_script
 
 # The submit that placed it has this long to submit its arrays and to say what to wait for.
@@ -43,10 +45,19 @@ class TopUpJob:
 
         intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP)
         cluster = spec.config["cluster"]
-        parameters = bridge.slurm_parameters(top_up_shape(spec), cluster, paths=paths, uuid=intent.uuid)
-        command = bridge.top_up_command(paths.folder, cluster["python"])
+        request = ScriptRequest(
+            shape=top_up_shape(spec),
+            folder=paths.scripts,
+            job_name=job_name(paths.name, intent.uuid),
+            uuid=intent.uuid,
+            num_elements=None,
+            array_parallelism=None,
+            setup=tuple(cluster["setup"]),
+            srun_args=tuple(cluster["srun_args"]),
+            command=tuple(bridge.top_up_command(paths.folder, cluster["python"])),
+        )
         script = script_path(paths, intent.uuid)
-        write_atomic(script, bridge.render_script(paths.scripts, parameters, command, None), sync=False)
+        write_atomic(script, bridge.render_script(request), sync=False)
         try:
             job_id = submit_script(script, options=[f"--begin=now+{_BEGIN_S}"])
         except UnclearSubmitError as error:

@@ -37,6 +37,7 @@ class Shape:
     account: str | None
     time_limit_min: int
     signal_lead_s: int
+    gpu_request: str = "gpus_per_node"  # specs of before this field mean it so
 
     @property
     def world_size(self) -> int:
@@ -71,6 +72,7 @@ def shape_of(config: TrainConfig) -> Shape:
         account=cluster.account,
         time_limit_min=hardware.time_limit_min,
         signal_lead_s=lead_s,
+        gpu_request=hardware.gpu_request.value,
     )
 
 

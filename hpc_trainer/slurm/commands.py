@@ -12,6 +12,14 @@ from hpc_trainer.errors import SlurmError
 
 # slurmctld under load answers in up to its MessageTimeout (10 s by default) and clients retry once.
 DEFAULT_TIMEOUT_S = 60.0
+# What a surrounding job, step or torchrun leaves in the environment; sbatch and our workers obey it.
+_OF_LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_", "PMI_", "PMIX_")
+# On a login node these are the person's; inside a job or torchrun they are that job's devices and ranks.
+_OF_ANOTHER_JOB = (
+    "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL",
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
@@ -55,14 +63,16 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
 
 @contextlib.contextmanager
 def clean_submit_environment() -> Iterator[None]:
-    """Hides the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch submits.
+    """Hides the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch submits, and sbatch
+    hands the rest on to the new job (--export=ALL).
 
     What says which cluster this is, and who we are there, stays.
     """
+    is_inside = any(key in os.environ for key in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     leaked = {
         key: os.environ.pop(key)
         for key in list(os.environ)
-        if key.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")) and key not in _SITE
+        if (key.startswith(_OF_LAUNCHERS) and key not in _SITE) or (is_inside and key in _OF_ANOTHER_JOB)
     }
     try:
         yield

@@ -14,6 +14,13 @@ class Device(str, enum.Enum):
     cuda = "cuda"
 
 
+class GpuRequest(str, enum.Enum):
+    """How GPUs are asked for."""
+
+    gpus_per_node = "gpus_per_node"
+    gres = "gres"
+
+
 @dataclass(kw_only=True, slots=True)
 class HardwareConfig:
     name: str = "unnamed"
@@ -36,6 +43,9 @@ class HardwareConfig:
     """Memory for each CPU in GB."""
     gpu_type: str | None = None
     """The site's gres name of the GPU, as `a100`; null: any."""
+    gpu_request: GpuRequest = GpuRequest.gpus_per_node
+    """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
+    filters of some sites look at one of the two only, and Slurm before 19.05 knows gres alone."""
     device: Device = Device.auto
     """auto: cuda where gpus_per_node > 0, else cpu."""
     partition: str | None = None

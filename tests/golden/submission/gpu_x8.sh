@@ -13,12 +13,12 @@
 #SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
-#SBATCH --time=1440
+#SBATCH --time=60
 
 # setup
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 -- python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 
 # Parameters
-#SBATCH --array=0-1%2
+#SBATCH --array=0-49%50
 #SBATCH --comment=0123456789abcdef0123456789abcdef
 #SBATCH --cpus-per-task=1
 #SBATCH --gpus-per-node=a100:2
@@ -20,5 +20,5 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 -- python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.hardware import Device
+from hpc_trainer.config.schema.hardware import Device, GpuRequest
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.validate import validate
 from hpc_trainer.launch.freeze import freeze_grid
@@ -47,7 +47,8 @@ def test_the_order_of_keys_does_not_matter() -> None:
         {"paths__runs_dir": "/elsewhere"}, {"paths__group_readable": True}, {"sweep_name": "other"},
         {"experiment_name": "other"}, {"checkpoint__every_steps": 3}, {"checkpoint__keep_last": 5},
         {"monitor__log_every_steps": 3}, {"monitor__heartbeat_every_s": 0.1}, {"local__max_parallel": 4},
-        {"data__num_workers": 2}, {"parallel__timeout_s": 5}, {"trust": ["mine"]}, {"sweep__axes": {"seed": [1]}},
+        {"data__num_workers": 2}, {"hardware__gpu_request": GpuRequest.gres},
+        {"parallel__timeout_s": 5}, {"trust": ["mine"]}, {"sweep__axes": {"seed": [1]}},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
@@ -70,6 +71,22 @@ def test_where_when_and_how_loudly_does_not_matter(changes: dict[str, Any]) -> N
 def test_whatever_changes_the_result_makes_another_run(changes: dict[str, Any]) -> None:
     slurm = ("cluster=slurm",)
     assert _digest(*slurm, **changes) != _digest(*slurm)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "run_id"),
+    [
+        ((), "mlp-digits-lr0.001-s0-e124e99811"),
+        (("hardware=gpu_x8", "cluster=slurm"), "mlp-digits-lr0.001-s0-891c6afc10"),
+        (("hardware=gpu_x16", "cluster=slurm", "experiment=gpt_bytes"), "gpt-text_bytes-lr0.001-s0-9141a3e49e"),
+        (("hardware=testbed_x4", "cluster=testbed"), "mlp-digits-lr0.001-s0-934bf62ee9"),
+    ],
+)
+def test_run_ids_of_earlier_versions_stay(overrides: tuple[str, ...], run_id: str) -> None:
+    """A new key that does not change the result belongs into identity.py's lists: else finished runs start again."""
+    config = make_config(*overrides)
+    validate(config)
+    assert build_run_id(config, config_digest(to_plain(config))) == run_id
 
 
 def test_a_batch_size_left_open_and_the_same_one_written_out_are_one_run() -> None:

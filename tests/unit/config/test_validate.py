@@ -56,6 +56,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"experiment_name": ""}, "experiment_name='' names a folder: letters, digits and ._- only, at most 100. Use my-"),
     ({"hardware__num_nodes": 0}, "hardware.num_nodes=0 must be at least 1. Use 1."),
     ({"hardware__gpus_per_node": -1}, "hardware.gpus_per_node=-1 must be at least 0. Use 0."),
+    ({"hardware__time_limit_min": 2**31}, "hardware.time_limit_min=2.14748e+09 must be at most 35791394. Use"),
     ({"hardware__time_limit_min": 0}, "hardware.time_limit_min=0 must be at least 1. Use 1."),
     ({"hardware__tasks_per_node": 0}, "hardware.tasks_per_node=0 must be at least 1. Use 1."),
     ({"hardware__cpus_per_task": 0}, "hardware.cpus_per_task=0 must be at least 1. Use 1."),
@@ -212,14 +213,56 @@ HOSTILE = ["a\nb", "a'b", 'a"b', "a b", "$(touch x)", "`id`", "a;b", "a\\b", "",
 )  # fmt: skip
 def test_hostile_words_never_reach_sbatch(key: str, value: str) -> None:
     (problem,) = _problems(**{key: value})
-    assert problem.startswith(f"{key.replace('__', '.')}={value!r} must be a word")
+    assert problem.startswith(f"{key.replace('__', '.')}={value!r} must be one plain word")
 
 
 @pytest.mark.parametrize(
-    "value", ["gpu", "gpu,long", "a100&nvlink", "[rack1|rack2]", "n[001-004,007]", "a100*2", "x_y-z.1"]
+    ("key", "value"),
+    [
+        ("hardware__partition", "gpu"), ("hardware__partition", "gpu,long"), ("hardware__partition", "x_y-z.1"),
+        ("hardware__constraint", "a100&nvlink"), ("hardware__constraint", "[rack1|rack2]"),
+        ("hardware__constraint", "a100*2"), ("hardware__constraint", "(a|b)&c"),
+        ("hardware__exclude", "n[001-004,007]"),
+        ("hardware__exclude", "node1,node2"), ("hardware__qos", "qos_gpu-t3"), ("cluster__account", "abc@v100"),
+        ("hardware__gpu_type", "1g.5gb"), ("cluster__master_addr", "fe80::1%ib0"),
+        ("cluster__master_addr", "n1.site.org"),
+        ("cluster__srun_args", ["--cpu-bind=cores", "-l", "--container-mounts=/a b:/c"]),
+        ("cluster__python", "apptainer exec --nv 'my image.sif' python3"),
+        ("cluster__setup", ["# a comment", 'source "$HOME/x y/bin/activate"; echo `id`']),
+    ],
+)  # fmt: skip
+def test_what_sites_use_is_allowed(key: str, value: Any) -> None:
+    assert _problems(**{key: value}) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hardware__exclude", "/etc/passwd", "Use hardware.exclude=etcpasswd."),  # sbatch would read the file
+        ("hardware__gpu_type", "a100:3", "Use hardware.gpu_type=a1003."),
+        ("hardware__partition", "--wrap", "Use hardware.partition=wrap."),
+        ("hardware__partition", "gpu\u2028x", "Use hardware.partition=gpux."),
+        ("hardware__mem_gb_per_node", 0.0001, "is less than 1 MB, and Slurm counts in MB"),  # --mem=0 is all memory
+        ("cluster__signal_lead_s", 2**16, "must be in [1, "),  # sbatch: Invalid --signal specification
+        ("cluster__setup", ["#SBATCH --uid=0"], "has no place among commands"),
+        ("cluster__setup", ["#BSUB -q other"], "has no place among commands"),
+        ("cluster__setup", ["  #PBS -q other"], "has no place among commands"),
+        ("cluster__srun_args", ["bash"], "srun would run any other word"),
+        ("cluster__srun_args", ["--cpu-bind", "cores"], "as --cpu-bind=cores"),
+        ("cluster__srun_args", ["--"], "each entry is one option"),
+        ("cluster__srun_args", ["--x=a\nb"], "no control characters"),
+        ("cluster__python", "$HOME/bin/python", "is a program and its arguments, not shell: $ would not"),
+        ("cluster__python", "~/bin/python", "not shell: ~ would not be expanded"),
+        ("cluster__python", "python; id", "not shell: ; would not"),
+        ("cluster__python", "'python", "No closing quotation"),
+        ("cluster__python", "--help", "must begin with a program"),
+        ("cluster__python", " ", "must begin with a program"),
+    ],
 )
-def test_what_sites_use_is_allowed(value: str) -> None:
-    assert _problems(hardware__constraint=value, hardware__exclude=value) == []
+def test_what_sbatch_srun_or_a_shell_would_read_otherwise_is_refused(key: str, value: Any, message: str) -> None:
+    config = make_config(hardware__time_limit_min=43_200, **{key: value})
+    (problem,) = find_problems(config)
+    assert message in problem
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.schema.hardware import GpuRequest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import append_specs, read_spec, read_specs, shape_of
@@ -67,6 +68,19 @@ def test_a_spec_of_another_version_is_refused(paths: SweepPaths) -> None:
     paths.specs.write_text(json.dumps(record) + "\n")
     with pytest.raises(RunStateError, match="another version"):
         read_specs(paths)
+
+
+def test_a_spec_written_before_gpu_request_existed_is_read(paths: SweepPaths) -> None:
+    """The line is one that the version before wrote."""
+    line = (Path(__file__).resolve().parents[2] / "golden/specs/before_gpu_request.jsonl").read_text()
+    assert "gpu_request" not in line
+    paths.specs.write_text(line)
+    paths.specs.chmod(0o600)
+    (old,) = read_specs(paths).values()
+    assert old.shape.gpu_request == "gpus_per_node"
+    assert old.typed().hardware.gpu_request is GpuRequest.gpus_per_node
+    new = make_spec("hardware=gpu_x8", "cluster=slurm")
+    assert (old.run_id, old.digest, old.shape) == (new.run_id, new.digest, new.shape)
 
 
 def test_specs_that_others_may_write_are_refused(paths: SweepPaths) -> None:

@@ -1,0 +1,138 @@
+"""What may stand in a batch script: a pattern for each value, shared by validation and by the check of the script.
+
+sbatch and bash read a script by different rules: in a directive a backslash escapes even inside single quotes and no
+variable is expanded; `#PBS` and `#BSUB` lines count wherever they stand (tried on Slurm 22.05: a `#BSUB -q` among the
+commands changed the partition). So values are words of few characters, and paths hold nothing that either side reads.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
+
+# sbatch copies one argument of a directive into 8,192 bytes (BUFSIZ); the key takes some of them.
+MAX_WORD_LENGTH = 8000
+# PATH_MAX is 4,096 bytes, and a run's deepest file adds about 250 to the folder of sweeps.
+MAX_FOLDER_BYTES = 3500
+
+
+class Word(NamedTuple):
+    """A kind of value: its pattern, and what to tell a person whose value does not fit."""
+
+    pattern: re.Pattern[str]
+    example: str
+
+    def fits(self, value: str) -> bool:
+        """True if the whole value is of this kind."""
+        return len(value) <= MAX_WORD_LENGTH and bool(self.pattern.fullmatch(value))
+
+
+NAME = Word(re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"), "my-sweep")
+PARTITION = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(,[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*"), "gpu,gpu-long")
+QOS = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@,/-]*"), "qos_gpu-t3")
+ACCOUNT = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@%/-]*"), "abc@v100")
+# A feature expression: and, or, counts, brackets and parentheses.
+CONSTRAINT = Word(re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.:+@,%&|*()\[\]/=-]*"), "nvlink&[rack1|rack2]")
+# No slash: sbatch takes a host list with a slash for a file name, and reads that file.
+HOSTS = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*"), "gpu[001-004,007]")
+GPU_TYPE = Word(re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"), "a100")
+ADDRESS = Word(re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]*"), "10.0.0.1")
+ENV_NAME = Word(re.compile(r"[A-Za-z_][A-Za-z0-9_]*"), "NCCL_SOCKET_IFNAME")
+# An option that brings its value with it: a bare word would be srun's command, in place of the worker.
+SRUN_ARGUMENT = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?")
+
+# What bash would expand or end a command at. cluster.python is words, not shell.
+_SHELL = "$`;&|<>(){}*?!"
+_DIRECTIVES = ("#SBATCH", "#PBS", "#BSUB")
+
+
+def has_control(text: str) -> bool:
+    """True if `text` holds what a line cannot: control and format characters, line separators, broken Unicode."""
+    if text.isascii():  # nearly always; validation looks at every line of every point of a grid
+        return not text.isprintable()
+    return any(unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") for char in text)
+
+
+def word_problem(key: str, value: str | None, word: Word) -> Iterator[str]:
+    """What is wrong with an optional value that becomes one word of a directive."""
+    if value is not None and not word.fits(value):
+        allowed = re.sub(r"[^A-Za-z0-9_.-]+", "", value)[:40].lstrip(".-") or word.example
+        yield (
+            f"{key}={_shown(value)} must be one plain word as Slurm takes it here, like {word.example}: no spaces, "
+            f"quotes, line breaks or shell characters. Use {key}={allowed}."
+        )
+
+
+def folder_problem(folder: str) -> Iterator[str]:
+    """What is wrong with the absolute folder of sweeps: it becomes part of a directive and of the worker's command."""
+    if has_control(folder) or "\\" in folder or "%" in folder:
+        nearest = re.sub(r"[\\%]|[^\x20-\x7e]", "_", folder)
+        yield (
+            f"the folder of sweeps {_shown(folder)} must hold no control characters, backslash or percent sign: "
+            f"sbatch reads them in its own way. Use paths.runs_dir={shlex.quote(nearest[:200])}, or a symbolic link."
+        )
+    elif len(folder.encode()) > MAX_FOLDER_BYTES:
+        yield (
+            f"the folder of sweeps {_shown(folder)} has {len(folder.encode())} bytes; at most {MAX_FOLDER_BYTES} leave "
+            "room for a run's files. Use a shorter paths.runs_dir."
+        )
+
+
+def setup_problem(line: str) -> Iterator[str]:
+    """What is wrong with one line of cluster.setup. It is shell by intention, so only its being one line counts."""
+    if has_control(line):
+        yield f"cluster.setup holds {_shown(line)}: one line each, no control characters."
+    elif line.lstrip().startswith(_DIRECTIVES):
+        yield (
+            f"cluster.setup holds {_shown(line)}: a directive for sbatch has no place among commands (#SBATCH comes "
+            "too late there, #PBS and #BSUB overrule the profile). Use the keys of hardware and cluster."
+        )
+
+
+def srun_problem(argument: str) -> Iterator[str]:
+    """What is wrong with one entry of cluster.srun_args."""
+    if has_control(argument):
+        yield f"cluster.srun_args holds {_shown(argument)}: one line each, no control characters."
+    elif not SRUN_ARGUMENT.fullmatch(argument):
+        yield (
+            f"cluster.srun_args holds {_shown(argument)}: each entry is one option with its value, as "
+            "--cpu-bind=cores; srun would run any other word in place of the worker."
+        )
+
+
+def python_problem(python: str) -> Iterator[str]:
+    """What is wrong with cluster.python: a program and its first arguments."""
+    what = f"cluster.python={_shown(python)}"
+    if has_control(python):
+        yield f"cluster.python holds {_shown(python)}: one line each, no control characters."
+        return
+    shell = sorted(set(python) & set(_SHELL))
+    if shell or "~" in python[:1]:
+        yield (
+            f"{what} is a program and its arguments, not shell: {' '.join(shell) or '~'} would not be expanded. Use "
+            "${oc.env:HOME} for a variable, and cluster.setup for commands."
+        )
+        return
+    try:
+        words = split_python(python)
+    except ValueError as error:
+        yield f"{what}: {error}. Quote it as a shell would, or use python."
+        return
+    if not words or not words[0] or words[0].startswith("-"):
+        yield f"{what} must begin with a program. Use python, or null for the one that submits."
+
+
+def split_python(python: str) -> list[str]:
+    """cluster.python as words.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    return shlex.split(python)
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 120 else f"{value[:117]}...")

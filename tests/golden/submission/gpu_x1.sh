@@ -1,0 +1,24 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-49%50
+#SBATCH --comment=0123456789abcdef0123456789abcdef
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=1
+#SBATCH --job-name=golden
+#SBATCH --mem-per-gpu=61440M
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=60
+
+# setup
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 -- python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+

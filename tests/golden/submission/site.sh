@@ -1,0 +1,31 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=lab-7
+#SBATCH --array=0-3%2
+#SBATCH --comment=0123456789abcdef0123456789abcdef
+#SBATCH --constraint='nvlink&[rack1|rack2]'
+#SBATCH --cpus-per-task=8
+#SBATCH --exclude='gpu[001-004,007]'
+#SBATCH --gpus-per-node=a100:8
+#SBATCH --job-name=golden
+#SBATCH --mem-per-gpu=61440M
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
+#SBATCH --partition=gpu,gpu-long
+#SBATCH --qos=high
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=60
+
+# setup
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+module load cuda/12.4
+source "$HOME/my env/bin/activate"
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 --cpu-bind=cores --mpi=none -- python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+
