@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.status import RunStatus, SweepStatus, find_runs, fits, read_status
+from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_specs
 
@@ -60,3 +60,28 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
             return status, find_runs(status, names)
     status = read_status(find_sweep(runs_dir, None))
     return status, find_runs(status, names)
+
+
+def fits(run_id: str, name: str) -> bool:
+    """True if a person may mean this run by `name`: the whole id, its beginning, or its end."""
+    return bool(name) and (run_id.startswith(name) or run_id.endswith(name))
+
+
+def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
+    """The runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
+
+    Raises:
+        RunStateError: a name fits no run.
+    """
+    wanted = list(names)
+    if not wanted:
+        return status.runs
+    found: dict[str, RunStatus] = {}
+    for name in wanted:
+        exact = [run for run in status.runs if run.run_id == name]
+        chosen = exact or [run for run in status.runs if fits(run.run_id, name)]
+        if not chosen:
+            listed = ", ".join(run.run_id for run in status.runs[:10]) or "none"
+            raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
+        found.update({run.run_id: run for run in chosen})
+    return list(found.values())

@@ -4,7 +4,7 @@
 #SBATCH --array=0-49%50
 #SBATCH --comment=0123456789abcdef0123456789abcdef
 #SBATCH --cpus-per-task=1
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-01234567
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
 #SBATCH --open-mode=append

@@ -5,7 +5,7 @@
 #SBATCH --comment=0123456789abcdef0123456789abcdef
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=8
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-01234567
 #SBATCH --mem-per-gpu=61440M
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

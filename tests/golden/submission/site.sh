@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --exclude='gpu[001-004,007]'
 #SBATCH --gpus-per-node=a100:8
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-01234567
 #SBATCH --mem-per-gpu=61440M
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

@@ -5,7 +5,7 @@
 #SBATCH --comment=0123456789abcdef0123456789abcdef
 #SBATCH --cpus-per-task=1
 #SBATCH --gpus-per-node=a100:2
-#SBATCH --job-name=golden
+#SBATCH --job-name=golden-01234567
 #SBATCH --mem=2048M
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2

@@ -63,10 +63,12 @@ class Heard(NamedTuple):
 
 def _give(monkeypatch: pytest.MonkeyPatch, *argv: str) -> None:
     monkeypatch.setattr(sys, "argv", ["hpc-trainer", *argv])
+    code = 0
     try:
         main()
     except SystemExit as error:
-        assert not error.code
+        code = int(error.code or 0)
+    assert code == 0
 
 
 def _submit(fake: FakeSlurm, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Heard:
@@ -74,13 +76,15 @@ def _submit(fake: FakeSlurm, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) ->
     shutil.rmtree(runs_dir, ignore_errors=True)
     (fake.folder / "queue").write_text("")
     (fake.bin / "sbatch").write_text(
-        f'#!/bin/sh\nenv -0 > "{heard}.env"\nprintf "%s\\n" "$@" > "{heard}.argv"\ncp "$1" "{heard}.sh"\n'
+        f'#!/bin/sh\n[ "$1" = --test-only ] && exit 0\n'
+        f'env -0 > "{heard}.env"\nprintf "%s\\n" "$@" > "{heard}.argv"\ncp "$1" "{heard}.sh"\n'
         'echo "Submitted batch job 101"\n'
     )
     _give(monkeypatch, "submit", *GRID)
 
     def text(kind: str) -> str:
-        return re.sub("[0-9a-f]{32}", "UUID", heard.with_name(f"heard.{kind}").read_text())
+        found = heard.with_name(f"heard.{kind}").read_text()
+        return re.sub("inside-[0-9a-f]{8}", "inside-UUID", re.sub("[0-9a-f]{32}", "UUID", found))
 
     pairs = (pair.partition("=") for pair in text("env").split("\0") if pair)
     environment = {key: value for key, _, value in pairs if key not in ("_", "SHLVL", "PWD", "PYTEST_CURRENT_TEST")}
@@ -113,7 +117,7 @@ def test_sbatch_hears_the_same_as_on_a_login_node(
         monkeypatch.setenv(name, value)
     inside = _submit(fake_slurm, runs_dir, monkeypatch)
     assert inside.script == heard.script
-    assert inside.argv == heard.argv == [str(runs_dir / "inside/slurm/.submission_file_UUID.sh")]
+    assert inside.argv == heard.argv == [str(runs_dir / "inside/slurm/UUID.sh")]
     assert inside.environment == heard.environment
     assert inside.environment["SLURM_CONF"] == "/site/slurm.conf", "this names the cluster"
     assert heard.script.rstrip("\n") == script.rstrip("\n")

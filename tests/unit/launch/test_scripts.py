@@ -86,7 +86,7 @@ def test_the_script_reads_back_as_its_spec(name: str) -> None:
     found = parse_script(_script(name))
     assert found.shape == specs[0].shape
     assert (found.num_elements, found.array_parallelism) == (len(specs), min(len(specs), cluster["array_parallelism"]))
-    assert (found.uuid, found.job_name, found.folder) == (UUID, "golden", Path("/shared/runs/golden/slurm"))
+    assert (found.uuid, found.job_name, found.folder) == (UUID, "golden-01234567", Path("/shared/runs/golden/slurm"))
     assert (found.sweep_dir, found.python) == (Path("/shared/runs/golden"), ("python3",))
     assert (list(found.setup), list(found.srun_args)) == (cluster["setup"], cluster["srun_args"])
 

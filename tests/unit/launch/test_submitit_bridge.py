@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
 from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
-from hpc_trainer.errors import SubmitError
-from hpc_trainer.launch.script import ArrayRequest
+from hpc_trainer.launch.script import ScriptRequest, parse_script
 from hpc_trainer.launch.submitit_bridge import (
-    ArrayExecutor,
-    UnclearSubmitError,
-    array_script,
+    ScriptExecutor,
+    render_script,
     slurm_parameters,
     start_local,
-    submit_array,
+    top_up_command,
     worker_command,
 )
 from hpc_trainer.runs.spec import Shape
 from tests.unit.runs.builders import make_spec
-from tests.unit.slurm.fake_slurm import FakeSlurm
 
 
-def _request(folder: Path, count: int = 1, shape: Shape | None = None) -> ArrayRequest:
-    return ArrayRequest(
+def _request(folder: Path, count: int = 1, shape: Shape | None = None) -> ScriptRequest:
+    return ScriptRequest(
         shape=shape or make_spec("cluster=slurm").shape,
         folder=folder,
         job_name="sweep",
@@ -44,10 +40,10 @@ def _request(folder: Path, count: int = 1, shape: Shape | None = None) -> ArrayR
 
 
 def test_the_private_parts_exist() -> None:
-    for name in ("_make_submission_file_text", "_submit_command", "_internal_update_parameters"):
+    for name in ("_make_submission_file_text", "_internal_update_parameters"):
         assert callable(getattr(SlurmExecutor, name)), name
     assert callable(LocalExecutor._submit_command)
-    assert issubclass(ArrayExecutor, SlurmExecutor)
+    assert issubclass(ScriptExecutor, SlurmExecutor)
 
 
 def test_every_parameter_of_ours_is_one_of_submitits(tmp_path: Path) -> None:
@@ -55,81 +51,28 @@ def test_every_parameter_of_ours_is_one_of_submitits(tmp_path: Path) -> None:
     request = _request(tmp_path, shape=make_spec("cluster=slurm", "hardware=gpu_x16").shape)
     parameters = slurm_parameters(request)
     assert set(parameters) <= set(SlurmExecutor._valid_parameters())
-    ArrayExecutor(request)._internal_update_parameters(**parameters)
+    ScriptExecutor(request)._internal_update_parameters(**parameters)
 
 
 def test_the_script_is_made_without_slurm_and_without_a_file(tmp_path: Path, no_slurm: None) -> None:
     folder = tmp_path / "slurm"
-    text = array_script(_request(folder, 3))
+    text = render_script(_request(folder, 3))
     assert text.startswith("#!/bin/bash\n")
     assert "#SBATCH --array=0-2%3" in text
     assert text.rstrip().splitlines()[-1].endswith(f" -m hpc_trainer.worker --sweep-dir {tmp_path} --array abc123")
     assert not folder.exists()
 
 
-def test_one_sbatch_and_its_job_id(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
-    folder = tmp_path / "slurm"
-    assert submit_array(_request(folder, 3)) == "101"
-    assert len(fake_slurm.calls()) == 1
-    assert fake_slurm.script("101").rstrip("\n") == array_script(_request(folder, 3)).rstrip()
-    assert not list(folder.rglob("*.pkl")), "nothing is pickled"
-    assert (folder / "101_submission.sh").exists()
-
-
-def test_a_file_that_cannot_be_renamed_after_sbatch_accepted_is_unclear_and_not_refused(
-    tmp_path: Path, fake_slurm: FakeSlurm
-) -> None:
-    """Called refused, the array would be submitted again."""
-    folder = tmp_path / "slurm"
-    (folder / "101_submission.sh").mkdir(parents=True)  # what submitit renames the script to
-    with pytest.raises(UnclearSubmitError, match="may be submitted"):
-        submit_array(_request(folder))
-    assert len(fake_slurm.calls("sbatch")) == 1
-
-
-def test_sbatch_does_not_see_the_surrounding_job(
-    tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_ACCOUNT", "SLURM_CONF", "SUBMITIT_EXECUTOR"):
-        monkeypatch.setenv(name, "leaked")
-    submit_array(_request(tmp_path))
-    assert fake_slurm.seen_environment("sbatch") == ["SLURM_CONF"]
-    assert os.environ["SLURM_JOB_ID"] == "leaked"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "sbatch: error: Batch job submission failed: Invalid job array specification",
-        "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: x",
-        "error: Unable to allocate resources",
-    ],
-)
-def test_what_sbatch_refuses_is_said(
-    tmp_path: Path, fake_slurm: FakeSlurm, error: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    fake_slurm.answer("sbatch", error=f"{error}\n", code=1)
-    with pytest.raises(SubmitError, match="sbatch did not accept the job") as caught:
-        submit_array(_request(tmp_path))
-    for line in error.splitlines():
-        assert line in str(caught.value)
-
-
-def test_an_answer_that_cannot_be_read_is_an_error(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("sbatch", "Welcome to the cluster!\n")
-    with pytest.raises(SubmitError, match="Welcome to the cluster"):
-        submit_array(_request(tmp_path))
-
-
-def test_an_answer_with_a_banner_and_a_cluster_is_read(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("sbatch", "Note: maintenance on Monday\nSubmitted batch job 4711 on cluster big\n")
-    assert submit_array(_request(tmp_path)) == "4711"
-
-
-@pytest.mark.usefixtures("no_slurm")
-def test_no_sbatch_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SubmitError, match=r"sbatch is not on PATH\. .*cluster=local runs here"):
-        submit_array(_request(tmp_path))
+def test_a_single_job_has_no_array(tmp_path: Path) -> None:
+    command = tuple(top_up_command(tmp_path, "python3"))
+    request = dataclasses.replace(
+        _request(tmp_path / "slurm"), num_elements=None, array_parallelism=None, command=command
+    )
+    text = render_script(request)
+    assert "--array" not in text
+    assert f"#SBATCH --output={tmp_path}/slurm/%j.out" in text
+    assert text.rstrip().splitlines()[-1].endswith(f" python3 -u -m hpc_trainer top-up {tmp_path}")
+    assert parse_script(text) == request.as_rendered()
 
 
 # --- the local controller ---

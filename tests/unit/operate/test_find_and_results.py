@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.operate.find import find_sweep, list_sweeps, select
+from hpc_trainer.operate.find import find_runs, find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_rows, sort_rows
-from hpc_trainer.operate.status import find_runs, read_status
+from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.states import RunState
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_spec, make_specs

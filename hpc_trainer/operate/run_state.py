@@ -1,0 +1,199 @@
+"""The state of one run: from what it wrote itself, then from what Slurm says, never a guess."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.runs.files import read_json
+from hpc_trainer.runs.journal import Attempt, Journal
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
+from hpc_trainer.runs.submissions import Submission
+from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """What the queue and the accounting said, asked once for all runs. None: no answer."""
+
+    queue: Mapping[str, QueueEntry] | None
+    accounting: Mapping[str, AccountingEntry] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What one run's own files say."""
+
+    paths: RunPaths
+    submission: Submission | None
+    job_id: str | None
+    attempts: list[Attempt]
+    heartbeat: Mapping[str, Any]
+    result: Mapping[str, Any]
+    markers: frozenset[str]
+    waits: str | None
+    """Why the run waits in the sweep's own queue; None if it does not."""
+
+    @property
+    def current(self) -> Attempt | None:
+        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or self.submission is None:
+            return newest
+        if self.submission.executor == "slurm":
+            return newest if newest.job_id == self.job_id else None
+        if newest.start_time < self.submission.time:
+            return None
+        return newest
+
+    @property
+    def needs_scheduler(self) -> bool:
+        """True if only Slurm knows whether this run lives."""
+        on_slurm = self.submission is not None and self.submission.executor == "slurm" and self.job_id is not None
+        return on_slurm and DONE not in self.markers and self.waits is None
+
+
+def read_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+    submission, index = latest or (None, 0)
+    markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
+    return RunFolder(
+        paths=paths,
+        submission=submission,
+        job_id=submission.element_id(index) if submission else None,
+        attempts=Journal(paths).read(),
+        heartbeat=_numbers_only(read_json(paths.heartbeat) or {}),
+        result=(read_json(paths.result) or {}) if DONE in markers else {},
+        markers=markers,
+        waits=waits,
+    )
+
+
+def _numbers_only(beat: Mapping[str, Any]) -> dict[str, Any]:
+    """A heartbeat without what no worker writes: a damaged file must not hide the other runs."""
+    numbers = {key: value for key, value in beat.items() if isinstance(value, (int, float))}
+    return {**numbers, "metrics": beat["metrics"]} if isinstance(beat.get("metrics"), dict) else numbers
+
+
+def journal_settles(attempt: Attempt | None) -> bool:
+    return attempt is not None and attempt.has_ended and attempt.state is not RunState.REQUEUED
+
+
+def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+    """(state, cause, node) of one run."""
+    if DONE in folder.markers:
+        return RunState.COMPLETED, "done", None
+    if folder.waits is not None:
+        if CANCEL in folder.markers:
+            return RunState.CANCELLED, "cancelled", None
+        return RunState.PENDING, folder.waits, None
+    if folder.submission is not None and folder.submission.executor == "slurm":
+        state, cause, node = _decide_slurm(folder, view)
+    else:
+        (state, cause), node = _decide_local(folder), None
+    if CANCEL in folder.markers and state is not RunState.RUNNING:
+        return RunState.CANCELLED, "cancelled", node
+    if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
+        return RunState.PREEMPTED, "DONE is missing", node
+    return state, cause, node
+
+
+def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
+    current = folder.current
+    if current is not None and current.has_ended:
+        return current.state or RunState.UNKNOWN, current.cause
+    # The run itself may outlive its queue (that one was killed), and a queue the run's first moments.
+    signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
+    if any(signs):
+        return (RunState.PENDING if current is None else RunState.RUNNING), None
+    if None in signs:
+        return RunState.UNKNOWN, "it was started on another host (or under another name of this one): ask there"
+    if current is None:
+        # Never started, and the queue that would have started it is gone: submit it again.
+        return (RunState.PREEMPTED if folder.attempts else RunState.NEW), None
+    # A queue records a death that the run could not record itself; without it nobody will: the machine went down.
+    return RunState.NODE_FAIL, "its processes are gone without a word"
+
+
+# squeue's words for "has nodes".
+_AT_WORK = {
+    "RUNNING",
+    "COMPLETING",
+    "CONFIGURING",
+    "STAGE_OUT",
+    "SIGNALING",
+    "SUSPENDED",
+    "STOPPED",
+    "RESIZING",
+}
+# sacct's words -> ours. COMPLETED is not among them: without DONE it is no success (see _ended_by_accounting).
+_ENDED = {
+    "FAILED": RunState.FAILED,
+    "TIMEOUT": RunState.TIMEOUT,
+    "DEADLINE": RunState.TIMEOUT,
+    "NODE_FAIL": RunState.NODE_FAIL,
+    "BOOT_FAIL": RunState.NODE_FAIL,
+    "OUT_OF_MEMORY": RunState.OUT_OF_MEMORY,
+    "OUT_OF_ME": RunState.OUT_OF_MEMORY,
+    "PREEMPTED": RunState.PREEMPTED,
+    "CANCELLED": RunState.CANCELLED,
+}
+# A fresh job may not show in squeue or sacct yet.
+_LAG_S = 30.0
+
+
+def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+    current, job_id = folder.current, folder.job_id
+    cause = current.cause if current else None
+    entry = view.queue.get(job_id) if view.queue is not None and job_id is not None else None
+    if entry is not None:
+        return (
+            _state_in_queue(entry, current),
+            cause if current and current.has_ended else None,
+            entry.node or None,
+        )
+    if journal_settles(current):
+        assert current is not None
+        return current.state or RunState.UNKNOWN, cause, None
+    if view.queue is None or view.accounting is None:
+        return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
+    account = view.accounting.get(job_id or "")
+    if account is not None and (ended := _ended_by_accounting(account, current)):
+        return ended, cause or f"Slurm: {account.state} ({account.exit_code})", account.node
+    assert folder.submission is not None
+    if time.time() - folder.submission.time < _LAG_S:
+        return RunState.PENDING, None, None
+    # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
+    # so nothing brings it back unasked: --retry-failed does.
+    return RunState.FAILED, "gone from the queue without a word, and sacct does not know the job", None
+
+
+def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> RunState | None:
+    if account.state == "COMPLETED":
+        # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
+        return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
+    if account.state == "FAILED" and current is None and account.exit_code in _STOP_EXIT_CODES:
+        return RunState.PREEMPTED  # stopped before Python had its handlers: nothing ran, nothing failed
+    return _ENDED.get(account.state)
+
+
+# SIGTERM and SIGUSR2 as Slurm shows them: the batch shell's signal, a shell's code, or srun's own way (seen: 15:0).
+_STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
+
+
+def _state_in_queue(entry: QueueEntry, current: Attempt | None) -> RunState:
+    if entry.state == "PENDING":
+        if "held" in entry.reason.lower():
+            return RunState.HELD
+        return RunState.PENDING if current is None else RunState.REQUEUED
+    if entry.state.startswith("REQUEUE"):
+        return RunState.HELD if entry.state == "REQUEUE_HOLD" else RunState.REQUEUED
+    if entry.state == "SPECIAL_EXIT":
+        return RunState.HELD
+    if entry.state in _AT_WORK:
+        settled = current is not None and journal_settles(current) and entry.state == "COMPLETING"
+        return (current.state or RunState.RUNNING) if settled and current else RunState.RUNNING
+    return _ENDED.get(entry.state, RunState.UNKNOWN)
