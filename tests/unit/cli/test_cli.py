@@ -154,7 +154,12 @@ def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSl
     ]  # fmt: skip
 
     code, out, _ = cli("submit", *grid, "--json")
-    assert (code, strict(out)) == (0, {"sweep": "lr", "submitted": 0, "already": 4, "arrays": []})
+    assert (code, strict(out)) == (
+        0,
+        {
+            "sweep": "lr", "submitted": 0, "waiting": 0, "already": 4, "arrays": [], "top_up_job": None, "notes": [],
+        },
+    )  # fmt: skip
     assert len(fake_slurm.calls("sbatch")) == 2
 
     code, out, _ = cli("status", "--json")
