@@ -1,0 +1,138 @@
+"""The sweep's own queue: what has no room waits, a small job brings it in, and everybody says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.api import submit_grid, top_up
+from hpc_trainer.launch.script import parse_script
+from hpc_trainer.launch.top_up import top_up_shape
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.status import read_status
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.states import RunState
+from tests.unit.launch.grids import make_grid
+from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+LIMITS = """\
+MaxArraySize            = {size}
+AccountingStorageEnforce = limits
+QOS=normal(1) GrpSubmitJobs=6({used}) User Limits=No Users
+"""
+FULL = "sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: Batch job submission failed: Job violates policy\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "sweep"
+
+
+@pytest.fixture
+def limited(fake_slurm: FakeSlurm) -> FakeSlurm:
+    fake_slurm.answer("scontrol", LIMITS.format(size=4, used=0))
+    return fake_slurm
+
+
+def test_the_top_up_job_comes_first_and_waits_for_half(folder: Path, limited: FakeSlurm) -> None:
+    specs = make_specs(9, "cluster=slurm", hardware__partition="long", hardware__gpus_per_node=0)
+    done = submit_grid(make_grid(folder, specs)).outcome
+    assert [(array.job_id, len(array.run_ids)) for array in done.arrays] == [("102", 4), ("103", 1)]
+    assert (done.top_up, len(done.waiting)) == ("101", 4)
+    assert limited.calls("sbatch")[0].split()[1] == "--begin=now+60"
+    script = parse_script(limited.script("101"))
+    assert (script.num_elements, script.sweep_dir if script.num_elements else None) == (None, None)
+    assert script.command[-2:] == ("top-up", str(folder))
+    assert (script.shape.partition, script.shape.gpus_per_node, script.shape.num_nodes) == ("long", 0, 1)
+    (aimed,) = [call for call in limited.calls("scontrol") if "update" in call]
+    assert aimed == "scontrol update JobId=101 Dependency=afterany:102_0:102_1 StartTime=now"
+
+
+def test_waiting_runs_are_pending_with_the_reason(folder: Path, limited: FakeSlurm) -> None:
+    specs = make_specs(9, "cluster=slurm")
+    grid = make_grid(folder, specs)
+    submit_grid(grid)
+    status = read_status(grid.sweep)
+    assert [run.state for run in status.runs] == [RunState.PENDING] * 9
+    assert [run.waits_in_sweep for run in status.runs] == [False] * 5 + [True] * 4
+    waiting = status.runs[-1]
+    assert waiting.job_id is None
+    assert "GrpSubmitJobs of QOS normal is 6, 0 in use" in (waiting.cause or "")
+    assert status.notes == ["4 run(s) wait in the sweep's own queue: job 101 submits them as runs end."]
+    limited.clear_queue()
+    assert "no top-up job is queued" in read_status(grid.sweep).notes[0]
+
+
+def test_the_same_line_again_tops_up_what_fits(folder: Path, limited: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(9, "cluster=slurm"))
+    submit_grid(grid)
+    limited.answer("scontrol", LIMITS.format(size=4, used=6))
+    again = submit_grid(grid).outcome
+    assert (again.arrays, len(again.waiting)) == ((), 4)
+    limited.answer("scontrol", LIMITS.format(size=4, used=2))
+    more = submit_grid(grid).outcome
+    assert (sum(len(array.run_ids) for array in more.arrays), more.waiting) == (4, ())
+    assert read_status(grid.sweep).waiting == []
+
+
+def test_a_top_up_with_nothing_to_do_submits_nothing(folder: Path, limited: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(2, "cluster=slurm"))
+    submit_grid(grid)
+    limited.forget_calls()
+    assert top_up(grid.sweep) is None
+    assert limited.calls("sbatch") == []
+
+
+def test_cancelled_while_waiting_stays_out_and_the_top_up_job_goes_too(folder: Path, limited: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(9, "cluster=slurm"))
+    submit_grid(grid)
+    status = read_status(grid.sweep)
+    cancel_runs(status, [status.runs[-1]])
+    assert limited.calls("scancel") == [], "others still wait"
+    status = read_status(grid.sweep)
+    assert status.runs[-1].state is RunState.CANCELLED
+    cancel_runs(status, status.waiting)
+    (call,) = limited.calls("scancel")
+    assert call.split()[-1] == "101"
+    assert top_up(grid.sweep) is None
+
+
+def test_a_limit_that_nobody_told_is_found_by_halves(folder: Path, fake_slurm: FakeSlurm) -> None:
+    """The site hides its limits: arrays of more than three elements are refused, and after two nothing fits."""
+    sbatch = fake_slurm.bin / "sbatch"
+    refuse = (
+        'for script; do :; done\nlast=$(sed -n "s/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p" "$script")\n'
+        'if [ "${last:-0}" -gt 2 ]; then echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; fi\n'
+    )
+    sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
+    grid = make_grid(folder, make_specs(11, "cluster=slurm"))
+    done = submit_grid(grid).outcome
+    assert [len(array.run_ids) for array in done.arrays] == [2], "11 → 5 → 2"
+    assert (len(done.waiting), done.top_up) == (9, "101")
+    assert any("no room for more jobs: QOSMaxSubmitJobPerUserLimit" in note for note in done.notes)
+
+
+def test_a_refused_top_up_job_loses_nothing(folder: Path, limited: FakeSlurm) -> None:
+    sbatch = limited.bin / "sbatch"
+    refuse = 'case "$*" in *--begin*) echo "sbatch: error: this partition takes GPU jobs only" >&2; exit 1 ;; esac\n'
+    sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
+    grid = make_grid(folder, make_specs(9, "cluster=slurm"))
+    done = submit_grid(grid).outcome
+    assert (done.top_up, len(done.waiting)) == (None, 4)
+    assert any("this partition takes GPU jobs only" in note and "same command again" in note for note in done.notes)
+    limited.answer("scontrol", LIMITS.format(size=4, used=0))
+    assert submit_grid(grid).outcome.waiting == ()
+
+
+def test_the_shape_of_a_top_up_job_is_one_core() -> None:
+    spec = make_spec("cluster=slurm", "hardware=gpu_x16", hardware__constraint="nvlink", hardware__time_limit_min=5)
+    shape = top_up_shape(spec)
+    assert (shape.num_nodes, shape.tasks_per_node, shape.cpus_per_task, shape.gpus_per_node) == (1, 1, 1, 0)
+    assert (shape.mem_gb_per_gpu, shape.constraint, shape.time_limit_min) == (None, None, 5)
+
+
+def test_a_lost_sweep_is_an_empty_queue(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir(mode=0o700)
+    assert top_up(SweepPaths(tmp_path / "sweep")) is None
