@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.slurm.testbed.cluster import SlurmCluster
+
+_KILLED_AFTER_SBATCH = """
+import os, signal, sys
+from hpc_trainer.launch import submit, top_up
+left, real = int(sys.argv.pop(1)), submit.submit_script
+
+def killed(*args, **kwargs):
+    global left
+    real(*args, **kwargs)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+submit.submit_script = top_up.submit_script = killed
+from hpc_trainer.cli.main import main
+main()
+"""
 
 
 @dataclass
@@ -19,16 +37,28 @@ class Driver:
     slurm: SlurmCluster
     folder: Path
 
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **self.slurm.env,
+            "HPC_TRAINER_RUNS": str(self.folder / "runs"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "PYTHONPATH": str(self.folder),
+        }
+
+    def run_killed_after_sbatch(self, number: int, *words: str) -> None:
+        """The command, killed with -9 when its `number`th sbatch has returned and before the answer is stored."""
+        done = subprocess.run(
+            [sys.executable, "-c", _KILLED_AFTER_SBATCH, str(number), *words],
+            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, (done.returncode, done.stdout, done.stderr)
+
     def run(self, *words: str, check: bool = True, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "hpc_trainer", *words],
             cwd=self.folder,
-            env={
-                **self.slurm.env,
-                "HPC_TRAINER_RUNS": str(self.folder / "runs"),
-                "XDG_CONFIG_HOME": str(self.folder / "config"),
-                "PYTHONPATH": str(self.folder),
-            },
+            env=self.env,
             capture_output=True,
             text=True,
             timeout=timeout_s,

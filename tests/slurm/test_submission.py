@@ -1,0 +1,133 @@
+"""Submission on a real Slurm: within its limits, exactly once, and refused with the nearest legal value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.driver import Driver
+from tests.slurm.testbed.cluster import SlurmCluster
+from tests.slurm.testbed.spec import HOST_RELEASE
+
+TINY = (
+    "experiment=digits", "cluster=testbed", "hardware=testbed_x1", "model=mlp", "train.num_steps=2",
+    "train.eval_every_steps=0", "schedule.warmup_steps=0",
+)  # fmt: skip
+
+
+@pytest.fixture
+def limited(slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path) -> Driver:
+    """MaxArraySize=21, and a QOS `limited` with MaxSubmitJobsPerUser=15."""
+    return Driver(slurm_variant("smallarray"), tmp_path)
+
+
+@pytest.fixture
+def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
+    return Driver(slurm, tmp_path)
+
+
+def _starts(driver: Driver, sweep: str) -> Counter[str]:
+    """How often each run began: its journals."""
+    files = (driver.folder / "runs" / sweep).glob("*/attempts.jsonl")
+    return Counter({path.parent.name: path.read_text().count('"event": "start"') for path in files})
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("killed_after", [1, 2], ids=["top-up job accepted", "first array accepted"])
+def test_a_grid_above_every_limit_completes_although_its_shell_was_killed(limited: Driver, killed_after: int) -> None:
+    # Sixty runs cost two minutes of two cores in importing torch: once.
+    count = 60 if limited.slurm.spec.release == HOST_RELEASE and killed_after == 2 else 16
+    words = (*TINY, "hardware.qos=limited", f"seed=range(0,{count})", "sweep_name=many")
+    limited.run_killed_after_sbatch(killed_after, "submit", *words)
+    runs = limited.wait_for_states("many", "COMPLETED", timeout_s=800)
+    assert len(runs) == count
+    assert _starts(limited, "many") == Counter(runs.keys()), "every run once"
+    assert limited.json("submit", *words)["submitted"] == 0
+
+
+def test_plan_names_the_limits_that_bind_and_the_expected_start(limited: Driver) -> None:
+    plan = limited.json("plan", *TINY, "hardware.qos=limited", "seed=range(0,30)", "sweep_name=planned")
+    assert ([array["runs"] for array in plan["arrays"]], plan["waiting"]) == ([14], 16)
+    assert plan["limits"] == ["MaxSubmitJobsPerUser of QOS limited is 15, 0 in use"]
+    plan = limited.json("plan", *TINY, "seed=range(0,30)", "sweep_name=planned")
+    assert ([array["runs"] for array in plan["arrays"]], plan["waiting"]) == ([21, 9], 0)
+    assert plan["limits"] == ["MaxArraySize is 21: 30 runs on testbed_x1 are 2 arrays"]
+    assert plan["arrays"][0]["start"].startswith("20")
+    assert not (limited.folder / "runs").exists(), "a plan writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["hardware.partition=mian"], "Did you mean main?"),
+        (["hardware.qos=limitid"], "Did you mean limited?"),
+        (["cluster.account=resaerch"], "Did you mean research?"),
+        (["hardware.gpu_type=a10"], "no node in partition main has such GPUs. Did you mean a100?"),
+        (["hardware.constraint=fast"], "no node in partition main has the feature fast"),
+        (
+            ["hardware.partition=short", "hardware.time_limit_min=11"],
+            "must be at most 10, the MaxTime of partition short",
+        ),
+        (["hardware.num_nodes=5"], "hardware.num_nodes=5 must be at most 4"),
+        (["hardware.gpus_per_node=5"], "hardware.gpus_per_node=5 must be at most 4"),
+        (["hardware.mem_gb_per_node=9"], "at most 8000 MB"),
+        (["hardware.cpus_per_gpu=9"], "Use hardware.cpus_per_gpu=8"),
+    ],
+)
+def test_what_the_cluster_would_refuse_is_refused_before_anything_is_written(
+    limited: Driver, words: list[str], message: str
+) -> None:
+    done = limited.run("submit", *TINY, *words, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (limited.folder / "runs").exists()
+    plan = limited.run("plan", *TINY, *words, check=False)
+    assert (plan.returncode, message in plan.stdout) == (2, True)
+
+
+def test_slurm_itself_is_asked_too(driver: Driver) -> None:
+    """A combination that no rule of ours judges: Slurm's own words."""
+    words = (*TINY, "hardware.constraint='[fast*1&slow*1]'")
+    done = driver.run("submit", *words, check=False)
+    assert done.returncode == 2
+    assert "Slurm would refuse hardware=testbed_x1" in done.stderr
+    assert not (driver.folder / "runs").exists()
+
+
+def test_a_site_without_accounting_works(slurm_variant: Callable[[str], SlurmCluster], tmp_path: Path) -> None:
+    driver = Driver(slurm_variant("noaccounting"), tmp_path)
+    driver.run("submit", *TINY, "sweep_name=bare")
+    driver.wait_for_states("bare", "COMPLETED")
+    refused = driver.run("submit", *TINY, "hardware.num_nodes=9", "sweep_name=big", check=False)
+    assert (refused.returncode, "must be at most 4" in refused.stderr) == (2, True)
+
+
+def test_killed_between_two_arrays_the_next_submit_finishes(driver: Driver) -> None:
+    words = (*TINY, "hardware=testbed_x1,testbed_x4", "train.global_batch_size=64", "sweep_name=halved")
+    driver.run_killed_after_sbatch(1, "submit", *words)
+    again = driver.json("submit", *words)
+    assert (again["submitted"], again["already"]) == (1, 1)
+    runs = driver.wait_for_states("halved", "COMPLETED")
+    assert _starts(driver, "halved") == Counter(runs.keys())
+    assert driver.json("submit", *words)["submitted"] == 0
+
+
+def test_an_orphan_that_has_ended_already_is_found(driver: Driver) -> None:
+    """Killed after sbatch; the job is over, and out of the queue, before anybody looks."""
+    words = (*TINY, "sweep_name=orphan")
+    driver.run_killed_after_sbatch(1, "submit", *words)
+    folder = driver.folder / "runs" / "orphan"
+    driver.slurm.wait_for(lambda: any(folder.glob("*/DONE")), 120, "the orphan's end")
+    assert driver.json("submit", *words)["submitted"] == 0
+    assert driver.only_run("orphan")["state"] == "COMPLETED"
+
+
+def test_over_budget_is_refused_with_the_number(driver: Driver) -> None:
+    done = driver.run("submit", *TINY, "seed=range(0,9)", "budget.max_jobs=8", check=False)
+    assert (done.returncode, "budget.max_jobs=8: this grid would have 9 jobs" in done.stderr) == (2, True)
+    done = driver.run("submit", *TINY, "seed=range(0,9)", "budget.max_gpu_hours=1.4", check=False)
+    assert (done.returncode, "may take up to 1.5 GPU-hours" in done.stderr) == (2, True)
+    assert not (driver.folder / "runs").exists()
