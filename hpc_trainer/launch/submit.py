@@ -14,7 +14,7 @@ from hpc_trainer.errors import SlurmError, SubmitError
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.script import ArrayRequest
-from hpc_trainer.runs.files import check_trusted, write_json
+from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import find_process, process_name
 from hpc_trainer.runs.spec import append_specs, read_specs
@@ -82,7 +82,7 @@ def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[Submitt
         SubmitError: the scheduler refused an array; those before it stand, and are not submitted again.
     """
     paths = plan.grid.sweep
-    check_trusted(paths.folder)
+    check_place(paths.folder)
     for folder in (paths.run(spec.run_id).folder for array in plan.arrays for spec in array.specs):
         if folder.is_symlink() or folder.exists():
             check_trusted(folder)  # the worker would refuse it, where nobody watches

@@ -63,10 +63,12 @@ class Heard(NamedTuple):
 
 def _give(monkeypatch: pytest.MonkeyPatch, *argv: str) -> None:
     monkeypatch.setattr(sys, "argv", ["hpc-trainer", *argv])
+    code = None
     try:
         main()
     except SystemExit as error:
-        assert not error.code
+        code = error.code
+    assert not code
 
 
 def _submit(fake: FakeSlurm, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Heard:
