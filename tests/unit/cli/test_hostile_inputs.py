@@ -28,7 +28,7 @@ PAYLOADS = [
     "$(touch pwned)", "`touch pwned`", "x; touch pwned", "x\ntouch pwned\n", "x\r\ntouch pwned", "x' ; touch pwned #",
     'x" ; touch pwned #', "x && touch pwned", "x | touch pwned", "x > pwned", "x\n#SBATCH --wrap='touch pwned'",
     "--wrap=touch pwned", "--export=NONE", "-x", "x # y", "x#y", "x\x00y", "x\x1b[31my", "x\x7fy", "x\u2028touch pwned",
-    "x\u202etouch pwned", "x\x85y", "%x_%j_%A", "x\\", "x\\\ny", "~root", "~nobody-of-this-name", "*", "{a,b}", "..",
+    "x\u202etouch pwned", "x\x85y", "%x_%j_%A", "x\\", "x\\\ny", "~/x", "~nobody-of-this-name", "*", "{a,b}", "..",
     "../x", "", " ", "é中", "x\udce9", "A" * 300, "A" * 9000, "${oc.env:HOME}", "${oc.env:NO_SUCH_VARIABLE}", "null",
 ]  # fmt: skip
 
@@ -156,6 +156,7 @@ def test_refused_or_inert(
     sweep = SweepPaths(found.sweep_dir)
     (spec,), (intent,) = read_specs(sweep).values(), read_submissions(sweep)
     assert (found.uuid, intent.job_id, found.num_elements) == (intent.uuid, "101", 1)
+    assert tmp_path in sweep.folder.resolve().parents, "the test stays in its folder"
     assert found.shape == spec.shape
     assert found.setup == tuple(spec.config["cluster"]["setup"])
     assert found.srun_args == tuple(spec.config["cluster"]["srun_args"])
