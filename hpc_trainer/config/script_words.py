@@ -59,11 +59,16 @@ def has_control(text: str) -> bool:
 def word_problem(key: str, value: str | None, word: Word) -> Iterator[str]:
     """What is wrong with an optional value that becomes one word of a directive."""
     if value is not None and not word.fits(value):
-        allowed = re.sub(r"[^A-Za-z0-9_.-]+", "", value)[:40].lstrip(".-") or word.example
+        allowed = plain(value) or word.example
         yield (
             f"{key}={_shown(value)} must be one plain word as Slurm takes it here, like {word.example}: no spaces, "
             f"quotes, line breaks or shell characters. Use {key}={allowed}."
         )
+
+
+def plain(text: str) -> str:
+    """The letters, digits, `_`, `.` and `-` of a text, at most 40: a name to suggest; maybe ""."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "", text)[:40].lstrip(".-")
 
 
 def folder_problem(folder: str) -> Iterator[str]:
@@ -74,10 +79,10 @@ def folder_problem(folder: str) -> Iterator[str]:
             f"the folder of sweeps {_shown(folder)} must hold no control characters, backslash or percent sign: "
             f"sbatch reads them in its own way. Use paths.runs_dir={shlex.quote(nearest[:200])}, or a symbolic link."
         )
-    elif len(folder.encode()) > MAX_FOLDER_BYTES:
+    elif len(folder.encode()) > MAX_FOLDER_BYTES or max(len(name.encode()) for name in folder.split("/")) > 255:
         yield (
-            f"the folder of sweeps {_shown(folder)} has {len(folder.encode())} bytes; at most {MAX_FOLDER_BYTES} leave "
-            "room for a run's files. Use a shorter paths.runs_dir."
+            f"the folder of sweeps {_shown(folder)} is too long: a name takes at most 255 bytes, and all of it at most "
+            f"{MAX_FOLDER_BYTES}, to leave room for a run's files. Use a shorter paths.runs_dir."
         )
 
 

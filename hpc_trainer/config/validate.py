@@ -110,11 +110,22 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
+    yield from _home("paths.runs_dir", config.paths.runs_dir)
+    for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
+        if words.has_control(text):  # it is printed
+            yield f"{key}={text!r} must be one line without control characters. Use {words.plain(text) or 'mine'}."
     for key in ("sweep_name", "experiment_name"):
         name = getattr(config, key)
         if name is not None and not words.NAME.fits(name):
             nearest = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "my-sweep"
             yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
+
+
+def _home(key: str, path: str | None) -> Iterator[str]:
+    try:
+        Path(path or "").expanduser()
+    except RuntimeError:
+        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
 
 
 def _hardware(hardware: HardwareConfig) -> Iterator[str]:
@@ -317,5 +328,7 @@ def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
     yield from _at_least("data.seq_len", data.seq_len, 2)
     if not 0 < data.eval_fraction < 1:
         yield f"data.eval_fraction={data.eval_fraction:g} must be between 0 and 1. Use 0.1."
-    if data.path is not None and not Path(data.path).expanduser().is_file():
+    unknown = list(_home("data.path", data.path))
+    yield from unknown
+    if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
         yield f"data.path={data.path} must be a readable file; there is none."

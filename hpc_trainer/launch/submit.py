@@ -19,7 +19,7 @@ from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.settle import script_path, settle_intents
 from hpc_trainer.launch.top_up import TopUpJob
-from hpc_trainer.runs.files import check_trusted, write_atomic, write_json
+from hpc_trainer.runs.files import check_place, check_trusted, write_atomic, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.spec import Shape, append_specs, read_specs
@@ -115,7 +115,7 @@ def submit_plan(plan: SweepPlan, *, command_line: Sequence[str] | None, lock: Su
     if not plan.specs:
         return Outcome()
     paths = plan.grid.sweep
-    check_trusted(paths.folder)
+    check_place(paths.folder)
     for folder in (paths.run(spec.run_id).folder for spec in plan.specs):
         if folder.is_symlink() or folder.exists():
             check_trusted(folder)  # the worker would refuse it, where nobody watches

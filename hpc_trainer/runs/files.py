@@ -117,3 +117,27 @@ def check_trusted(path: Path, group_may_write: bool = False) -> None:
             f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it, so it may not be what was "
             f"submitted. Look at it, then: chmod go-w {path}"
         )
+
+
+def check_place(folder: Path) -> None:
+    """Refuses a sweep folder that is not ours alone, or that others could move away and put another in its place.
+
+    `folder` must pass `check_trusted`. Above it, a folder that everybody may write needs the sticky bit, as /tmp has:
+    it lets only owners rename. Looked at: the folder of sweeps, and further up what the person owns and so can mend;
+    the rest is the site's. ssh refuses writable folders all the way up to the home, for the group too; here the group
+    is let in, because teams share a folder of sweeps, and whoever puts a folder of their own there fails by its owner.
+
+    Raises:
+        UntrustedFileError: owner or mode is wrong, or a symbolic link.
+        RunStateError: there is no such folder.
+    """
+    check_trusted(folder)
+    for number, above in enumerate(folder.absolute().resolve().parents):
+        info = above.stat()
+        if number and info.st_uid != os.getuid():
+            return
+        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+            raise UntrustedFileError(
+                f"{above} has mode {stat.S_IMODE(info.st_mode):o}: everybody may rename what lies in it, {folder.name} "
+                f"too. chmod o-w {above} (or chmod +t), or choose another paths.runs_dir."
+            )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_trusted, set_umask
+from hpc_trainer.runs.files import check_place, check_trusted, set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
@@ -29,7 +29,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
 
     try:
         sweep = SweepPaths(arguments.sweep_dir.resolve())
-        check_trusted(sweep.folder)
+        check_place(sweep.folder)
         run_id = arguments.run or _run_of_element(sweep, arguments.array)
         return run_rank(sweep, run_id, read_rank_env(), stop)
     except HpcTrainerError as error:

@@ -69,7 +69,7 @@ def test_plan_names_the_limits_that_bind_and_the_expected_start(limited: Driver)
         (["hardware.constraint=fast"], "no node in partition main has the feature fast"),
         (
             ["hardware.partition=short", "hardware.time_limit_min=11"],
-            "must be at most 10, the MaxTime of partition short",
+            "at most 10, the MaxTime of partition short",
         ),
         (["hardware.num_nodes=5"], "hardware.num_nodes=5 must be at most 4"),
         (["hardware.gpus_per_node=5"], "hardware.gpus_per_node=5 must be at most 4"),

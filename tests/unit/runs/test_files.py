@@ -16,6 +16,7 @@ import pytest
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.files import (
     append_lines,
+    check_place,
     check_trusted,
     read_json,
     read_lines,
@@ -207,3 +208,60 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunStateError, match=r"none: no such file") as caught:
         check_trusted(tmp_path / "none")
     assert not isinstance(caught.value, UntrustedFileError)
+
+
+# --- the place of a sweep ---
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine" / "runs" / "sweep"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o2770, 0o2775, 0o1777, 0o3777])
+def test_a_folder_of_sweeps_that_only_owners_or_a_team_may_change_is_fine(sweep: Path, mode: int) -> None:
+    sweep.parent.chmod(mode)
+    check_place(sweep)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o2777, 0o702, 0o703])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_folder_that_everybody_may_rename_in_is_refused(sweep: Path, mode: int, depth: int) -> None:
+    above = sweep.parents[depth]
+    above.chmod(mode)
+    with pytest.raises(
+        UntrustedFileError, match=rf"{above} has mode {mode:o}: everybody may rename.*chmod o-w {above}"
+    ):
+        check_place(sweep)
+
+
+def test_the_sweep_folder_itself_must_be_ours(sweep: Path) -> None:
+    sweep.chmod(0o770)
+    with pytest.raises(UntrustedFileError, match="mode 770"):
+        check_place(sweep)
+    sweep.chmod(0o700)
+    sweep.rename(sweep.with_name("real"))
+    sweep.symlink_to(sweep.with_name("real"))
+    with pytest.raises(UntrustedFileError, match="symbolic link"):
+        check_place(sweep)
+
+
+def test_a_linked_folder_of_sweeps_is_judged_by_where_it_leads(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(sweep.parent)
+    check_place(tmp_path / "link" / "sweep")
+    sweep.parent.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match=str(sweep.parent)):
+        check_place(tmp_path / "link" / "sweep")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_above_the_folder_of_sweeps_only_what_is_ours_is_looked_at(sweep: Path) -> None:
+    os.chown(sweep.parents[1], 12345, -1)
+    sweep.parents[1].chmod(0o777)
+    check_place(sweep)  # the site's scratch: nobody here can mend it
+    os.chown(sweep.parent, 12345, -1)
+    sweep.parent.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="everybody may rename"):
+        check_place(sweep)  # the folder of sweeps itself is the person's choice

@@ -1,0 +1,61 @@
+"""A sweep that ran: every folder 0700 and every file 0600, though the shell that started it has umask 002."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+TINY = ("experiment=digits", "model=mlp", "train.num_steps=20", "checkpoint.every_steps=5", "schedule.warmup_steps=0")
+
+
+@pytest.fixture(autouse=True)
+def umask_of_a_team() -> Iterator[None]:
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, set[str]]:
+    """Octal modes of what lies under `folder`, itself included; links have none of their own."""
+    paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    return {
+        kind: {f"{path.stat().st_mode & 0o7777:04o}" for path in paths if path.is_dir() == (kind == "folders")}
+        for kind in ("folders", "files")
+    }
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("more", "folder", "file"), [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")]
+)
+def test_whatever_a_run_writes_is_the_persons_alone(
+    local: LocalDriver, more: tuple[str, ...], folder: str, file: str
+) -> None:
+    grid = (*TINY, "cluster=local", "hardware=cpu_x1,cpu_x2", "sweep_name=mine", *more)
+    assert local.json("submit", *grid, "--wait")["status"]["counts"] == {"COMPLETED": 2}
+    local.train(*TINY, "seed=7", "sweep_name=mine", *more)
+    runs_dir = local.folder / "runs"
+    assert modes(runs_dir) == {"folders": {folder}, "files": {file}}
+    written = {path.name for path in runs_dir.rglob("*")}
+    assert {
+        "specs.jsonl", "submissions.jsonl", "sweep.json", "local", "queue.log", "attempts.jsonl", "metrics.jsonl",
+        "heartbeat.json", "result.json", "DONE", "checkpoints", "manifest.json", "state.safetensors", "logs",
+        "attempt-000.rank-0.log",
+    } <= written  # fmt: skip
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+def test_a_worker_refuses_specs_of_another_user(local: LocalDriver) -> None:
+    local.train(*TINY, "sweep_name=mine")
+    specs = local.folder / "runs" / "mine" / "specs.jsonl"
+    os.chown(specs, 12345, -1)
+    done = local.run("train", *TINY, "seed=1", "sweep_name=mine", check=False)
+    assert done.returncode == 1
+    assert "belongs to user 12345" in done.stderr

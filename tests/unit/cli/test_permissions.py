@@ -1,0 +1,145 @@
+"""Only the person can read and write a sweep, whatever umask the shell has; what others may have changed is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli.main import main
+from hpc_trainer.launch.lock import submit_lock
+from hpc_trainer.runs.files import set_umask, write_atomic
+from hpc_trainer.runs.layout import SweepPaths
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+Submit = Callable[..., tuple[int, str]]
+ANOTHER_USER = 12345
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+
+
+def modes(folder: Path) -> dict[str, set[str]]:
+    """The modes of all folders and of all files under `folder`, itself included; links have none of their own."""
+    found: dict[str, set[str]] = {"folders": set(), "files": set()}
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            found["folders" if path.is_dir() else "files"].add(f"{stat.S_IMODE(path.stat().st_mode):04o}")
+    return found
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def submit(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake_slurm: FakeSlurm
+) -> Iterator[Submit]:
+    """`hpc-trainer submit` of a shell with umask 002, on Slurm; returns exit code and what was said."""
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(runs_dir))
+
+    def run(*words: str) -> tuple[int, str]:
+        os.umask(0o002)
+        monkeypatch.setattr(sys, "argv", ["hpc-trainer", "submit", "cluster=slurm", "sweep_name=s", *words])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code
+        out = capsys.readouterr()
+        return int(str(code or 0)), out.out + out.err
+
+    yield run
+    assert {line.split()[0] for line in fake_slurm.calls()} <= {"sbatch", "squeue", "sacct"}
+
+
+@pytest.mark.parametrize(
+    ("more", "folder", "file"), [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")]
+)
+def test_under_umask_002_nobody_else_may_write(
+    submit: Submit, runs_dir: Path, more: tuple[str, ...], folder: str, file: str
+) -> None:
+    for seeds in ("seed=0", "seed=0,1"):
+        assert submit(seeds, "hardware=cpu_x1,gpu_x8", *more)[0] == 0
+    assert modes(runs_dir) == {"folders": {folder}, "files": {file}}
+    names = {path.name for path in (runs_dir / "s").rglob("*")}
+    assert {"specs.jsonl", "submissions.jsonl", "sweep.json", "slurm", "101_submission.sh"} <= names
+
+
+def test_what_lives_for_a_moment_is_ours_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.umask(0o002)
+    set_umask(False)
+    seen: dict[str, str] = {}
+    replace = Path.replace
+
+    def look(path: Path, target: Path) -> Path:
+        seen[path.name] = f"{stat.S_IMODE(path.stat().st_mode):04o}"
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    paths = SweepPaths(tmp_path / "runs" / "s")
+    with submit_lock(paths):
+        assert modes(tmp_path / "runs") == {"folders": {"0700"}, "files": {"0600"}}
+        assert paths.lock.exists()
+        write_atomic(paths.sweep, "{}")
+    assert seen == {f".sweep.json.{os.getpid()}.tmp": "0600"}
+
+
+def _others_may_write(path: Path) -> None:
+    path.chmod(path.stat().st_mode | stat.S_IWOTH)
+
+
+def _group_may_write(path: Path) -> None:
+    path.chmod(path.stat().st_mode | stat.S_IWGRP)
+
+
+def _belongs_to_another(path: Path) -> None:
+    os.chown(path, ANOTHER_USER, -1)
+
+
+def _is_a_link(path: Path) -> None:
+    real = path.with_name(f"{path.name}.real")
+    path.rename(real)
+    path.symlink_to(real)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_others_may_write, "others may write it"),
+        (_group_may_write, "others may write it"),
+        pytest.param(_belongs_to_another, f"belongs to user {ANOTHER_USER}", marks=needs_root),
+        (_is_a_link, "is a symbolic link"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "specs.jsonl", "submissions.jsonl"])
+def test_a_sweep_that_others_may_have_changed_is_refused(
+    submit: Submit, runs_dir: Path, fake_slurm: FakeSlurm, spoil: Callable[[Path], None], message: str, name: str
+) -> None:
+    assert submit("seed=0")[0] == 0
+    path = runs_dir / "s" / name
+    spoil(path)
+    kept = {each: each.read_bytes() for each in runs_dir.rglob("*") if each.is_file()}
+    code, said = submit("seed=0,1")
+    assert code == 1
+    assert message in said
+    assert str(path) in said
+    assert len(fake_slurm.calls("sbatch")) == 1
+    assert {each: each.read_bytes() for each in runs_dir.rglob("*") if each.is_file()} == kept
+
+
+def test_a_folder_of_sweeps_that_everybody_may_write_is_refused(
+    submit: Submit, runs_dir: Path, fake_slurm: FakeSlurm
+) -> None:
+    runs_dir.mkdir()
+    runs_dir.chmod(0o777)
+    code, said = submit("seed=0")
+    assert code == 1
+    assert f"chmod o-w {runs_dir}" in said
+    assert fake_slurm.calls("sbatch") == []
+    runs_dir.chmod(0o1777)
+    assert submit("seed=0")[0] == 0
