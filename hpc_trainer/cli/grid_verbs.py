@@ -21,7 +21,8 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.launch.plan import Grid, SweepPlan, build_plan, freeze_grid
-from hpc_trainer.launch.submit import SubmittedArray, array_script_of, settle_intents, submit_plan
+from hpc_trainer.launch.snapshot import Snapshot
+from hpc_trainer.launch.submit import SubmittedArray, array_script_of, freeze_code, settle_intents, submit_plan
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.local_process import is_alive, pid_of
@@ -35,14 +36,15 @@ def run_plan(
     """Shows the plan; writes nothing."""
     grid = freeze_grid(overrides, config_dirs=config_dirs, trust=trust)
     plan = build_plan(grid, _known_states(grid), retry_failed=retry_failed)
+    code = freeze_code(plan)  # what cannot be frozen is said here, and --script shows the very path
     if as_json:
-        print_json(_plan_json(plan))
+        print_json(_plan_json(plan, code))
         return
     _print_plan(plan)
     if script:
         for array in plan.arrays:
             print(f"\n# --- batch script of the array on {array.hardware} ---")
-            print(array_script_of(plan, array) or "# the local executor needs none")
+            print(array_script_of(plan, array, code=code) or "# the local executor needs none")
 
 
 def run_submit(
@@ -153,7 +155,7 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
         raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer logs {bad[0].run_id}")
 
 
-def _plan_json(plan: SweepPlan) -> dict[str, Any]:
+def _plan_json(plan: SweepPlan, code: Snapshot | None) -> dict[str, Any]:
     return {
         "sweep": plan.grid.sweep.name,
         "runs": [
@@ -171,7 +173,7 @@ def _plan_json(plan: SweepPlan) -> dict[str, Any]:
                 "runs": len(array.specs),
                 "nodes": array.shape.num_nodes,
                 "gpus_per_node": array.shape.gpus_per_node,
-                "script": array_script_of(plan, array),
+                "script": array_script_of(plan, array, code=code),
             }
             for array in plan.arrays
         ],

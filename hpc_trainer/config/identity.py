@@ -13,7 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 # Where, when and how loudly a run runs does not change what it computes.
 _OTHER_SECTIONS = (
-    "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "local", "paths", "sweep", "trust",
+    "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "local", "paths", "snapshot",
+    "sweep", "trust",
 )  # fmt: skip
 _OTHER_KEYS = {
     "hardware": (

@@ -14,6 +14,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SlurmError, SubmitError
 from hpc_trainer.launch.plan import ArrayPlan, SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
+from hpc_trainer.launch.snapshot import Snapshot, read_code, store_code
 from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import find_process, process_name
@@ -37,13 +38,22 @@ class SubmittedArray:
     run_ids: tuple[str, ...]
 
 
-def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> str:
+def freeze_code(plan: SweepPlan) -> Snapshot | None:
+    """The code as it stands now, as the plan's runs will import it; None if nothing is to be frozen. Writes nothing.
+
+    Raises:
+        ConfigError: it cannot be frozen, see `read_code`.
+    """
+    return read_code([spec for array in plan.arrays for spec in array.specs], plan.grid.sweep.folder.parent)
+
+
+def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID", code: Snapshot | None = None) -> str:
     """The batch script that `submit` would hand to sbatch; "" for the local executor."""
     if plan.grid.executor is not Executor.slurm:
         return ""
     from hpc_trainer.launch import submitit_bridge as bridge
 
-    folder, parameters, command = _slurm_request(plan, array, uuid)
+    folder, parameters, command = _slurm_request(plan, array, uuid, code)
     return bridge.array_script(folder, parameters, command, len(array.specs))
 
 
@@ -87,6 +97,9 @@ def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[Submitt
     for folder in (paths.run(spec.run_id).folder for array in plan.arrays for spec in array.specs):
         if folder.is_symlink() or folder.exists():
             check_trusted(folder)  # the worker would refuse it, where nobody watches
+    code = freeze_code(plan)
+    if code is not None:
+        store_code(paths, code)
     known = read_specs(paths)
     append_specs(paths, specs_to_write(plan, known))
     write_json(
@@ -97,21 +110,22 @@ def submit_plan(plan: SweepPlan, *, command_line: Sequence[str]) -> list[Submitt
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
             "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),
-            "code": code_revision(),
+            "code": code_revision(code),
         },
     )
     if plan.grid.executor is Executor.slurm:
-        return [_submit_slurm(plan, array) for array in plan.arrays]
-    return _submit_local(plan) if plan.arrays else []
+        return [_submit_slurm(plan, array, code) for array in plan.arrays]
+    return _submit_local(plan, code) if plan.arrays else []
 
 
-def _submit_slurm(plan: SweepPlan, array: ArrayPlan) -> SubmittedArray:
+def _submit_slurm(plan: SweepPlan, array: ArrayPlan, code: Snapshot | None) -> SubmittedArray:
     from hpc_trainer.launch import submitit_bridge as bridge
 
     paths = plan.grid.sweep
     run_ids = [spec.run_id for spec in array.specs]
-    intent = write_intent(paths, executor="slurm", hardware=array.hardware, run_ids=run_ids)
-    folder, parameters, command = _slurm_request(plan, array, intent.uuid)
+    digest = None if code is None else code.digest
+    intent = write_intent(paths, executor="slurm", hardware=array.hardware, run_ids=run_ids, code=digest)
+    folder, parameters, command = _slurm_request(plan, array, intent.uuid, code)
     try:
         job_id = bridge.submit_array(folder, parameters, command, len(run_ids))
     except bridge.UnclearSubmitError:
@@ -134,28 +148,36 @@ def _find(paths: SweepPaths, intent: Submission) -> Submission | None:
     return next((each for each in read_submissions(paths) if each.uuid == intent.uuid), None)
 
 
-def _slurm_request(plan: SweepPlan, array: ArrayPlan, uuid: str) -> tuple[Path, dict[str, object], str]:
+def _slurm_request(
+    plan: SweepPlan, array: ArrayPlan, uuid: str, code: Snapshot | None
+) -> tuple[Path, dict[str, object], str]:
     from hpc_trainer.launch import submitit_bridge as bridge
 
     cluster = array.specs[0].config["cluster"]
     paths = plan.grid.sweep
     parameters = bridge.slurm_parameters(array.shape, cluster, folder=paths.scripts, job_name=paths.name, comment=uuid)
-    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])
+    archive = None if code is None else code.archive(paths)
+    command = bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"], archive)
     return paths.scripts, parameters, command
 
 
-def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
+def _submit_local(plan: SweepPlan, code: Snapshot | None) -> list[SubmittedArray]:
     """Starts one detached queue for all arrays; it outlives this command and its terminal."""
     paths = plan.grid.sweep
     paths.local_logs.mkdir(parents=True, exist_ok=True)
+    digest = None if code is None else code.digest
     intents = [
-        write_intent(paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs])
+        write_intent(
+            paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs], code=digest
+        )
         for a in plan.arrays
     ]
     run_ids = [run_id for intent in intents for run_id in intent.run_ids]
     argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
     for intent in intents:
         argv += ["--intent", intent.uuid]
+    if code is not None:
+        argv += ["--archive", str(code.archive(paths))]
     with (paths.local_logs / "queue.log").open("ab") as log:
         process = subprocess.Popen(
             [*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids],

@@ -34,10 +34,11 @@ class UnclearSubmitError(SubmitError):
 _LOCAL_TIMEOUT_MIN = 60 * 24 * 365
 
 
-def worker_command(sweep_dir: Path, which: list[str], python: str | None = None) -> str:
-    """The shell command of one rank."""
+def worker_command(sweep_dir: Path, which: list[str], python: str | None = None, archive: Path | None = None) -> str:
+    """The shell command of one rank; `archive` is the frozen code to start from."""
     program = python or shlex.quote(sys.executable)
-    return f"{program} -u -m hpc_trainer.worker --sweep-dir {shlex.quote(str(sweep_dir))} {shlex.join(which)}"
+    start = "-m hpc_trainer.worker" if archive is None else shlex.quote(str(archive))
+    return f"{program} -u {start} --sweep-dir {shlex.quote(str(sweep_dir))} {shlex.join(which)}"
 
 
 class ArrayExecutor(SlurmExecutor):  # type: ignore[misc]

@@ -28,6 +28,8 @@ class Submission:
     time: float
     job_id: str | None = None
     dropped: bool = False
+    code: str | None = None
+    """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
 
     def element_id(self, index: int) -> str | None:
         """The job id of one run: `<array>_<index>` on Slurm, the queue's id locally."""
@@ -36,10 +38,17 @@ class Submission:
         return f"{self.job_id}_{index}" if self.executor == "slurm" else self.job_id
 
 
-def write_intent(paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str]) -> Submission:
+def write_intent(
+    paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str], code: str | None = None
+) -> Submission:
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
-        uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time()
+        uuid=uuid.uuid4().hex,
+        executor=executor,
+        hardware=hardware,
+        run_ids=tuple(run_ids),
+        time=time.time(),
+        code=code,
     )
     append_lines(
         paths.submissions,
@@ -51,6 +60,7 @@ def write_intent(paths: SweepPaths, *, executor: str, hardware: str, run_ids: Se
                 "hardware": hardware,
                 "run_ids": list(run_ids),
                 "time": intent.time,
+                "code": code,
             }
         ],
     )
@@ -100,6 +110,7 @@ def _parse_intent(record: dict[str, Any]) -> Submission:
         hardware=str(record["hardware"]),
         run_ids=tuple(str(run_id) for run_id in record["run_ids"]),
         time=float(record["time"]),
+        code=record.get("code"),
     )
 
 

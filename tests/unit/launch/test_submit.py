@@ -44,10 +44,11 @@ def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: Fake
     assert [call.split()[0] for call in fake_slurm.calls()] == ["sbatch"]
     assert "#SBATCH --array=0-49%50" in fake_slurm.script("101")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    assert [name for name in names if not name.startswith("slurm/")] == [
+    assert [name for name in names if not name.startswith(("slurm/", "code/"))] == [
         "specs.jsonl", "submissions.jsonl", "sweep.json",
     ]  # fmt: skip
-    assert len(names) <= 5
+    assert len([name for name in names if name.startswith("code/")]) <= 1, "one archive, if hpc_trainer is a checkout"
+    assert len(names) <= 6
     assert {path.stat().st_mode & 0o077 for path in folder.rglob("*") if not path.is_symlink()} == {0}
     assert list(read_specs(SweepPaths(folder)).values()) == specs
     assert json.loads(SweepPaths(folder).sweep.read_text())["run_ids"] == [spec.run_id for spec in specs]
@@ -274,7 +275,7 @@ def test_the_local_queue_outlives_the_command_and_knows_its_intent(
         return children[0]
 
     monkeypatch.setattr(subprocess, "Popen", record)
-    monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", dict)
+    monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", lambda _: {})
     (array,) = submit(make_grid(folder, make_specs(2), Executor.local))
     (argv,) = started
     children[0].wait()
