@@ -39,13 +39,14 @@ class Rules:
     runs_dir: str | None = None
     max_files: int = 10_000
 
-    def leaves_out(self, name: str, *, is_tracked: bool = False) -> bool:
-        """True if the file or folder `name` (a path below the root) is not frozen."""
+    def leaves_out(self, name: str, *, is_tracked: bool = False, is_folder: bool = False) -> bool:
+        """True if the file `name` (a path below the root), or all of the folder, is not frozen."""
         if _matches(name, _SECRETS) or _is_private_key(name):
             return True
         if _matches(name, self.exclude) or _matches(name, _NEVER):
             return True
-        is_output = _matches(name, _OUTPUTS) and not name.endswith(".py")  # my_lab/checkpoints/store.py is code
+        # my_lab/checkpoints/store.py is code.
+        is_output = not is_folder and not name.endswith(".py") and _matches(name, _OUTPUTS)
         return is_output and not is_tracked and not _matches(name, self.include)
 
 
@@ -105,7 +106,7 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
         names = [each for each in ignored or [] if each and not each.endswith("/")]
         wanted.update(each for each in names if _matches(each, rules.include) and not rules.leaves_out(each))
     for folder in nested:
-        if not rules.leaves_out(folder) and (top / folder / ".git").exists():
+        if not rules.leaves_out(folder, is_folder=True) and (top / folder / ".git").exists():
             inside = git_files(top / folder, Rules(rules.include, (), rules.runs_dir, rules.max_files)) or []
             below = (f"{folder}/{each}" for each in inside)
             wanted.update(each for each in below if not _matches(each, rules.exclude))
@@ -202,7 +203,7 @@ def _holds_module(folder: str) -> bool:
 def _walk(root: Path, name: str, rules: Rules) -> Iterator[str]:
     folder = root / name
     is_environment = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
-    if is_environment or rules.leaves_out(name) or name.rsplit("/", 1)[-1].startswith("."):
+    if is_environment or rules.leaves_out(name, is_folder=True) or name.rsplit("/", 1)[-1].startswith("."):
         return
     if rules.runs_dir is not None and os.path.realpath(folder) == rules.runs_dir:
         return

@@ -248,7 +248,7 @@ def _contents(root: Root, left_out: list[str]) -> Iterator[tuple[str, tuple[str,
         if path.is_symlink():
             # Relative, so that it leads into the copy and not back to what is being edited.
             goal = os.path.realpath(path)
-            if os.path.relpath(goal, root.source) in known:
+            if os.path.relpath(goal, root.source) in known and not Path(goal).is_symlink():  # no loop
                 target = os.path.relpath(goal, os.path.realpath(path.parent))
                 yield name, (LINK, os.fsencode(target))
             else:
