@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.launch.submit import array_script_of
+from hpc_trainer.launch.submit import array_script_of, freeze_code
 from hpc_trainer.launch.submitit_bridge import array_script, slurm_parameters, worker_command
 from hpc_trainer.runs.spec import RunSpec, Shape
 from tests.unit.launch.grids import make_plan
@@ -241,6 +241,20 @@ def test_directives_in_setup_lines_come_too_late_for_sbatch() -> None:
     script = array_script_of(plan, plan.arrays[0], UUID)
     assert "partition" not in sbatch_flags(script)
     assert script.index("echo hello") < script.index("\nsrun ")
+
+
+@pytest.mark.parametrize("folder", HOSTILE)
+def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
+    plan = make_plan(Path(folder), _specs("gpu_x8"))
+    code = freeze_code(plan)
+    assert code is not None, "these tests run from a checkout"
+    script = array_script_of(plan, plan.arrays[0], UUID, code)
+    words = command_of(script + "\n")
+    assert words[words.index("python3") :] == [
+        "python3", "-u", f"{folder}/code/{code.digest[:12]}.zip", "--sweep-dir", folder, "--array", UUID,
+    ]  # fmt: skip
+    without = array_script_of(plan, plan.arrays[0], UUID)
+    assert script.splitlines()[:-1] == without.splitlines()[:-1], "all else is as in the golden script"
 
 
 def test_the_workers_command_quotes_what_it_is_given() -> None:

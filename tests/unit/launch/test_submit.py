@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.errors import ConfigError, SlurmError, SubmitError
 from hpc_trainer.launch.submit import settle_intents
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.journal import Journal
@@ -229,6 +229,25 @@ def test_the_surrounding_job_is_not_seen(folder: Path, fake_slurm: FakeSlurm, mo
     monkeypatch.setenv("SBATCH_PARTITION", "other")
     submit(make_grid(folder, make_specs(1, *SLURM)))
     assert fake_slurm.seen_environment("sbatch") == []
+
+
+def test_an_array_names_the_code_that_it_runs(folder: Path, fake_slurm: FakeSlurm) -> None:
+    submit(make_grid(folder, make_specs(1, *SLURM)))
+    (archive,) = (folder / "code").iterdir()
+    (submission,) = read_submissions(SweepPaths(folder))
+    assert submission.code is not None
+    assert archive.name == f"{submission.code[:12]}.zip"
+    assert f" {archive} --sweep-dir " in fake_slurm.script("101")
+    assert json.loads(SweepPaths(folder).sweep.read_text())["code"]["snapshot"]["digest"] == submission.code
+
+
+def test_nothing_is_written_when_the_code_cannot_be_frozen(folder: Path, fake_slurm: FakeSlurm) -> None:
+    specs = [make_spec(*SLURM, snapshot__max_files=10)]
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"more than snapshot.max_files=10 files"):
+        submit(make_grid(folder, specs))
+    assert list(folder.iterdir()) == []
+    assert fake_slurm.calls("sbatch") == []
 
 
 # --- the local executor ---
