@@ -15,6 +15,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import stat
 import sys
 import time
@@ -227,6 +228,8 @@ def use_frozen_code(archive: Path) -> None:
 def main() -> None:
     """Runs `python -m hpc_trainer.worker` of the frozen code, with this process's arguments."""
     archive = Path(sys.argv[0]).resolve()
+    # Stop signals wait until the worker's handlers stand (runtime/stop.py): unpacking may take seconds.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
     try:
         if sys.argv[1:2] == ["--unpack"]:
             unpack(Path(sys.argv[2]), read_archive(archive)[1])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from tests.unit.launch.projects import frozen, make_checkout, write_files
 
 # Stands in for hpc_trainer's worker: says which code was found, and with which path.
 WORKER = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 import my_lab.net, hpc_trainer
 print(my_lab.net.__file__, hpc_trainer.__file__, *sys.argv[1:], sep="\\n")
 child = "import my_lab.net; print(my_lab.net.__file__)"
@@ -35,6 +38,7 @@ except ImportError:
     print("no sibling")
 else:
     print(sibling.__file__)
+print(*(each.name for each in signal.sigpending()))
 sys.exit(5)
 """
 
@@ -75,7 +79,7 @@ def test_the_frozen_code_runs_whatever_happened_to_the_other(project: Path, arch
         folder = archive.with_suffix("")
         assert done.stdout.splitlines() == [
             f"{folder}/project/my_lab/net.py", f"{folder}/project/hpc_trainer/__init__.py", "--array", "x y",
-            f"{folder}/project/my_lab/net.py", "no sibling",
+            f"{folder}/project/my_lab/net.py", "no sibling", "",
         ]  # fmt: skip
 
 
@@ -91,7 +95,7 @@ def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
     project: Path, archive: Path, tmp_path: Path
 ) -> None:
     write_files(tmp_path / "work", {"sibling.py": ""})
-    assert _start(archive, tmp_path / "work").stdout.splitlines()[-1] == f"{tmp_path}/work/sibling.py"
+    assert _start(archive, tmp_path / "work").stdout.splitlines()[-2] == f"{tmp_path}/work/sibling.py"
 
 
 def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path) -> None:
@@ -122,6 +126,23 @@ def test_many_ranks_at_once_unpack_one_copy(project: Path, archive: Path) -> Non
         _, errors = rank.communicate(timeout=60)
         assert (rank.returncode, errors) == (5, "")
     assert sorted(path.name for path in archive.parent.iterdir()) == [archive.stem, archive.name]
+
+
+def test_a_stop_signal_waits_for_the_workers_handlers(project: Path, archive: Path) -> None:
+    archive.with_suffix(".unpacking").touch()  # it waits for another rank that unpacks
+    rank = subprocess.Popen([sys.executable, archive], stdout=subprocess.PIPE, text=True)
+    try:
+        status = Path(f"/proc/{rank.pid}/status")
+        deadline = time.monotonic() + 20
+        while not int(re.search(r"SigBlk:\s*(\w+)", status.read_text()).group(1), 16) >> (signal.SIGTERM - 1) & 1:
+            assert time.monotonic() < deadline, "SIGTERM is not held back"
+            time.sleep(0.01)
+        rank.send_signal(signal.SIGTERM)
+        archive.with_suffix(".unpacking").unlink()
+        output, _ = rank.communicate(timeout=60)
+    finally:
+        rank.kill()
+    assert (rank.returncode, output.splitlines()[-1]) == (5, "SIGTERM")
 
 
 def test_a_claim_of_a_killed_rank_delays_and_no_more(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
