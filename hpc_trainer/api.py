@@ -18,6 +18,7 @@ from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
 from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.settle import settle_intents
+from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
@@ -89,24 +90,24 @@ def submit(
 
 def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     """`plan` of a grid that is frozen already."""
-    known = known_of(grid.sweep)
-    return _checked(grid, known, retry_failed)
+    return _checked(grid, known_of(grid.sweep), retry_failed)[0]
 
 
 def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:
     """`submit` of a grid that is frozen already."""
     # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
     is_new = not grid.sweep.specs.exists()
-    checked = _checked(grid, Known(), retry_failed) if is_new else None
+    checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
     if checked is not None and checked.problems:
         raise ConfigError("\n".join(checked.problems))
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
         settle_intents(grid.sweep)
         known = known_of(grid.sweep)
-        carried_out = checked if checked is not None and not known.states else _checked(grid, known, retry_failed)
-        outcome = submit_plan(carried_out, command_line=command_line, lock=lock)
-    return Submitted(plan=carried_out, outcome=outcome)
+        if checked is None or known.states:
+            checked, code = _checked(grid, known, retry_failed)
+        outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
+    return Submitted(plan=checked, outcome=outcome)
 
 
 def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
@@ -134,10 +135,13 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Submitted | 
         status = read_status(sweep)
         if not status.waiting:
             return None
-        grid = grid_of_specs(sweep, [run.spec for run in status.waiting])
+        # Each run with the code that it was submitted with, however the working folder looks now.
+        newest = status.ledger.waiting[status.waiting[0].run_id].code
+        chosen = [run.spec for run in status.waiting if status.ledger.waiting[run.run_id].code == newest]
+        grid = grid_of_specs(sweep, chosen)
         set_umask(grid.group_readable)
-        known = _known(status)
-        plan = build_plan(grid, known, limits=read_limits(with_nodes=False))
+        plan = build_plan(grid, _known(status), limits=read_limits(with_nodes=False))
+        plan = dataclasses.replace(plan, code=newest)
         return Submitted(plan=plan, outcome=submit_plan(plan, command_line=None, lock=lock))
 
 
@@ -169,13 +173,20 @@ def _known(status: SweepStatus) -> Known:
     )  # fmt: skip
 
 
-def _checked(grid: Grid, known: Known, retry_failed: bool) -> SweepPlan:
-    """The plan, held against what the cluster says of itself: nothing is asked if there is nothing to submit."""
-    draft = build_plan(grid, known, retry_failed=retry_failed)
-    if grid.executor is not Executor.slurm or not draft.specs:
-        return draft
-    if not has_slurm():
-        return dataclasses.replace(draft, notes=("There is no sbatch here: the cluster's limits were not looked at.",))
-    are_new = any(spec.shape not in known.shapes for spec in draft.specs)
-    plan = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
-    return ask_slurm(plan, known.shapes)
+def _checked(grid: Grid, known: Known, retry_failed: bool) -> tuple[SweepPlan, Snapshot | None]:
+    """The plan, held against what the cluster says of itself, and the code that its runs will import.
+
+    Nothing is asked or read if there is nothing to submit.
+    """
+    plan = build_plan(grid, known, retry_failed=retry_failed)
+    code = read_code(plan.specs, grid.sweep.folder.parent)
+    if grid.executor is not Executor.slurm or not plan.specs:
+        return dataclasses.replace(plan, code=code.digest if code else None), code
+    notes: tuple[str, ...] = ()
+    if has_slurm():
+        are_new = any(spec.shape not in known.shapes for spec in plan.specs)
+        plan = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
+    else:
+        notes = ("There is no sbatch here: the cluster's limits were not looked at.",)
+    plan = dataclasses.replace(plan, code=code.digest if code else None, notes=(*plan.notes, *notes))
+    return ask_slurm(plan, known.shapes) if has_slurm() else plan, code

@@ -13,8 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 
 # Where, when and how loudly a run runs does not change what it computes.
 _OTHER_SECTIONS = (
-    "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "local", "paths", "sweep", "budget",
-    "trust",
+    "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "local", "paths", "snapshot",
+    "sweep", "budget", "trust",
 )  # fmt: skip
 _OTHER_KEYS = {
     "hardware": (

@@ -15,6 +15,7 @@ from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, Mod
 from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError
@@ -52,6 +53,7 @@ def find_problems(config: TrainConfig) -> Iterator[str]:
     yield from _optim(config)
     yield from _model(config.model)
     yield from _data(config)
+    yield from _snapshot(config.snapshot)
     trusted = config.trust
     for key in ("model", "data"):
         problem = check_target(f"{key}._target_", getattr(config, key)._target_, trusted)
@@ -332,3 +334,15 @@ def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
     yield from unknown
     if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
         yield f"data.path={data.path} must be a readable file; there is none."
+
+
+def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
+    yield from _positive("snapshot.max_mb", snapshot.max_mb)
+    yield from _at_least("snapshot.max_files", snapshot.max_files, 1)
+    for name in snapshot.packages:
+        if not name.isidentifier():
+            yield f"snapshot.packages holds {name!r}: a top-level package, as my_lab."
+    for key in ("include", "exclude"):
+        for pattern in getattr(snapshot, key):
+            if not pattern.strip("/") or pattern.startswith("/") or ".." in pattern.split("/"):
+                yield f"snapshot.{key} holds {pattern!r}: a name (*.so), or a path from the top (data/raw)."

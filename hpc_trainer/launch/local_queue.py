@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--sweep-dir", type=Path, required=True)
     parser.add_argument("--max-parallel", type=int, required=True)
     parser.add_argument("--intent", action="append", help="uuid of a submission: the next submit finds us by it")
+    parser.add_argument("--archive", type=Path, help="the frozen code to start runs from")
     parser.add_argument("run_ids", nargs="+")
     arguments = parser.parse_args(argv)
     stop = StopFlag()
@@ -46,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     paths = SweepPaths(arguments.sweep_dir)
     specs = read_specs(paths)
     set_umask(any(spec.config["paths"]["group_readable"] for spec in specs.values()))
-    run_queue(paths, [specs[run_id] for run_id in arguments.run_ids], arguments.max_parallel, stop)
+    wanted = [specs[run_id] for run_id in arguments.run_ids]
+    run_queue(paths, wanted, arguments.max_parallel, stop, archive=arguments.archive)
     return 0
 
 
@@ -60,8 +62,13 @@ class _Started:
     num_attempts: int
 
 
-def run_queue(paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag) -> None:
-    """Starts runs in order as slots and GPUs get free, until all have ended or `stop` is set; waits for the rest."""
+def run_queue(
+    paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: StopFlag, archive: Path | None = None
+) -> None:
+    """Starts runs in order as slots and GPUs get free, until all have ended or `stop` is set; waits for the rest.
+
+    Runs start from `archive`, the frozen code; None: from the hpc_trainer that is installed.
+    """
     waiting, at_work = deque(specs), list[_Started]()
     free_gpus = visible_gpus(max_parallel * max((spec.shape.gpus_per_node for spec in specs), default=0))
     told_to_stop = False
@@ -73,7 +80,7 @@ def run_queue(paths: SweepPaths, specs: list[RunSpec], max_parallel: int, stop: 
             spec = waiting.popleft()
             if not paths.run(spec.run_id).marker(CANCEL).exists():
                 gpus, free_gpus = free_gpus[:count], free_gpus[count:]
-                at_work.append(_start(paths, spec, gpus))
+                at_work.append(_start(paths, spec, gpus, archive))
         if stop.is_set and not told_to_stop:
             told_to_stop = True
             for run in at_work:
@@ -94,9 +101,9 @@ def visible_gpus(num_wanted: int) -> list[int]:
     return list(range(num_wanted))
 
 
-def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int]) -> _Started:
+def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int], archive: Path | None) -> _Started:
     num_attempts = len(Journal(paths.run(spec.run_id)).read())
-    command = worker_command(paths.folder, ["--run", spec.run_id])
+    command = worker_command(paths.folder, ["--run", spec.run_id], archive=archive)
     # The controller's process id alone may come again, in a container after every start.
     os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
     process = start_local(paths.local_logs, command, spec.shape, gpus)

@@ -42,6 +42,8 @@ class SweepPlan:
     problems: tuple[str, ...] = ()
     starts: tuple[str | None, ...] = ()
     notes: tuple[str, ...] = ()
+    code: str | None = None
+    """Digest of the frozen code that the runs import; None if nothing is frozen."""
 
     @property
     def specs(self) -> list[RunSpec]:

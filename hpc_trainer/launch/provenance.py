@@ -1,21 +1,27 @@
-"""Which code a sweep was submitted from: the git revision of the working folder and a digest of its differences."""
+"""Which code a sweep was submitted from: the frozen copy, and the git revision of the working folder."""
 
 from __future__ import annotations
 
 import hashlib
 import subprocess
+from typing import Any
 
 from hpc_trainer import __version__
+from hpc_trainer.launch.snapshot import Snapshot
 
 
-def code_revision() -> dict[str, str | None]:
-    """`hpc_trainer` version, git revision and digest of the uncommitted difference; None outside a checkout."""
+def code_revision(code: Snapshot | None = None) -> dict[str, Any]:
+    """`hpc_trainer` version, git revision and digest of the uncommitted difference; None outside a checkout.
+
+    With it what was frozen: digest, folders that it was taken from, links that were left out; None if nothing was.
+    """
     revision = _git("rev-parse", "HEAD")
     diff = _git("diff", "HEAD") if revision else None
     return {
         "hpc_trainer": __version__,
         "git_revision": revision.strip() if revision else None,
         "git_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
+        "snapshot": None if code is None else code.provenance(),
     }
 
 

@@ -29,6 +29,7 @@ TOP_UP = ("-u", "-m", "hpc_trainer", "top-up")
 _MAX_SCRIPT_BYTES = 4 * 2**20
 _MAX_ARGUMENT_BYTES = 2**17 - 1
 
+_ARCHIVE = re.compile(r"/.*/code/[0-9a-f]{12}\.zip")
 _COUNT = r"[1-9][0-9]{0,15}"
 _GPUS = rf"(?:(?P<type>{words.GPU_TYPE.pattern.pattern}):)?(?P<count>{_COUNT})"
 _MEMORY = re.compile(rf"(?P<mb>{_COUNT})M")
@@ -90,8 +91,14 @@ class ScriptRequest:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """Program and arguments before `-u -m hpc_trainer.worker`."""
-        return self.command[: _find_worker(self.command)]
+        """Program and arguments before `-u -m hpc_trainer.worker`, or before `-u` and the frozen code."""
+        return self.command[: _find_worker(self.command)[0]]
+
+    @property
+    def archive(self) -> Path | None:
+        """The frozen code that ranks start from."""
+        start, end = _find_worker(self.command)
+        return Path(self.command[end - 1]) if end - start == 2 else None
 
     @property
     def sweep_dir(self) -> Path:
@@ -319,16 +326,19 @@ def _srun_line(number: int, line: str, folder: str, output: str) -> tuple[tuple[
     return tuple(srun_args), tuple(command)
 
 
-def _find_worker(command: Sequence[str]) -> int:
-    for index in range(1, len(command) - len(WORKER) + 1):
+def _find_worker(command: Sequence[str]) -> tuple[int, int]:
+    """Where the words that start a worker begin and end: WORKER, or `-u ARCHIVE` with the frozen code."""
+    for index in range(1, len(command)):
         if tuple(command[index : index + len(WORKER)]) == WORKER:
-            return index
-    raise ValueError(f"no command of a worker: PYTHON {' '.join(WORKER)} ...")
+            return index, index + len(WORKER)
+        if command[index - 1] == "-u" and _ARCHIVE.fullmatch(command[index]):
+            return index - 1, index + 1
+    raise ValueError(f"no command of a worker: PYTHON {' '.join(WORKER)} ..., or PYTHON -u .../code/DIGEST.zip ...")
 
 
 def _worker_options(command: Sequence[str]) -> dict[str, str]:
     """The worker's own options."""
-    rest = command[_find_worker(command) + len(WORKER) :]
+    rest = command[_find_worker(command)[1] :]
     keys, values = rest[::2], rest[1::2]
     if list(keys) != ["--sweep-dir", "--array"] or len(values) != len(keys):
         raise ValueError("the worker takes --sweep-dir DIR --array UUID")

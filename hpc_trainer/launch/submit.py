@@ -18,9 +18,9 @@ from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.settle import script_path, settle_intents
+from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_atomic, write_json
-from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.spec import Shape, append_specs, read_specs
 from hpc_trainer.runs.submissions import (
@@ -70,7 +70,11 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
         array_parallelism=array.parallelism,
         setup=tuple(cluster["setup"]),
         srun_args=tuple(cluster["srun_args"]),
-        command=tuple(bridge.worker_command(paths.folder, ["--array", uuid], cluster["python"])),
+        command=tuple(
+            bridge.worker_command(
+                paths.folder, ["--array", uuid], cluster["python"], archive_of(paths, plan.code) if plan.code else None
+            )
+        ),
     )
     return bridge.render_script(request)
 
@@ -99,11 +103,14 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
     return dataclasses.replace(plan, problems=tuple(problems), notes=tuple(notes), starts=starts)
 
 
-def submit_plan(plan: SweepPlan, *, command_line: Sequence[str] | None, lock: SubmitLock | None = None) -> Outcome:
+def submit_plan(
+    plan: SweepPlan, *, command_line: Sequence[str] | None, code: Snapshot | None = None, lock: SubmitLock | None = None
+) -> Outcome:
     """Submits every array of the plan. Call it under the sweep's lock.
 
     Args:
         command_line: what the person typed, for sweep.json; None leaves that file alone (the grid is not theirs).
+        code: what `plan.code` names, to be stored; None if it is stored already, or nothing is frozen.
         lock: renewed before each sbatch, so that a long submission is not taken for a dead one.
 
     Raises:
@@ -119,15 +126,17 @@ def submit_plan(plan: SweepPlan, *, command_line: Sequence[str] | None, lock: Su
     for folder in (paths.run(spec.run_id).folder for spec in plan.specs):
         if folder.is_symlink() or folder.exists():
             check_trusted(folder)  # the worker would refuse it, where nobody watches
+    if code is not None:
+        store_code(paths, code)
     append_specs(paths, specs_to_write(plan, read_specs(paths)))
     if command_line is not None:
-        _write_sweep(plan, command_line)
+        _write_sweep(plan, command_line, code)
     if plan.grid.executor is Executor.slurm:
         return _SlurmSubmission(plan, lock).run()
     return Outcome(arrays=tuple(_submit_local(plan)))
 
 
-def _write_sweep(plan: SweepPlan, command_line: Sequence[str]) -> None:
+def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | None) -> None:
     write_json(
         plan.grid.sweep.sweep,
         {
@@ -136,7 +145,7 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str]) -> None:
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
             "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),
-            "code": code_revision(),
+            "code": code_revision(code),
         },
     )
 
@@ -176,7 +185,7 @@ class _SlurmSubmission:
     def _wait_for_room(self, reason: str) -> None:
         submitted = {run_id for array in self._done for run_id in array.run_ids}
         left = [spec for spec in self._plan.specs if spec.run_id not in submitted]
-        write_waiting(self._paths, [spec.run_id for spec in left], reason)
+        write_waiting(self._paths, [spec.run_id for spec in left], reason, self._plan.code)
         if self._top_up is None:
             self._renew()
             self._top_up = TopUpJob.place(self._paths, left[0])
@@ -203,7 +212,12 @@ class _SlurmSubmission:
         run_ids = [spec.run_id for spec in array.specs]
         self._renew()
         intent = write_intent(
-            paths, executor="slurm", hardware=array.hardware, run_ids=run_ids, parallelism=array.parallelism
+            paths,
+            executor="slurm",
+            hardware=array.hardware,
+            run_ids=run_ids,
+            parallelism=array.parallelism,
+            code=self._plan.code,
         )
         script = script_path(paths, intent.uuid)
         options = [f"--dependency=afterany:{after}"] if after else []
@@ -235,24 +249,29 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
     paths = plan.grid.sweep
     paths.local_logs.mkdir(parents=True, exist_ok=True)
     intents = [
-        write_intent(paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs])
+        write_intent(
+            paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs], code=plan.code
+        )
         for a in plan.arrays
     ]
-    process = _start_queue(paths, intents, plan.grid.max_parallel)
+    process = _start_queue(plan, intents)
     job_id = process_name(process.pid)
     for intent in intents:
         write_confirmation(paths, intent, job_id)
     return [SubmittedArray(job_id=job_id, hardware=intent.hardware, run_ids=intent.run_ids) for intent in intents]
 
 
-def _start_queue(paths: SweepPaths, intents: Sequence[Submission], max_parallel: int) -> subprocess.Popen[bytes]:
+def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.Popen[bytes]:
+    paths = plan.grid.sweep
     argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
     for intent in intents:
         argv += ["--intent", intent.uuid]
+    if plan.code is not None:
+        argv += ["--archive", str(archive_of(paths, plan.code))]
     run_ids = [run_id for intent in intents for run_id in intent.run_ids]
     with (paths.local_logs / "queue.log").open("ab") as log:
         return subprocess.Popen(
-            [*argv, "--max-parallel", str(max_parallel), *run_ids],
+            [*argv, "--max-parallel", str(plan.grid.max_parallel), *run_ids],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

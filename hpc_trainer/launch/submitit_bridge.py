@@ -25,10 +25,17 @@ from hpc_trainer.runs.spec import Shape
 _LOCAL_TIMEOUT_MIN = 60 * 24 * 365
 
 
-def worker_command(sweep_dir: Path, which: Sequence[str], python: str | None = None) -> list[str]:
-    """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell."""
+def worker_command(
+    sweep_dir: Path, which: Sequence[str], python: str | None = None, archive: Path | None = None
+) -> list[str]:
+    """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell.
+
+    Args:
+        archive: the frozen code to start from; None: the hpc_trainer that is installed.
+    """
     program = split_python(python) if python else [sys.executable]
-    return [*program, *WORKER, "--sweep-dir", str(sweep_dir), *which]
+    start = WORKER if archive is None else ("-u", str(archive))
+    return [*program, *start, "--sweep-dir", str(sweep_dir), *which]
 
 
 def top_up_command(sweep_dir: Path, python: str | None = None) -> list[str]:

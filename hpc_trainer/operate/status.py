@@ -96,7 +96,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     submissions = latest_of_each_run(ledger.submissions)
     notes: list[str] = []
     folders = {
-        run_id: read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id)) for run_id in specs
+        run_id: read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id)) for run_id in specs
     }
     asked = [folder for folder in folders.values() if folder.needs_scheduler]
     view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
@@ -105,6 +105,11 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     if status.waiting:
         notes.append(_waiting_note(status, view))
     return status
+
+
+def _reason(ledger: Ledger, run_id: str) -> str | None:
+    waiting = ledger.waiting.get(run_id)
+    return None if waiting is None else waiting.reason
 
 
 def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:

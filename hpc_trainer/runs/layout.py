@@ -112,6 +112,11 @@ class SweepPaths:
         """What the local queue and its controllers printed."""
         return self.folder / "local"
 
+    @property
+    def code(self) -> Path:
+        """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
+        return self.folder / "code"
+
     def run(self, run_id: str) -> RunPaths:
         """The folder of one run."""
         return RunPaths(self.folder / run_id)

@@ -35,6 +35,8 @@ class Submission:
     time: float
     kind: str = "array"
     parallelism: int | None = None
+    code: str | None = None
+    """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
     job_id: str | None = None
     dropped: bool = False
 
@@ -46,13 +48,21 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why a run waits in the sweep's own queue, and the digest of the code that it was submitted with."""
+
+    reason: str
+    code: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Everything submissions.jsonl says, dropped intents left out."""
 
     submissions: list[Submission] = field(default_factory=list)
     top_ups: list[Submission] = field(default_factory=list)
-    waiting: Mapping[str, str] = field(default_factory=dict)
-    """Run id -> why it waits in the sweep's own queue."""
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    """What waits in the sweep's own queue, by run id."""
 
     @property
     def unsettled(self) -> list[Submission]:
@@ -67,12 +77,12 @@ class Ledger:
 
 def write_intent(
     paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
-    parallelism: int | None = None,
+    parallelism: int | None = None, code: str | None = None,
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
-        kind=kind, parallelism=parallelism,
+        kind=kind, parallelism=parallelism, code=code,
     )  # fmt: skip
     append_lines(
         paths.submissions,
@@ -85,6 +95,7 @@ def write_intent(
                 "hardware": hardware,
                 "run_ids": list(run_ids),
                 "parallelism": parallelism,
+                "code": code,
                 "time": intent.time,
             }
         ],
@@ -104,9 +115,9 @@ def write_dropped(paths: SweepPaths, intent: Submission, reason: str) -> None:
     append_lines(paths.submissions, [record])
 
 
-def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
+def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: str | None) -> None:
     """Records that these runs are to be submitted as soon as there is room, by whoever looks next."""
-    record = {"event": "waiting", "run_ids": list(run_ids), "reason": reason, "time": time.time()}
+    record = {"event": "waiting", "run_ids": list(run_ids), "reason": reason, "code": code, "time": time.time()}
     append_lines(paths.submissions, [record])
 
 
@@ -125,8 +136,8 @@ def read_ledger(paths: SweepPaths) -> Ledger:
         return Ledger()
     check_trusted(paths.submissions)
     intents: dict[str, Submission] = {}
-    waiting: dict[str, str] = {}
-    taken: dict[str, dict[str, str]] = {}  # intent -> the runs that it took out of the queue
+    waiting: dict[str, Waiting] = {}
+    taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
     for record in read_lines(paths.submissions):
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged record hides no other
             if record["event"] == "intent":
@@ -139,7 +150,9 @@ def read_ledger(paths: SweepPaths) -> Ledger:
                 intents[record["uuid"]] = replace(intents[record["uuid"]], dropped=True)
                 waiting.update(taken[record["uuid"]])
             elif record["event"] == "waiting":
-                waiting.update(dict.fromkeys(map(str, record["run_ids"]), str(record["reason"])))
+                code = None if record.get("code") is None else str(record["code"])
+                why = Waiting(reason=str(record["reason"]), code=code)
+                waiting.update(dict.fromkeys(map(str, record["run_ids"]), why))
     kept = [each for each in intents.values() if not each.dropped]
     return Ledger(
         submissions=[each for each in kept if each.kind != TOP_UP],
@@ -157,6 +170,7 @@ def _parse_intent(record: dict[str, Any]) -> Submission:
         time=float(record["time"]),
         kind=str(record.get("kind", "array")),
         parallelism=None if record.get("parallelism") is None else int(record["parallelism"]),
+        code=None if record.get("code") is None else str(record["code"]),
     )
 
 

@@ -27,6 +27,8 @@ class StopFlag:
         """Takes over the stop signals. Call it after any library that installs handlers of its own."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        # The start from frozen code holds them back until now: launch/frozen_worker.py.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def request(self, why: str) -> None:
         """Asks for a stop without a signal, as the CANCEL marker does."""

@@ -106,7 +106,7 @@ def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> No
     logs = local.run("logs", run["run_id"], "--all-ranks").stdout
     assert "RuntimeError: rank one is broken" in logs
     left = [p for p in psutil.process_iter(["cmdline", "environ"]) if str(local.folder) in str(p.info["cmdline"])]
-    assert not [p for p in left if p.pid != os.getpid() and "worker" in str(p.info["cmdline"])]
+    assert not [p for p in left if p.pid != os.getpid() and "--run" in p.info["cmdline"]]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))

@@ -16,6 +16,7 @@ from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
+from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 
 
@@ -83,6 +84,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)

@@ -136,7 +136,7 @@ def test_secrets_of_the_environment_reach_the_job_and_no_file(
     assert "--export" not in heard.script
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert len(files) >= 4
-    assert [path for path in files if SECRET in path.read_text()] == []
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in heard.script
 
 

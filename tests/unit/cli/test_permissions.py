@@ -67,7 +67,8 @@ def test_under_umask_002_nobody_else_may_write(
 ) -> None:
     for seeds in ("seed=0", "seed=0,1"):
         assert submit(seeds, "hardware=cpu_x1,gpu_x8", *more)[0] == 0
-    assert modes(runs_dir) == {"folders": {folder}, "files": {file}}
+    archive = file.replace("6", "4")  # the frozen code is nobody's to write
+    assert modes(runs_dir) == {"folders": {folder}, "files": {file, archive}}
     names = {path.name for path in (runs_dir / "s").rglob("*")}
     assert {"specs.jsonl", "submissions.jsonl", "sweep.json", "slurm"} <= names
     assert sum(name.endswith(".sh") for name in names) == 3

@@ -36,7 +36,7 @@ def composer() -> Iterator[Composer]:
 
 def test_conf_has_the_groups_of_the_design() -> None:
     wanted = "hardware cluster model data optim schedule precision parallel checkpoint monitor tracker experiment sweep"
-    assert set(wanted.split()) | {"debug"} <= set(_groups())
+    assert set(wanted.split()) | {"debug", "snapshot"} <= set(_groups())
     stray = [path for path in conf_dir().iterdir() if path.is_file() and path.name != "train.yaml"]
     assert stray == []
 

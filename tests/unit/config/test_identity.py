@@ -11,6 +11,7 @@ from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.hardware import Device, GpuRequest
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.config.validate import validate
 from hpc_trainer.launch.freeze import freeze_grid
 from tests.unit.runs.builders import make_config
@@ -49,6 +50,7 @@ def test_the_order_of_keys_does_not_matter() -> None:
         {"monitor__log_every_steps": 3}, {"monitor__heartbeat_every_s": 0.1}, {"local__max_parallel": 4},
         {"data__num_workers": 2}, {"hardware__gpu_request": GpuRequest.gres},
         {"parallel__timeout_s": 5}, {"trust": ["mine"]}, {"sweep__axes": {"seed": [1]}},
+        {"snapshot__exclude": ["data"]}, {"snapshot__mode": SnapshotMode.off},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip

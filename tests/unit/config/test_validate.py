@@ -283,6 +283,24 @@ def test_a_relative_data_path_is_made_absolute(tmp_path: Path, monkeypatch: pyte
     assert config.data.path == str(tmp_path / "text.txt")  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"snapshot__max_mb": 0.0}, "snapshot.max_mb=0 must be greater than 0"),
+        ({"snapshot__max_files": 0}, "snapshot.max_files=0 must be at least 1"),
+        ({"snapshot__packages": ["my_lab.net"]}, "'my_lab.net': a top-level package"),
+        ({"snapshot__packages": ["../x"]}, "'../x': a top-level package"),
+        ({"snapshot__include": ["/etc/passwd"]}, "snapshot.include holds '/etc/passwd'"),
+        ({"snapshot__exclude": ["a/../../b"]}, "snapshot.exclude holds 'a/../../b'"),
+        ({"snapshot__exclude": [""]}, "snapshot.exclude holds ''"),
+    ],
+)
+def test_what_is_frozen_is_named_by_names_and_paths_inside(changes: dict[str, Any], words: str) -> None:
+    (problem,) = _problems(**changes)
+    assert words in problem
+    assert _problems(snapshot__exclude=["data/raw/", "*.png"], snapshot__packages=["my_lab"]) == []
+
+
 _COUNT = st.integers(1, 12)
 
 

@@ -5,6 +5,7 @@ HPC_TRAINER_UPDATE_GOLDEN=1 writes the golden files anew: read the difference be
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import shlex
@@ -155,6 +156,23 @@ def test_awkward_srun_arguments_stay_words(argument: str) -> None:
     spec = make_spec("cluster=slurm", cluster__srun_args=[argument])
     plan = make_plan(Path("/runs/x"), [spec])
     assert argument in command_of(array_script_of(plan, plan.arrays[0], UUID) + "\n")
+
+
+@pytest.mark.parametrize("folder", HOSTILE)
+def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
+    sweep = f"{folder}/sweep"
+    digest = "0123456789ab" + "c" * 52
+    without = make_plan(Path(sweep), _specs("gpu_x8"))
+    plan = dataclasses.replace(without, code=digest)
+    script = array_script_of(plan, plan.arrays[0], UUID)
+    words = command_of(script + "\n")
+    assert words[words.index("python3") :] == [
+        "python3", "-u", f"{sweep}/code/0123456789ab.zip", "--sweep-dir", sweep, "--array", UUID,
+    ]  # fmt: skip
+    installed = array_script_of(without, without.arrays[0], UUID)
+    assert script.splitlines()[:-1] == installed.splitlines()[:-1], "all else is as in the golden script"
+    assert parse_script(script).archive == Path(sweep, "code/0123456789ab.zip")
+    assert parse_script(installed).archive is None
 
 
 def test_the_workers_command_quotes_what_it_is_given() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.errors import ConfigError, SlurmError, SubmitError
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.journal import Journal
@@ -44,10 +44,11 @@ def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: Fake
     assert [call.split()[0] for call in fake_slurm.calls()] == ["scontrol", "sinfo", "test-only", "sbatch"]
     assert "#SBATCH --array=0-49%50" in fake_slurm.script("101")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    assert [name for name in names if not name.startswith("slurm/")] == [
+    assert [name for name in names if not name.startswith(("slurm/", "code/"))] == [
         "specs.jsonl", "submissions.jsonl", "sweep.json",
     ]  # fmt: skip
-    assert len(names) <= 5
+    assert len([name for name in names if name.startswith("code/")]) <= 1, "one archive, if hpc_trainer is a checkout"
+    assert len(names) <= 6
     assert {path.stat().st_mode & 0o077 for path in folder.rglob("*") if not path.is_symlink()} == {0}
     assert list(read_specs(SweepPaths(folder)).values()) == specs
     assert json.loads(SweepPaths(folder).sweep.read_text())["run_ids"] == [spec.run_id for spec in specs]
@@ -230,6 +231,25 @@ def test_the_surrounding_job_is_not_seen(folder: Path, fake_slurm: FakeSlurm, mo
     assert fake_slurm.seen_environment("sbatch") == []
 
 
+def test_an_array_names_the_code_that_it_runs(folder: Path, fake_slurm: FakeSlurm) -> None:
+    submit(make_grid(folder, make_specs(1, *SLURM)))
+    (archive,) = (folder / "code").iterdir()
+    (submission,) = read_submissions(SweepPaths(folder))
+    assert submission.code is not None
+    assert archive.name == f"{submission.code[:12]}.zip"
+    assert f" {archive} --sweep-dir " in fake_slurm.script("101")
+    assert json.loads(SweepPaths(folder).sweep.read_text())["code"]["snapshot"]["digest"] == submission.code
+
+
+def test_nothing_is_written_when_the_code_cannot_be_frozen(folder: Path, fake_slurm: FakeSlurm) -> None:
+    specs = [make_spec(*SLURM, snapshot__max_files=10)]
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"more than snapshot.max_files=10 files"):
+        submit(make_grid(folder, specs))
+    assert list(folder.iterdir()) == []
+    assert fake_slurm.calls("sbatch") == []
+
+
 # --- the local executor ---
 
 
@@ -274,7 +294,7 @@ def test_the_local_queue_outlives_the_command_and_knows_its_intent(
         return children[0]
 
     monkeypatch.setattr(subprocess, "Popen", record)
-    monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", dict)
+    monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", lambda _: {})
     (array,) = submit(make_grid(folder, make_specs(2), Executor.local))
     (argv,) = started
     children[0].wait()

@@ -66,3 +66,13 @@ def test_the_handler_does_not_touch_what_it_interrupts(capfd: pytest.CaptureFixt
     for _ in range(50):
         os.kill(os.getpid(), signal.SIGTERM)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_was_held_back_at_the_start_counts(number: signal.Signals) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.raise_signal(number)  # to this thread: another one of the test runner would take what kill sends
+    stop = StopFlag()
+    stop.install()
+    assert stop.signal_name == number.name
+    assert not set(STOP_SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
