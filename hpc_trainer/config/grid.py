@@ -18,6 +18,8 @@ class Point:
 
     overrides: tuple[str, ...]
     axes: dict[str, str]
+    num_fixed: int = 0
+    """So many overrides, the first ones, are the same on all points."""
 
 
 def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
@@ -41,7 +43,7 @@ def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
     for head in _product(heads):
         base = [*given, *(f"{key}={value}" for key, value in head.items())]
         named = {key.split("@")[0] for key in tails} | {_key(line) for line in base}
-        in_config = _config_axes(composer, [*defaults, *base, *_first(tails)])
+        in_config = _config_axes(composer, [*defaults, *base, *_first(tails)], len(defaults) + len(given))
         from_config = {key: values for key, values in in_config.items() if key not in named}
         # The person's own file is the weakest: an axis of the configuration replaces its value.
         fixed = [*(line for line in defaults if _key(line) not in from_config), *given]
@@ -49,7 +51,7 @@ def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
             chosen = {**head, **tail}
             lines = (f"{key}={value}" for key, value in chosen.items())
             axes_of_point = {key.lstrip("+"): value for key, value in chosen.items()}
-            points.append(Point(overrides=(*fixed, *lines), axes=axes_of_point))
+            points.append(Point(overrides=(*fixed, *lines), axes=axes_of_point, num_fixed=len(fixed)))
     return points
 
 
@@ -77,9 +79,9 @@ def _sweep_values(composer: Composer, override: Override) -> list[str]:
     return values
 
 
-def _config_axes(composer: Composer, overrides: Sequence[str]) -> dict[str, list[str]]:
+def _config_axes(composer: Composer, overrides: Sequence[str], num_fixed: int) -> dict[str, list[str]]:
     axes: dict[str, list[str]] = {}
-    for key, values in composer.compose(overrides).sweep.axes.items():
+    for key, values in composer.fast.compose(overrides, num_fixed).config.sweep.axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"sweep.axes.{key}={values!r} must be a list with at least one value, as [1, 2].")
         axes[str(key)] = [str(value) if composer.is_group(str(key)) else override_value(value) for value in values]

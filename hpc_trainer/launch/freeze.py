@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.grid import expand
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.user import read_user_config
@@ -27,6 +28,8 @@ class Grid:
     num_duplicates: int
     max_parallel: int
     group_readable: bool
+    compose_counts: Mapping[str, int] = field(default_factory=dict)
+    """Points by the way they were composed: plain, omegaconf, hydra (0.1 s each: Hydra's own compose)."""
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
@@ -37,24 +40,28 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     """
     problems: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
-    configs: list[TrainConfig] = []
+    places: dict[tuple[str, ...], TrainConfig] = {}
+    memo = Memo()
+    own_trust = read_user_config().get("trust") or []
     with Composer(config_dirs) as composer:
         points = expand(composer, overrides)
         for point in points:
-            config = composer.compose(point.overrides)
-            _check_trust(config)
+            config = composer.fast.compose(point.overrides, point.num_fixed).config
+            _check_trust(config, own_trust)
             config.trust = [*config.trust, *trust]
             try:
-                validate(config)
+                validate(config, memo)
             except ConfigError as error:
                 problems.update(dict.fromkeys(str(error).splitlines()))
                 continue
-            spec = freeze(config, axes=point.axes, overrides=point.overrides)
+            spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
             if specs.setdefault(spec.run_id, spec).digest != spec.digest:
                 problems[f"two points share the run id {spec.run_id} by chance: split the grid in two."] = None
-            configs.append(config)
+            places.setdefault(_place(config), config)
+        counts = dict(composer.fast.counts)
     if problems:
         raise ConfigError("\n".join(problems))
+    configs = list(places.values())
     first = configs[0]
     _check_one_place(configs)
     runs_dir = Path(first.paths.runs_dir).expanduser() if first.paths.runs_dir else default_runs_dir()
@@ -69,17 +76,21 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         num_duplicates=len(points) - len(specs),
         max_parallel=first.local.max_parallel,
         group_readable=first.paths.group_readable,
+        compose_counts=counts,
     )
 
 
-def _check_trust(config: TrainConfig) -> None:
+def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
     """A configuration file must not put its own code on the list of what may be built."""
-    own = read_user_config().get("trust") or []
     if config.trust and config.trust != own:
         raise ConfigError(
             f"trust={config.trust} cannot be set by a configuration. Say it yourself: "
             + " ".join(f"--trust {prefix}" for prefix in config.trust)
         )
+
+
+def _place(config: TrainConfig) -> tuple[str, ...]:
+    return (config.sweep_name or config.experiment_name, config.cluster.executor.value, config.cluster.name)
 
 
 def _check_one_place(configs: Sequence[TrainConfig]) -> None:
