@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.default_element import ResultDefault
 from omegaconf import DictConfig, OmegaConf
 
-from hpc_trainer.config.hydra_parts import Defaults, HydraParts, has_interpolation, leaf_of
+from hpc_trainer.config.hydra_parts import Defaults, HydraParts, leaf_of, section_of
 from hpc_trainer.config.lines import Line, UnusualOverrideError, read_line
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
@@ -56,6 +56,10 @@ class FastComposer:
         self._parts = parts
         self._lines: dict[str, Line | None] = {}
         self._bases = _Bases(composer, parts)
+
+    def is_group(self, key: str) -> bool:
+        """Whether Hydra takes an override of `key` for a choice of a group."""
+        return self._parts.is_group(key)
 
     def compose(self, overrides: Sequence[str], num_fixed: int = 0) -> Composed:
         """What `Composer.compose` makes of the same overrides, and the choices made.
@@ -331,10 +335,12 @@ class _Bases:
     def _make_swap(self, reference: _Base, index: int, line: Line) -> _Swap | None:
         groups = (*reference.groups[:index], line, *reference.groups[index + 1 :])
         defaults = self._defaults(groups)
-        touched = self._sections_touched(reference.entries, defaults.entries)
+        touched = self._parts.sections_touched(reference.entries, defaults.entries)
         if touched is None or not touched <= _SECTIONS:
             return None
-        bare = self._parts.compose([each for each in defaults.entries if _top(each) in touched or not _top(each)])
+        bare = self._parts.compose(
+            [each for each in defaults.entries if section_of(each) in touched or not section_of(each)]
+        )
         cfg = self._with_fixed(bare, [each for each in reference.fixed if each.section in touched])
         sections = {name: _Section(name, _typed_section(cfg, name), bare, cfg, self) for name in sorted(touched)}
         changed = {
@@ -344,28 +350,6 @@ class _Bases:
         }
         return _Swap(sections=sections, choices=changed)
 
-    def _sections_touched(
-        self, before: Sequence[ResultDefault], after: Sequence[ResultDefault]
-    ) -> frozenset[str] | None:
-        """Sections whose files differ; None where the difference may reach further.
-
-        A section is merged from the files of its package and of the root package, in order. If the files of two
-        choices differ in one package only, and the choice steers no other one, all other sections stay the same.
-        """
-        ours, theirs = {_identity(each): each for each in before}, {_identity(each): each for each in after}
-        if len(ours) != len(before) or len(theirs) != len(after):
-            return None
-        if [each for each in ours if each in theirs] != [each for each in theirs if each in ours]:
-            return None
-        different = [each for key, each in {**ours, **theirs}.items() if (key in ours) != (key in theirs)]
-        for each in different:
-            if not _top(each) or any(default.is_override() for default in self._parts.defaults_of(each)):
-                return None
-        for each in {**ours, **theirs}.values():
-            if any(has_interpolation(default) for default in self._parts.defaults_of(each)):
-                return None
-        return frozenset(_top(each) for each in different)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Swap:
@@ -373,14 +357,6 @@ class _Swap:
 
     sections: Mapping[str, _Section]
     choices: Mapping[str, str | None]
-
-
-def _identity(entry: ResultDefault) -> tuple[str | None, str | None, str | None, bool]:
-    return entry.config_path, entry.package, entry.parent, entry.is_self
-
-
-def _top(entry: ResultDefault) -> str:
-    return (entry.package or "").partition(".")[0]
 
 
 def _typed_section(cfg: DictConfig, name: str) -> Any:

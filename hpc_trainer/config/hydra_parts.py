@@ -79,17 +79,48 @@ class HydraParts:
         with _quiet():
             ConfigLoaderImpl._apply_overrides_to_config(list(overrides), composed)
 
-    def defaults_of(self, entry: ResultDefault) -> list[InputDefault]:
+    def sections_touched(
+        self, before: Sequence[ResultDefault], after: Sequence[ResultDefault]
+    ) -> frozenset[str] | None:
+        """Sections whose files differ; None where the difference may reach further.
+
+        A section is merged from the files of its package and of the root package, in order. If the files of two
+        choices differ in one package only, and the choice steers no other one, all other sections stay the same.
+        """
+        ours, theirs = {_identity(each): each for each in before}, {_identity(each): each for each in after}
+        if len(ours) != len(before) or len(theirs) != len(after):
+            return None
+        if [each for each in ours if each in theirs] != [each for each in theirs if each in ours]:
+            return None
+        different = [each for key, each in {**ours, **theirs}.items() if (key in ours) != (key in theirs)]
+        for each in different:
+            if not section_of(each) or any(default.is_override() for default in self._defaults_of(each)):
+                return None
+        for each in {**ours, **theirs}.values():
+            if any(_has_interpolation(default) for default in self._defaults_of(each)):
+                return None
+        return frozenset(section_of(each) for each in different)
+
+    def _defaults_of(self, entry: ResultDefault) -> list[InputDefault]:
         """The defaults list of one file; [] without one."""
         assert entry.config_path is not None
         loaded = self._repo.load_config(entry.config_path)
         return list(loaded.defaults_list or []) if loaded is not None else []
 
 
-def has_interpolation(default: InputDefault) -> bool:
+def _has_interpolation(default: InputDefault) -> bool:
     """Whether a line of a defaults list depends on other choices."""
     value = default.value if isinstance(default, GroupDefault) else getattr(default, "path", "")
     return "${" in f"{value} {default.package or ''}"
+
+
+def _identity(entry: ResultDefault) -> tuple[str | None, str | None, str | None, bool]:
+    return entry.config_path, entry.package, entry.parent, entry.is_self
+
+
+def section_of(entry: ResultDefault) -> str:
+    """The section that a file is merged into; "" for the root package, which may reach any section."""
+    return (entry.package or "").partition(".")[0]
 
 
 def leaf_of(section: DictConfig, key: str) -> ValueNode | None:

@@ -21,17 +21,21 @@ FILES = {
     "experiment/plain": "# @package _global_\nexperiment_name: plain\ntrain:\n  num_steps: 9\noptim:\n  lr: 0.5\n",
     "experiment/linked": "# @package _global_\ntrain:\n  num_steps: 40\n  eval_every_steps: ${train.num_steps}\n",
     "experiment/hydra_too": "# @package _global_\nhydra:\n  job:\n    name: mine\nseed: 3\n",
-    "hardware/steers": "defaults:\n  - override /parallel: none\nname: steers\nnum_nodes: 1\n",
-    "hardware/steers_back": "defaults:\n  - override /parallel: ddp\nname: steers_back\nnum_nodes: 1\n",
+    # Two groups that steer a third one: whichever is merged later wins.
+    "precision/steers": "defaults:\n  - override /optim@_global_.optim: sgd\ncompute_dtype: bf16\n",
+    "checkpoint/steers": "defaults:\n  - override /optim@_global_.optim: adamw\nevery_steps: 9\n",
+    "checkpoint/steers_too": (
+        "defaults:\n  - override /optim@_global_.optim: sgd\n  - override /model@_global_.model: gpt\n"
+    ),
     "hardware/linked": "name: linked\nnum_nodes: 1\ntime_limit_min: ${train.num_steps}\n",
     "hardware/plain": "name: plain\nnum_nodes: 2\ngpus_per_node: 4\n",
     "hardware/nested": "defaults:\n  - part@_here_: big\n  - _self_\nname: nested\n",
     "hardware/part/big": "num_nodes: 8\ngpus_per_node: 2\n",
     "hardware/part/small": "num_nodes: 1\ngpus_per_node: 1\n",
     "hardware/wide": "# @package _global_\nhardware:\n  name: wide\nseed: 77\n",
-    "data/follows": "defaults:\n  - digits_schema\n  - extra_${optim}\n  - _self_\nname: digits\n",
-    "data/extra_adamw": "num_eval: 11\n",
-    "data/extra_sgd": "num_eval: 22\n",
+    "data/follows": "defaults:\n  - digits_schema\n  - extra@_here_: ${optim}\n  - _self_\nname: digits\n",
+    "data/extra/adamw": "num_eval: 11\n",
+    "data/extra/sgd": "num_eval: 22\n",
     "model/child": "defaults:\n  - cnn\n  - _self_\nname: child\nnum_channels: 7\n",
     "model/missing": "defaults:\n  - mlp_schema\n  - _self_\nname: missing\nhidden_dim: ???\n",
     "model/flexible": "defaults:\n  - custom_schema\n  - _self_\n_target_: torch.nn.Linear\nkwargs:\n  a: 1\n",
@@ -98,6 +102,8 @@ _SPECIAL = [
     "hydra.verbose=true", "hydra/job_logging=disabled", "+tracker=none", "model@data=cnn", "+experiment=plain",
     "model=null", "model=[mlp,cnn]", "hardware/part@hardware=small", "seed=1,2", "seed", "=3", "optim.lr==3",
     "model={hidden_dim:5}", "hardware={}", "parallel.timeout_s=${seed}", "seed= 5 ", "sweep_name=a b",
+    "sweep_name=$\\{seed}", "hardware.source=$\\{optim.lr}", "cluster.setup=[$\\{seed}]", "hardware.source='\\???'",
+    "++model.kwargs.deep={a:[$\\{seed}]}", "hardware.source=?\\??",
 ]  # fmt: skip
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from hydra.core.default_element import ResultDefault
+from omegaconf import DictConfig, OmegaConf
 
 from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.hydra_parts import HydraParts
 from hpc_trainer.config.load import to_typed
 from hpc_trainer.errors import ConfigError
 from tests.unit.config.random_overrides import Maker, write_files
 
-SETS_A_CHUNK = 50
-CHUNKS = 12  # 600 sets
+SETS_A_CHUNK = 40
+CHUNKS = 13  # 520 sets; a set takes up to three of Hydra's own composes, 0.1 s each
 
 
 def _hydra_says(composer: Composer, lines: list[str]) -> tuple[str, object]:
@@ -60,3 +64,48 @@ def test_the_fast_ways_equal_hydras_own(seed: int, tmp_path: Path) -> None:
 def _exact(config: object) -> str:
     """Equality that tells 1 from 1.0 and True, and a list from a tuple."""
     return repr(copy.deepcopy(config))
+
+
+@pytest.mark.parametrize(
+    ("lines", "way"),
+    [
+        (["model=cnn", "optim.lr=0.1", "seed=3", "precision.compute_dtype=bf16"], "plain"),
+        (["optim.betas=[0.5,0.6]"], "omegaconf"),
+        (["+cluster.env.A=b"], "omegaconf"),
+        (["train.eval_every_steps=${train.num_steps}"], "omegaconf"),
+        (["hydra.verbose=true"], "hydra"),
+    ],
+)
+def test_the_way_of_a_point_is_counted(lines: list[str], way: str) -> None:
+    with Composer() as composer:
+        assert composer.fast.compose(lines).way == way
+        assert composer.fast.counts == {way: 1}
+
+
+def test_many_groups_are_not_composed_in_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[int] = []
+    original = HydraParts.compose
+
+    def count(parts: HydraParts, entries: Sequence[ResultDefault]) -> DictConfig:
+        composed.append(len(entries))
+        return original(parts, entries)
+
+    monkeypatch.setattr(HydraParts, "compose", count)
+    axes = {"model": ("mlp", "cnn", "gpt"), "optim": ("adamw", "sgd"), "schedule": ("cosine", "constant"),
+            "hardware": ("cpu_x1", "cpu_x2", "gpu_x1")}  # fmt: skip
+    with Composer() as composer:
+        for choices in itertools.product(*axes.values()):
+            lines = [f"{group}={choice}" for group, choice in zip(axes, choices, strict=True)]
+            made = composer.fast.compose(["experiment=digits", *lines])
+            assert made.config.hardware.name == choices[3]
+            assert {group: (made.choices or {})[group] for group in axes} == dict(zip(axes, choices, strict=True))
+    assert len(composed) == 1 + 2 + 1 + 1 + 2, "one for the first combination, one for each other choice"
+
+
+def test_points_share_sections_that_are_equal_and_no_root() -> None:
+    with Composer() as composer:
+        one, two, three = (composer.fast.compose(["optim.lr=0.1", f"seed={seed}"]).config for seed in (1, 2, 1))
+    assert one.optim is two.optim
+    assert one.train is two.train
+    assert one == three
+    assert one is not three
