@@ -47,7 +47,7 @@ class Condition:
         """
         try:
             result = self._evaluate(value_of)
-        except (TypeError, ZeroDivisionError, OverflowError) as error:
+        except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
             raise ConfigError(f"condition {self.text!r}: {error}. {_RULE}.") from error
         if not isinstance(result, bool):
             raise ConfigError(f"condition {self.text!r} must be true or false, and is {result!r}. {_RULE}.")

@@ -59,7 +59,7 @@ def read_line(
     is_group = is_group_name(key) and not isinstance(value, dict)
     section, _, rest = key.partition(".")
     is_change = override.type is OverrideType.CHANGE and override.package is None
-    # Looked for in the value, not in the text: Hydra's own sweeps write ${x} as $\\{x}, which parses to ${x} again.
+    # Looked for in the value, not in the text: Hydra's own sweeps write ${x} as $\{x\}, which parses to ${x} again.
     is_plain_value = not isinstance(value, (dict, list)) and "???" not in str(value)
     is_local = bool(_KEY.match(key)) and override.package is None and "${" not in str(value)
     if is_local and not rest:

@@ -101,9 +101,11 @@ _SPECIAL = [
     "data={num_workers:${seed}}", "optim.betas.0=0.5", "optim.betas.5=0.5", "optim.betas=${optim.betas}",
     "hydra.verbose=true", "hydra/job_logging=disabled", "+tracker=none", "model@data=cnn", "+experiment=plain",
     "model=null", "model=[mlp,cnn]", "hardware/part@hardware=small", "seed=1,2", "seed", "=3", "optim.lr==3",
-    "model={hidden_dim:5}", "hardware={}", "parallel.timeout_s=${seed}", "seed= 5 ", "sweep_name=a b",
-    "sweep_name=$\\{seed}", "hardware.source=$\\{optim.lr}", "cluster.setup=[$\\{seed}]", "hardware.source='\\???'",
-    "++model.kwargs.deep={a:[$\\{seed}]}", "hardware.source=?\\??",
+    "model={hidden_dim:5}", "hardware={}", "parallel.timeout_s=${seed}", "seed= 5 ",
+    "sweep_name=a b",
+    "sweep_name=$\\{seed\\}", "hardware.source=$\\{optim.lr\\}", "cluster.setup=[$\\{seed\\}]", "hardware.source='\\???'",
+   
+    "++model.kwargs.deep={a:[$\\{seed\\}]}", "hardware.source=?\\??",
 ]  # fmt: skip
 
 

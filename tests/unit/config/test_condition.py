@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -57,6 +58,15 @@ def test_all_else_is_refused_unread(text: str) -> None:
 def test_values_that_do_not_fit_are_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"condition .*: "):
         read_condition(text).holds(_VALUES.__getitem__)
+
+
+@pytest.mark.parametrize("sign", ["-", "not "])
+def test_however_deep_a_condition_is_it_ends_in_an_answer(sign: str) -> None:
+    for depth in range(50, 1000 // len(sign) - 10, 100):
+        with contextlib.suppress(ConfigError):
+            read_condition(sign * depth + "(seed == 3)" if sign == "not " else sign * depth + "seed == 3").holds(
+                _VALUES.__getitem__
+            )
 
 
 def test_values_of_a_composed_point() -> None:

@@ -52,8 +52,8 @@ def test_overrides_that_only_hydra_itself_can_take(text: str) -> None:
         ("optim.betas=[1,2]", False, True), ("optim={lr:1}", False, True), ("+cluster.env.A=1", False, True),
         ("~cluster.env.A", False, True), ("cluster.env.A=1", False, True), ("trust=[a]", False, False),
         ("optim.lr=${seed}", False, False), ("optim={lr:${seed}}", False, False), ("optim.name='???'", False, True),
-        ("~optim", False, False), ("optim.betas.0=1", False, False), ("optim.name=$\\{seed}", False, False),
-        ("optim={name:[$\\{seed}]}", False, False),
+        ("~optim", False, False), ("optim.betas.0=1", False, False), ("optim.name=$\\{seed\\}", False, False),
+        ("optim={name:[$\\{seed\\}]}", False, False),
     ],
 )  # fmt: skip
 def test_how_far_an_override_reaches(text: str, is_scalar: bool, is_local: bool) -> None:
