@@ -103,8 +103,8 @@ _SPECIAL = [
     "model=null", "model=[mlp,cnn]", "hardware/part@hardware=small", "seed=1,2", "seed", "=3", "optim.lr==3",
     "model={hidden_dim:5}", "hardware={}", "parallel.timeout_s=${seed}", "seed= 5 ",
     "sweep_name=a b",
-    "sweep_name=$\\{seed\\}", "hardware.source=$\\{optim.lr\\}", "cluster.setup=[$\\{seed\\}]", "hardware.source='\\???'",
-   
+    "sweep_name=$\\{seed\\}", "hardware.source=$\\{optim.lr\\}", "cluster.setup=[$\\{seed\\}]",
+    "hardware.source='\\???'",
     "++model.kwargs.deep={a:[$\\{seed\\}]}", "hardware.source=?\\??",
 ]  # fmt: skip
 
