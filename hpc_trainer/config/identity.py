@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 
 # Where, when and how loudly a run runs does not change what it computes.
-_OTHER_SECTIONS = (
+_OTHER_SECTIONS = frozenset((
     "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "local", "paths", "snapshot",
     "sweep", "budget", "trust",
-)  # fmt: skip
+))  # fmt: skip
 _OTHER_KEYS = {
     "hardware": (
         "name", "partition", "qos", "constraint", "exclude", "time_limit_min", "source", "checked",
@@ -25,21 +25,27 @@ _OTHER_KEYS = {
     "data": ("num_workers",),
     "parallel": ("timeout_s",),
 }  # fmt: skip
+# The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
+_text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
-def result_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that decides the result: what the hash is taken of."""
-    kept = copy.deepcopy({key: value for key, value in plain.items() if key not in _OTHER_SECTIONS})
-    for section, keys in _OTHER_KEYS.items():
-        for key in keys:
-            kept[section].pop(key, None)
-    return kept
+def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
+    """SHA-256 (64 hex digits) over the part of a resolved configuration that decides the result.
+
+    Independent of key order. With a `memo`, a section that several configurations share is written once.
+    """
+    of = (memo or Memo()).of
+    parts = [
+        f'"{name}":{of(_section_text, name, value) if isinstance(value, dict) else _text(value)}'
+        for name, value in sorted(plain.items())
+        if name not in _OTHER_SECTIONS
+    ]
+    return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()
 
 
-def config_digest(plain: Mapping[str, Any]) -> str:
-    """SHA-256 (64 hex digits) over `result_keys`, independent of key order."""
-    text = json.dumps(result_keys(plain), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def _section_text(name: str, section: Mapping[str, Any]) -> str:
+    left_out = _OTHER_KEYS.get(name, ())
+    return _text({key: value for key, value in section.items() if key not in left_out})
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:

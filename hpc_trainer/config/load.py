@@ -10,9 +10,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
+
+# Key of the root -> whether it is a section.
+ROOT_KEYS = {each.name: dataclasses.is_dataclass(each.default_factory) for each in dataclasses.fields(TrainConfig)}
 
 
 def to_typed(composed: DictConfig) -> TrainConfig:
@@ -29,15 +33,24 @@ def to_typed(composed: DictConfig) -> TrainConfig:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {error.msg or error}") from error
+    except AttributeError as error:  # `++` adds a key to a typed section, and only the dataclass notices
+        raise ConfigError(f"a key was added that its section does not have: {error}.") from error
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"the configuration must be a TrainConfig, not {type(config).__name__}")
     return config
 
 
-def to_plain(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as what JSON can hold: enums by name, nothing else changed."""
+def to_plain(config: TrainConfig, memo: Memo | None = None) -> dict[str, Any]:
+    """The configuration as what JSON can hold: enums by name, nothing else changed.
+
+    With a `memo`, configurations that share a section share its plain form too.
+    """
     # By hand: OmegaConf's own way (to_container of structured) takes 16 ms a point, this 0.1 ms.
-    return {each.name: _plain(getattr(config, each.name)) for each in dataclasses.fields(config)}
+    of = (memo or Memo()).of
+    return {
+        name: of(_plain, getattr(config, name)) if is_section else _plain(getattr(config, name))
+        for name, is_section in ROOT_KEYS.items()
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -16,7 +18,7 @@ from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError
 
@@ -29,29 +31,39 @@ _LONGEST_MIN = 2**31 // 60
 _LONGEST_LEAD_S = 2**16 - 1
 
 
-def validate(config: TrainConfig) -> None:
+def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     """Checks every rule, then fills in the batch sizes that were left open and makes paths absolute.
+
+    Sections that change are replaced by copies: points of a grid share theirs. With a `memo`, points that shared a
+    section share the copy too.
 
     Raises:
         ConfigError: all problems found, a line each.
     """
-    problems = list(find_problems(config))
+    memo = memo or Memo()
+    problems = list(find_problems(config, memo))
     if problems:
         raise ConfigError("\n".join(problems))
-    resolve_batch(config)
-    if isinstance(config.data, TextBytesConfig) and config.data.path is not None:
+    config.train = memo.of(_with_batch, config.train, config.hardware)
+    config.data = memo.of(_with_absolute_path, config.data)
+
+
+def _with_absolute_path(data: DataConfig) -> DataConfig:
+    if isinstance(data, TextBytesConfig) and data.path is not None:
         # The worker's working folder may be another one.
-        config.data.path = str(Path(config.data.path).expanduser().resolve())
+        return dataclasses.replace(data, path=str(Path(data.path).expanduser().resolve()))
+    return data
 
 
-def find_problems(config: TrainConfig) -> Iterator[str]:
+def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
     """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s."""
+    memo = memo or Memo()
     yield from _general(config)
-    yield from _hardware(config.hardware)
+    yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
     yield from _batch(config)
     yield from _optim(config)
-    yield from _model(config.model)
+    yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
     trusted = config.trust
@@ -128,6 +140,14 @@ def _home(key: str, path: str | None) -> Iterator[str]:
         Path(path or "").expanduser()
     except RuntimeError:
         yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
+
+
+def _hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
+    return tuple(_hardware(hardware))
+
+
+def _model_problems(model: ModelConfig) -> tuple[str, ...]:
+    return tuple(_model(model))
 
 
 def _hardware(hardware: HardwareConfig) -> Iterator[str]:
@@ -223,13 +243,14 @@ def _batch(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def resolve_batch(config: TrainConfig) -> None:
-    """Sets micro_batch_size and grad_accum_steps so that their product with the world size is the global batch."""
-    train, world_size = config.train, config.hardware.world_size
-    if train.grad_accum_steps is None:
-        micro = train.micro_batch_size or train.global_batch_size // world_size
-        train.grad_accum_steps = train.global_batch_size // (micro * world_size)
-    train.micro_batch_size = train.global_batch_size // (train.grad_accum_steps * world_size)
+def _with_batch(train: LoopConfig, hardware: HardwareConfig) -> LoopConfig:
+    """With micro_batch_size and grad_accum_steps: their product with the world size is the global batch."""
+    accum = train.grad_accum_steps
+    if accum is None:
+        micro = train.micro_batch_size or train.global_batch_size // hardware.world_size
+        accum = train.global_batch_size // (micro * hardware.world_size)
+    micro = train.global_batch_size // (accum * hardware.world_size)
+    return dataclasses.replace(train, micro_batch_size=micro, grad_accum_steps=accum)
 
 
 def _optim(config: TrainConfig) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,22 @@ def append_lines(path: Path, records: list[Mapping[str, Any]], *, sync: bool = T
 
     A torn last line (the writer was killed) is ended first, so that it spoils itself only.
     """
-    if not records:
-        return
-    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    if records:
+        append_texts(path, ["".join(json.dumps(record) + "\n" for record in records)], sync=sync)
+
+
+def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None:
+    """Appends texts of whole lines, each by a single write, then fsync once; a torn last line is ended first."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            data = b"\n" + data
-        written = os.write(descriptor, data)
-        if written != len(data):
-            raise OSError(f"{path}: {written} of {len(data)} bytes written; is the disk full?")
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        for text in texts:
+            data = (b"\n" if is_torn else b"") + text.encode()
+            is_torn = False
+            written = os.write(descriptor, data)
+            if written != len(data):
+                raise OSError(f"{path}: {written} of {len(data)} bytes written; is the disk full?")
         if sync:
             os.fsync(descriptor)
     finally:

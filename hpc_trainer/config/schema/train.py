@@ -57,11 +57,29 @@ class PathsConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class SweepBlock:
+    """One block of `sweep.blocks`: a grid of its own, beside what stands in `sweep` for all blocks."""
+
+    axes: dict[str, Any] = field(default_factory=dict)
+    """Key or group -> list of values. Replaces an axis of the same key that is for all blocks."""
+    zip: list[dict[str, Any]] = field(default_factory=list)
+    """Axes that step together: each item maps keys or groups to lists of equal length."""
+    exclude: list[str] = field(default_factory=list)
+    """Conditions: points of this block of which one is true are left out."""
+
+
+@dataclass(kw_only=True, slots=True)
 class SweepConfig:
-    """`sweep`: axes of a grid, kept in a file instead of the command line."""
+    """`sweep`: a grid, kept in a file instead of the command line."""
 
     axes: dict[str, Any] = field(default_factory=dict)
     """Key or group -> list of values. An axis of the same key on the command line wins."""
+    zip: list[dict[str, Any]] = field(default_factory=list)
+    """Axes that step together: each item maps keys or groups to lists of equal length."""
+    exclude: list[str] = field(default_factory=list)
+    """Conditions, as `model == 'mlp' and optim.lr > 1e-3`: points of which one is true are left out."""
+    blocks: list[SweepBlock] = field(default_factory=list)
+    """Grids that are joined, one after the other; [] is one grid."""
 
 
 @dataclass(kw_only=True, slots=True)

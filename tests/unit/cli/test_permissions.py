@@ -71,7 +71,7 @@ def test_under_umask_002_nobody_else_may_write(
     assert modes(runs_dir) == {"folders": {folder}, "files": {file, archive}}
     names = {path.name for path in (runs_dir / "s").rglob("*")}
     assert {"specs.jsonl", "submissions.jsonl", "sweep.json", "slurm"} <= names
-    assert sum(name.endswith(".sh") for name in names) == 3
+    assert sum(name.endswith(".sh") for name in names) == 4
 
 
 def test_what_lives_for_a_moment_is_ours_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

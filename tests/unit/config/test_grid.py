@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.grid import Point, expand
+from hpc_trainer.config.grid import Point, expand, expand_grid
 from hpc_trainer.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fake_slurm")
@@ -130,3 +130,41 @@ def test_the_persons_own_value_gives_way_to_the_axis(
     points = expand(composer, ["seed=1,2"])
     assert [composer.compose(point.overrides).seed for point in points] == [1, 2]
     assert [composer.compose(point.overrides).seed for point in expand(composer, ["sweep=seeds"])] == [0, 1, 2, 3, 4]
+
+
+# --- axes that step together, conditions, sizes; files of sweep/ are in test_sweep_files.py ---
+
+
+def test_axes_step_together_on_the_command_line_too(composer: Composer) -> None:
+    points = expand(composer, ["seed=1,2", "sweep.zip=[{model:[mlp,cnn],optim.lr:[0.1,0.2]}]"])
+    assert _axes(points) == [("1", "mlp", "0.1"), ("1", "cnn", "0.2"), ("2", "mlp", "0.1"), ("2", "cnn", "0.2")]
+
+
+def test_a_condition_over_axes_is_decided_before_the_point_is_composed(composer: Composer) -> None:
+    lines = ["optim=adamw,sgd", "optim.momentum=0.5,0.9", "sweep.exclude=['optim == \"adamw\"']"]
+    grid = expand_grid(composer, lines)
+    assert _axes(grid.points) == [("sgd", "0.5"), ("sgd", "0.9")]
+    assert grid.num_excluded == 2
+    for point in grid.points:
+        composer.compose(point.overrides)
+
+
+def test_a_condition_over_other_keys_waits_for_the_composed_point(composer: Composer) -> None:
+    (point, _) = expand(composer, ["seed=1,2", "sweep.exclude=['train.num_steps > 3','seed == 3']"])
+    assert [condition.text for condition in point.exclude] == ["train.num_steps > 3"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["sweep.zip=[{seed:[1,2],optim.lr:[1]}]"], r"sweep\.zip\[0\]: .* of one length.* seed 2, optim\.lr 1"),
+        (["sweep.zip=[{seed:3}]"], r"sweep\.zip\[0\]\.seed=3 must be a list"),
+        (["sweep.zip=[{seed:[1]}]", "+sweep.axes.seed=[1,2]"], "seed is on two axes"),
+        (["sweep.exclude=['seed ==']", "seed=1,2"], "condition 'seed ==' cannot be read"),
+        (["seed=range(1000)", "train.num_steps=range(1,102)"],
+         r"101,000 points \(seed 1000 × train\.num_steps 101\).* at most 100,000"),
+    ],
+)  # fmt: skip
+def test_a_grid_that_cannot_be_is_refused(composer: Composer, lines: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expand(composer, lines)

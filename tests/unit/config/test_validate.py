@@ -317,6 +317,8 @@ def test_the_batch_is_resolved_or_refused(micro: int, accum: int, nodes: int, ra
     train.grad_accum_steps = accum if given in ("accum", "both") else None
     before = dataclasses.replace(train)
     validate(config)
+    assert train == before, "the section may belong to other points too: it is replaced, not changed"
+    train = config.train
     assert train.micro_batch_size is not None
     assert train.grad_accum_steps is not None
     assert train.global_batch_size == before.global_batch_size
@@ -327,7 +329,7 @@ def test_the_batch_is_resolved_or_refused(micro: int, accum: int, nodes: int, ra
         assert train.grad_accum_steps == 1
     resolved = dataclasses.replace(train)
     validate(config)
-    assert train == resolved, "once resolved, it stays"
+    assert config.train == resolved, "once resolved, it stays"
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)

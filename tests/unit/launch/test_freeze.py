@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import random
+import re
 from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.grid import expand
+from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import append_specs, freeze
+from tests.unit.config.random_overrides import write_files
 
 
 @pytest.mark.usefixtures("no_slurm")
@@ -83,3 +93,115 @@ def test_a_configuration_cannot_trust_itself(tmp_path: Path) -> None:
 def test_a_backslash_in_the_folder_of_sweeps_is_refused() -> None:
     with pytest.raises(ConfigError, match="backslash"):
         freeze_grid(["cluster=local", "paths.runs_dir='/tmp/back\\\\x'"])
+
+
+# --- the fast way against the slow one, point by point ---
+
+_AXES = {
+    "model": ["mlp", "cnn", "child", "flexible"], "optim": ["adamw", "sgd"],
+    "hardware": ["cpu_x1", "nested", "wide"],
+    "experiment": ["plain", "linked", "steers"], "data": ["digits", "follows"], "debug": ["smoke", "both"],
+    "precision": ["fp32", "steers"], "checkpoint": ["default", "steers"], "schedule": ["cosine", "elsewhere"],
+    "optim.lr": ["1e-3", "0.5", "1e-3"], "seed": ["1", "2", "1"],
+    "train.num_steps": ["50", "60"], "sweep_name": ["same"], "precision.compute_dtype": ["fp32", "bf16"],
+    "+cluster.env.A": ["b", "'c d'"], "optim.weight_decay": ["0", "0.25"], "train.global_batch_size": ["16", "32"],
+    "train.eval_every_steps": ["5", "${train.num_steps}"], "cluster.setup": ["[a]", "['b c',d]"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_grid_freezes_to_what_each_point_alone_freezes_to(seed: int, tmp_path: Path) -> None:
+    pick = random.Random(seed)
+    keys = pick.sample(sorted(_AXES), 5)
+    lines = [f"{key}={','.join(pick.sample(_AXES[key], min(len(_AXES[key]), pick.choice([1, 2, 3]))))}" for key in keys]
+    lines = ["cluster=local", "sweep_name=x", *(line for line in lines if not line.startswith("sweep_name"))]
+    print(f"seed {seed}: {lines}")
+    grid = freeze_grid(lines, config_dirs=[write_files(tmp_path / "conf")])
+    frozen = {spec.run_id: spec for spec in grid.specs}
+    num_compared = 0
+    with Composer([tmp_path / "conf"]) as composer:
+        points = expand(composer, lines)
+        for point in pick.sample(points, min(6, len(points))):
+            config = composer.compose(point.overrides)
+            validate(config)
+            alone = freeze(config, axes=point.axes, overrides=point.overrides)
+            kept = frozen[alone.run_id]
+            if kept.axes != point.axes:
+                continue  # merged with another point: what does not change the result may differ
+            num_compared += 1
+            assert (alone.config, alone.digest, alone.shape) == (kept.config, kept.digest, kept.shape)
+            assert repr(alone.config) == repr(kept.config)
+    assert num_compared
+    assert len(grid.specs) + grid.num_duplicates == len(points)
+    assert sum(grid.compose_counts.values()) == len(points)
+    assert grid.compose_counts.get("hydra", 0) == 0
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_the_file_of_specs_reads_back(tmp_path: Path) -> None:
+    grid = freeze_grid(["experiment=digits", "seed=range(300)", "optim.lr=1e-3,0.5", "cluster.setup=['é x']"])
+    tmp_path.chmod(0o700)
+    append_specs(SweepPaths(tmp_path), grid.specs)
+    records = [json.loads(line) for line in (tmp_path / "specs.jsonl").read_text().splitlines()]
+    assert records == [{"format": 1, **json.loads(json.dumps(dataclasses.asdict(spec)))} for spec in grid.specs]
+
+
+RUN_IDS = [
+    "mlp-digits-lr0.001-s0-d18b1b7082",
+    "mlp-digits-lr0.1-s0-b384b577cd",
+    "mlp-digits-lr0.001-s0-46e18ee6f2",
+    "mlp-digits-lr0.1-s0-41aff8eec8",
+    "cnn-digits-lr0.001-s0-5febe18ee9",
+    "cnn-digits-lr0.1-s0-8b987f7f6c",
+    "cnn-digits-lr0.001-s0-06b7ce0cfb",
+    "cnn-digits-lr0.1-s0-bec08d5598",
+]
+
+
+def test_run_ids_stay_what_they_are() -> None:
+    """A run id that changes is a run that is submitted again. These were made before points were composed fast."""
+    overrides = ["cluster=local", "experiment=digits", "model=mlp,cnn", "optim=adamw,sgd", "optim.lr=1e-3,0.1"]
+    assert [spec.run_id for spec in freeze_grid(overrides).specs] == RUN_IDS
+
+
+# --- conditions and duplicates ---
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_points_that_a_condition_leaves_out_are_counted() -> None:
+    condition = "hardware == 'cpu_x2' and train.global_batch_size % 2 == 1"
+    lines = ["hardware=cpu_x1,cpu_x2", "train.global_batch_size=31,32", f'sweep.exclude=["{condition}"]']
+    grid = freeze_grid(lines)
+    assert [(spec.axes["hardware"], spec.axes["train.global_batch_size"]) for spec in grid.specs] == [
+        ("cpu_x1", "31"), ("cpu_x1", "32"), ("cpu_x2", "32")
+    ]  # fmt: skip
+    assert grid.num_excluded == 1
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_condition_may_ask_for_what_is_on_no_axis() -> None:
+    lines = [
+        "model=mlp,cnn",
+        "seed=1,2",
+        "sweep.exclude=[\"model.num_channels == 32 and optim == 'adamw' and seed > 1\"]",
+    ]
+    grid = freeze_grid(lines)
+    assert [tuple(spec.axes.values()) for spec in grid.specs] == [("mlp", "1"), ("mlp", "2"), ("cnn", "1")]
+    assert grid.num_excluded == 1
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [("seed >= 0", "leaves out all 2 points"), ("optim.lrr > 1", "Did you mean optim.lr?")],
+)
+def test_conditions_that_cannot_be_meant(condition: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        freeze_grid(["seed=1,2", f'sweep.exclude=["{condition}"]'])
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_merged_points_are_shown_in_pairs() -> None:
+    grid = freeze_grid(["seed=1,2", "+cluster.env.A=b,c"])
+    assert grid.num_duplicates == 2
+    assert grid.duplicates[0] == ({"seed": "1", "cluster.env.A": "b"}, {"seed": "1", "cluster.env.A": "c"})

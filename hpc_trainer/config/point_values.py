@@ -1,0 +1,64 @@
+"""What a condition may ask of a point: the choice of a group, or the value of a key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.errors import ConfigError
+
+
+class PointValues:
+    """The values of one composed point, by dotted key or name of a group."""
+
+    def __init__(self, config: TrainConfig, choices: Callable[[], Mapping[str, str | None]]) -> None:
+        self._config = config
+        self._choices = choices
+
+    def __call__(self, name: str) -> Any:
+        """The value of `name`; a group gives its choice, an enum its name, a key of another variant None.
+
+        Raises:
+            ConfigError: no point has such a key or group; the message names the nearest one.
+        """
+        if "." not in name and name in self._choices():
+            return self._choices()[name]
+        value: Any = self._config
+        for part in name.split("."):
+            if isinstance(value, dict):
+                value = value.get(part)
+            elif dataclasses.is_dataclass(value) and part in {each.name for each in dataclasses.fields(value)}:
+                value = getattr(value, part)
+            else:
+                self._check(name)
+                return None
+        if dataclasses.is_dataclass(value):
+            keys = ", ".join(f"{name}.{each.name}" for each in dataclasses.fields(value))
+            raise ConfigError(f"{name} in a condition is a section. Use one of its keys: {keys}.")
+        return value.name if isinstance(value, enum.Enum) else value
+
+    def _check(self, name: str) -> None:
+        known = _keys()
+        if name not in known:
+            legal = sorted({*known, *self._choices()})
+            close = difflib.get_close_matches(name, legal, n=1, cutoff=0.5)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{name} in a condition: no such key or group.{hint}")
+
+
+@functools.cache
+def _keys() -> frozenset[str]:
+    """Every key of every variant, dotted."""
+    keys = set()
+    for name, hint in typing.get_type_hints(TrainConfig).items():
+        nodes = VARIANTS.get(name, {"": hint}).values()
+        keys |= {f"{name}.{each.name}" for node in nodes if dataclasses.is_dataclass(node)
+                 for each in dataclasses.fields(node)} or {name}  # fmt: skip
+    return frozenset(keys)
