@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -51,6 +51,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
         "waiting": len(waiting),
         "no_longer_in_grid": list(plan.no_longer_in_grid),
         "duplicates": plan.grid.num_duplicates,
+        "excluded": plan.grid.num_excluded,
         "gpu_hours_max": plan.gpu_hours_max,
         "limits": list(plan.binding),
         "notes": list(plan.notes),
@@ -112,6 +113,10 @@ def print_plan(plan: SweepPlan) -> None:
         print(f"Next: hpc-trainer submit {shlex.join(_given_overrides())}")  # to copy: not wrapped, no markup in it
 
 
+def _axes_line(axes: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in axes.items())
+
+
 def _given_overrides() -> list[str]:
     return [word for word in sys.argv[2:] if word not in ("--script", "--dry-run")]
 
@@ -124,8 +129,18 @@ def _print_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     out = console()
     for line in dict.fromkeys((*plan.notes, *more)):
         out.print(f"Note: {escape(line)}", soft_wrap=True)
-    if plan.grid.num_duplicates:
-        out.print(f"{plan.grid.num_duplicates} point(s) were the same run as another and merged.")
+    grid = plan.grid
+    if grid.num_duplicates:
+        out.print(f"{grid.num_duplicates} point(s) were the same run as another and merged.")
+        for kept, merged in grid.duplicates:
+            out.print(f"  {escape(_axes_line(merged))} is the same run as {escape(_axes_line(kept))}", soft_wrap=True)
+    if grid.num_excluded:
+        out.print(f"{grid.num_excluded} point(s) were left out by sweep.exclude.")
+    if grid.compose_counts.get("hydra"):
+        out.print(
+            f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/configure.md).",
+            soft_wrap=True,
+        )
     if plan.no_longer_in_grid:
         out.print(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left alone.")
     failed = sum(state in (RunState.FAILED, RunState.OUT_OF_MEMORY) for state in plan.states.values())

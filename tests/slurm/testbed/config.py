@@ -48,6 +48,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue={requeue}
 MaxArraySize={max_array}
+MaxJobCount={max_jobs}
 {accounting}
 GresTypes=gpu
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} \
@@ -107,7 +108,8 @@ def slurm_conf(spec: Spec) -> str:
         log=spec.log,
         spool=spec.spool,
         requeue=0 if spec.variant == "norequeue" else 1,
-        max_array=21 if spec.variant == "smallarray" else 1001,
+        max_array={"smallarray": 21, "large": 20_001}.get(spec.variant, 1001),
+        max_jobs=50_000 if spec.variant == "large" else 10_000,
         accounting=_accounting(spec),
         nodes=f"n[1-{len(NODES)}]",
         first=spec.node_ports[0],

@@ -14,7 +14,7 @@ SUITES = {"24.11": "trixie", "26.05": "forky"}
 """Debian suites that hold the other releases; each one runs from a folder of its own."""
 
 RELEASES = (HOST_RELEASE, *SUITES)
-VARIANTS = ("", "noaccounting", "norequeue", "cancel", "smallarray")
+VARIANTS = ("", "noaccounting", "norequeue", "cancel", "smallarray", "large")
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 CPUS_PER_NODE = 8

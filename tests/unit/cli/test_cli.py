@@ -88,6 +88,7 @@ PLAN = {
     "waiting": int,
     "no_longer_in_grid": list,
     "duplicates": int,
+    "excluded": int,
     "gpu_hours_max": (int, float),
     "limits": list,
     "notes": list,
