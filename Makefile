@@ -26,8 +26,8 @@ unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
-bench: $(VENV)/.dev  ## The figures of docs/benchmarks/, as ratios measured in one run
-	$(BIN)/python -m tests.benchmarks
+bench: $(VENV)/.dev $(VENV)/rival  ## The figures of docs/benchmarks/, as ratios measured in one run
+	$(BIN)/python -m tests.benchmarks $(VENV)/rival
 
 slurm-up: $(VENV)/.dev  ## A real Slurm on this machine: 4 virtual nodes, 16 pretend GPUs (SLURM=24.11, 26.05: newer ones)
 	@$(BIN)/python -m tests.slurm.testbed up
@@ -48,6 +48,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# Apart from ours: Hydra looks for plugins in every environment that it starts in.
+$(VENV)/rival: | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --no-deps --target=$@ hydra-submitit-launcher==1.2.0
 
 PYTHONS ?= python3.10 python3.12 python3.13
 pythons:  ## The layers without torch, on other Pythons: make pythons PYTHONS="python3.10 python3.13"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+import sys
+from pathlib import Path
 
 import psutil
 import torch
 
 from hpc_trainer import __version__
-from tests.benchmarks import command_line, loop
+from tests.benchmarks import command_line, frozen_code, grid, loop, submission
 
 if __name__ == "__main__":
     print(
@@ -16,4 +18,7 @@ if __name__ == "__main__":
         f"{psutil.cpu_count()} CPUs, load {psutil.getloadavg()[0]:.1f} before the start"
     )
     command_line.run()
+    grid.run()
+    frozen_code.run()
+    submission.run(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)
     loop.run()

@@ -59,7 +59,7 @@ def measure(folder: Path, num_modules: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in figures.items()}
 
 
-def main() -> None:
+def run() -> None:
     """Prints a line for each size."""
     for num_modules in (0, 100, 300):
         with tempfile.TemporaryDirectory() as folder:
@@ -69,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

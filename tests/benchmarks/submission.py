@@ -1,0 +1,146 @@
+"""From the keypress to the last sbatch that was accepted, on a real Slurm, beside hydra-submitit-launcher.
+
+The rival gets the same conf/ and the same grid; it takes the resources of its first point for all, so its hardware
+axis changes nothing but the configuration. It is stopped when its jobs are accepted: left alone it would wait for the
+last of them to end.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.slurm.testbed import bed
+from tests.slurm.testbed.cluster import SlurmCluster
+from tests.slurm.testbed.spec import BedError, Spec
+
+REPEATS = 5
+AXES = [
+    "hardware=testbed_x1,testbed_x4", "model=mlp,cnn", "optim=adamw,sgd", "schedule=cosine,constant",
+    "optim.lr=1e-3,2e-3,3e-3,1e-2", "optim.weight_decay=0,0.1", "train.num_steps=100,200",
+]  # fmt: skip
+FIXED = ["experiment=digits", "cluster=testbed"]
+# Points -> the eighth axis, and the budget in seconds (docs/benchmarks/submission.md).
+SIZES = {1024: ("seed=range(4)", 1.5), 10_240: ("seed=range(40)", 6.0)}
+# Notes when each sbatch that submits (not --test-only) came back.
+_SHIM = """#!/bin/sh
+{sbatch} "$@"
+code=$?
+case "$1" in --test-only) ;; *) [ $code = 0 ] && date +%s.%N >> {log} ;; esac
+exit $code
+"""
+_RIVAL = """
+import hydra
+from hpc_trainer.config.compose import conf_dir
+from hpc_trainer.config.store import register_schemas
+register_schemas()
+
+@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="train")
+def main(config):
+    print(config.seed)
+
+main()
+"""
+
+
+class _Bench:
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.accepted = folder / "accepted"
+        shim = folder / "bin" / "sbatch"
+        shim.parent.mkdir()
+        real = subprocess.run(
+            ["sh", "-c", "command -v sbatch"], env=cluster.env, capture_output=True, text=True, check=True
+        )
+        shim.write_text(_SHIM.format(sbatch=real.stdout.strip(), log=self.accepted))
+        shim.chmod(0o755)
+        self.env = {**cluster.env, "PATH": f"{shim.parent}:{cluster.env['PATH']}"}
+        cluster.run("scontrol", "update", "partitionname=main", "state=DOWN")  # jobs wait: only submitting is timed
+
+    def ours(self, words: list[str], number: int) -> tuple[float, float, float]:
+        """(seconds to the last accepted sbatch, seconds to the prompt, peak MiB)."""
+        argv = [sys.executable, "-m", "hpc_trainer", "submit", *FIXED, *words, f"sweep_name=bench{number}"]
+        env = {**self.env, "HPC_TRAINER_RUNS": str(self.folder / "runs")}
+        self.accepted.unlink(missing_ok=True)
+        begin = time.time()
+        subprocess.run(argv, cwd=self.folder, env=env, check=True, capture_output=True)
+        end = time.time()
+        accepted = max(map(float, self.accepted.read_text().split())) - begin
+        self._end_all()
+        # ru_maxrss of all children: the largest so far; ours run before the rival does.
+        return accepted, end - begin, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+    def rival(self, words: list[str], rival_path: Path) -> float:
+        """Seconds until hydra-submitit-launcher's array is accepted."""
+        script = self.folder / "rival.py"
+        script.write_text(_RIVAL)
+        argv = [
+            sys.executable, str(script), "-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=main",
+            "hydra.launcher.array_parallelism=256", f"hydra.sweep.dir={self.folder}/multirun", *FIXED, *words,
+        ]  # fmt: skip
+        self.accepted.unlink(missing_ok=True)
+        env: Mapping[str, str] = {**self.env, "PYTHONPATH": str(rival_path)}
+        begin = time.time()
+        with (self.folder / "rival.log").open("wb") as log:
+            process = subprocess.Popen(argv, cwd=self.folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        while not self.accepted.exists():
+            if process.poll() is not None:
+                raise RuntimeError((self.folder / "rival.log").read_text()[-3000:])
+            time.sleep(0.02)
+        taken = max(map(float, self.accepted.read_text().split())) - begin
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._end_all()
+        return taken
+
+    def _end_all(self) -> None:
+        self.cluster.run("scancel", "-u", "root")
+        self.cluster.wait_for(lambda: not self.cluster.run("squeue", "-h").stdout.strip(), 60, "an empty queue")
+
+
+def run(rival_path: Path | None = None) -> None:
+    """Prints the table; without the rival's folder (`make bench` installs it), or without Slurm, it says so."""
+    spec = Spec(variant="large")
+    try:
+        started = bed.up(spec, lambda _: None)
+    except BedError as error:
+        print(f"\nsubmission: not measured: {error}")
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = _Bench(SlurmCluster.attach(spec), Path(folder))
+            print(
+                f"\n{'submission':<22} {'accepted s':>11} {'min':>6} {'max':>6} {'prompt s':>9} {'budget s':>9} {'peak MiB':>9}"
+            )
+            ours = {}
+            for points, (axis, budget) in SIZES.items():
+                results = [bench.ours([*AXES, axis], points * 10 + number) for number in range(REPEATS)]
+                accepted = [each[0] for each in results]
+                ours[points] = statistics.median(accepted)
+                print(
+                    f"{points:>6} points          {ours[points]:>11.2f} {min(accepted):>6.2f} {max(accepted):>6.2f} "
+                    f"{statistics.median(each[1] for each in results):>9.2f} {budget:>9.1f} {results[-1][2]:>9.0f}"
+                )
+            if rival_path is None:
+                print("hydra-submitit-launcher: not measured (make bench installs it)")
+                return
+            smallest = min(SIZES)
+            taken = bench.rival([*AXES, SIZES[smallest][0]], rival_path)
+            print(
+                f"{smallest:>6} points, rival   {taken:>11.1f}   = {taken / ours[smallest]:.0f} × ours (n=1; budget: ≥ 50 ×)"
+            )
+    finally:
+        if started:
+            bed.down(spec)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
