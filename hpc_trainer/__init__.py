@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpc_trainer.api import plan, submit
     from hpc_trainer.training.context import RunContext
 
 __version__: str
 
-__all__ = ["RunContext", "__version__"]
+__all__ = ["RunContext", "__version__", "plan", "submit"]
 
 
 def __getattr__(name: str) -> Any:
-    """Looks up what costs time when it is first asked for: `RunContext` brings torch, `__version__` reads metadata."""
+    """Looks up what costs time when it is first asked for: `RunContext` brings torch, `plan` and `submit` Hydra."""
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
             return version("hpc_trainer")
         except PackageNotFoundError:  # a checkout that was never installed
             return "0+unknown"
+    if name in ("plan", "submit"):
+        from hpc_trainer import api
+
+        return getattr(api, name)
     if name == "RunContext":
         from hpc_trainer.training.context import RunContext
 

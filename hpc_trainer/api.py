@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.fit import ActiveArray
 from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
 from hpc_trainer.launch.lock import submit_lock
@@ -114,9 +114,13 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
     """Submits these runs of a sweep again, as they were frozen; those that failed, or were interrupted.
 
     Raises:
+        RunStateError: the sweep has no such run.
         SubmitError, SlurmError: as `submit`.
     """
     specs = read_specs(sweep)
+    missing = [run_id for run_id in run_ids if run_id not in specs]
+    if missing or not run_ids:
+        raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
     return submit_grid(grid, retry_failed=True)
 

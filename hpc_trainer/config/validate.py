@@ -189,6 +189,7 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
 def _cluster(config: TrainConfig) -> Iterator[str]:
     cluster, hardware = config.cluster, config.hardware
     yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
+    yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)
     yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
     yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
     yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)

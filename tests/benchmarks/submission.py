@@ -30,6 +30,7 @@ AXES = [
 FIXED = ["experiment=digits", "cluster=testbed"]
 # Points -> the eighth axis, and the budget in seconds (docs/benchmarks/submission.md).
 SIZES = {1024: ("seed=range(4)", 1.5), 10_240: ("seed=range(40)", 6.0)}
+COLUMNS = ("accepted s", "min", "max", "prompt s", "budget s", "peak MiB")
 # Notes when each sbatch that submits (not --test-only) came back.
 _SHIM = """#!/bin/sh
 {sbatch} "$@"
@@ -117,26 +118,23 @@ def run(rival_path: Path | None = None) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             bench = _Bench(SlurmCluster.attach(spec), Path(folder))
-            print(
-                f"\n{'submission':<22} {'accepted s':>11} {'min':>6} {'max':>6} {'prompt s':>9} {'budget s':>9} {'peak MiB':>9}"
-            )
+            print(f"\n{'submission':<22}", *(f"{name:>10}" for name in COLUMNS))
             ours = {}
             for points, (axis, budget) in SIZES.items():
                 results = [bench.ours([*AXES, axis], points * 10 + number) for number in range(REPEATS)]
                 accepted = [each[0] for each in results]
                 ours[points] = statistics.median(accepted)
+                seconds = [ours[points], min(accepted), max(accepted), statistics.median(each[1] for each in results)]
                 print(
-                    f"{points:>6} points          {ours[points]:>11.2f} {min(accepted):>6.2f} {max(accepted):>6.2f} "
-                    f"{statistics.median(each[1] for each in results):>9.2f} {budget:>9.1f} {results[-1][2]:>9.0f}"
+                    f"{points:>6} points         ", *(f"{each:>10.2f}" for each in (*seconds, budget, results[-1][2]))
                 )
             if rival_path is None:
                 print("hydra-submitit-launcher: not measured (make bench installs it)")
                 return
             smallest = min(SIZES)
             taken = bench.rival([*AXES, SIZES[smallest][0]], rival_path)
-            print(
-                f"{smallest:>6} points, rival   {taken:>11.1f}   = {taken / ours[smallest]:.0f} × ours (n=1; budget: ≥ 50 ×)"
-            )
+            ratio = taken / ours[smallest]
+            print(f"{smallest:>6} points, rival   {taken:>10.1f} = {ratio:.0f} × ours (n=1; budget: ≥ 50 ×)")
     finally:
         if started:
             bed.down(spec)

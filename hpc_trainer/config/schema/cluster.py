@@ -33,6 +33,8 @@ class ClusterConfig:
     """Seconds before the time limit at which SIGUSR2 arrives; null: 120, or a quarter of a short limit."""
     array_parallelism: int = 256
     """Array elements that may run at the same time, ≥ 1 (`%N` of sbatch --array)."""
+    top_up_partition: str | None = None
+    """Partition of the one-core job that submits what waits in a sweep's own queue; null: that of the runs."""
     srun_args: list[str] = field(default_factory=list)
     """Further arguments of srun."""
     max_no_progress: int = 3

@@ -1,0 +1,93 @@
+"""`hpc_trainer.plan` and `hpc_trainer.submit`: what the command line does, as typed objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hpc_trainer
+from hpc_trainer import api
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.launch.plan import SweepPlan
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.states import RunState
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+GRID = ("cluster=slurm", "experiment=digits", "optim.lr=1e-3,3e-3", "sweep_name=mine")
+
+
+@pytest.fixture(autouse=True)
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def test_a_plan_is_typed_and_writes_nothing(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    plan = hpc_trainer.plan(*GRID)
+    assert isinstance(plan, SweepPlan)
+    assert [spec.axes["optim.lr"] for spec in plan.specs] == ["0.001", "0.003"]
+    assert (plan.problems, plan.num_to_submit, set(plan.states.values())) == ((), 2, {RunState.NEW})
+    assert not runs_dir.exists()
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_submit_does_what_was_planned_once(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    done = hpc_trainer.submit(*GRID)
+    assert (done.num_submitted, [array.job_id for array in done.arrays]) == (2, ["101"])
+    again = hpc_trainer.submit(*GRID)
+    assert (again.num_submitted, again.arrays) == (0, ())
+    assert hpc_trainer.submit(*GRID, "seed=0,1").num_submitted == 2
+    assert set(hpc_trainer.plan(*GRID).no_longer_in_grid) == set(hpc_trainer.plan(*GRID, "seed=1").states), (
+        "reported, and left alone"
+    )
+    assert fake_slurm.calls("scancel") == []
+
+
+def test_what_the_cluster_would_refuse_is_a_problem_of_the_plan_and_an_error_of_the_submit(
+    runs_dir: Path, fake_slurm: FakeSlurm
+) -> None:
+    fake_slurm.answer("scontrol", "PartitionName=main Default=YES MaxTime=00:30:00 MaxNodes=UNLIMITED State=UP\n")
+    (problem,) = hpc_trainer.plan(*GRID).problems
+    assert "hardware.time_limit_min=60 must be at most 30" in problem
+    with pytest.raises(ConfigError, match="must be at most 30"):
+        hpc_trainer.submit(*GRID)
+    assert not runs_dir.exists()
+    assert fake_slurm.calls("test-only") == [], "our own rule has said it"
+
+
+def test_a_shape_that_was_accepted_is_not_asked_again(fake_slurm: FakeSlurm) -> None:
+    hpc_trainer.submit(*GRID)
+    fake_slurm.forget_calls()
+    hpc_trainer.submit(*GRID, "seed=0,1")
+    assert sorted(call.split()[0] for call in fake_slurm.calls()) == ["sbatch", "scontrol", "squeue"]
+
+
+def test_failed_runs_are_submitted_by_retry_alone(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    hpc_trainer.submit(*GRID)
+    fake_slurm.answer("sacct", "101_0|FAILED|1:0|n1|5\n101_1|COMPLETED|0:0|n1|5\n")
+    fake_slurm.clear_queue()
+    sweep = SweepPaths(runs_dir / "mine")
+    first, second = api.known_of(sweep).states
+    sweep.run(second).folder.mkdir()
+    sweep.run(second).marker("DONE").touch()
+    assert hpc_trainer.submit(*GRID).num_submitted == 0
+    done = api.retry(sweep, [first])
+    assert [array.run_ids for array in done.arrays] == [(first,)]
+    with pytest.raises(RunStateError, match="holds no run nope"):
+        api.retry(sweep, ["nope"])
+
+
+def test_budgets_count_what_is_in_the_queue_too(fake_slurm: FakeSlurm) -> None:
+    hpc_trainer.submit(*GRID, "hardware=gpu_x8")
+    (problem,) = hpc_trainer.plan(*GRID, "hardware=gpu_x8", "seed=0,1", "budget.max_gpu_hours=31").problems
+    assert "may take up to 32 GPU-hours" in problem
+    assert hpc_trainer.plan(*GRID, "hardware=gpu_x8", "seed=0,1", "budget.max_gpu_hours=32").problems == ()
+    (problem,) = hpc_trainer.plan(*GRID, "seed=0,1", "budget.max_jobs=3").problems
+    assert "would have 4 jobs in the queue" in problem
+    assert hpc_trainer.plan(*GRID, "hardware=gpu_x8", "budget.max_jobs=1").problems == (), "nothing to submit"
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_plan_without_slurm_says_that_nobody_was_asked() -> None:
+    assert "no sbatch here" in hpc_trainer.plan(*GRID).notes[0]
