@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import platform
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
-import torch
 
 from hpc_trainer import __version__
-from tests.benchmarks import command_line, frozen_code, grid, loop, submission
+from tests.benchmarks import command_line, frozen_code, grid, submission
 
 if __name__ == "__main__":
     print(
-        f"hpc_trainer {__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"hpc_trainer {__version__}, torch {version('torch')}, Python {platform.python_version()}, "
         f"{psutil.cpu_count()} CPUs, load {psutil.getloadavg()[0]:.1f} before the start"
     )
     command_line.run()
     grid.run()
     frozen_code.run()
     submission.run(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)
+    # Last, and imported here: a child's peak memory counts that of the process that started it, and torch is large.
+    from tests.benchmarks import loop
+
     loop.run()
