@@ -36,7 +36,9 @@ def _problems_in(shape: Shape, name: str | None, limits: Limits) -> list[str]:
     if partition is not None:
         problems += _partition_sizes(shape, partition)
         nodes = [each for each in limits.nodes if each.partition == partition.name]
-        if nodes and not problems:
+        # Nodes that are powered down may not show (PrivateData=cloud): then what shows is no bound.
+        shown, total = sum(each.num_nodes for each in nodes), partition.total_nodes
+        if nodes and not problems and (total is None or shown >= total):
             problems += _nodes(shape, partition, nodes)
     return problems
 
@@ -72,14 +74,17 @@ def _no_partition(name: str | None, limits: Limits) -> str:
 
 def _account(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
     known = [each.account for each in limits.associations]
-    if shape.account is not None and known and "associations" in limits.enforced and shape.account not in known:
+    own_names = {each.lower() for each in known}  # slurmdbd keeps account names in lower case
+    is_enforced = known and "associations" in limits.enforced
+    if shape.account is not None and is_enforced and shape.account.lower() not in own_names:
         yield f"cluster.account={shape.account}: you have no such account. {_nearest(shape.account, known)}"
         return
     account = limits.account_of(shape.account)
     if partition is None or account is None:
         return
     allowed = partition.allow_accounts
-    if (allowed is not None and account not in allowed) or account in partition.deny_accounts:
+    above = limits.accounts_above(account.lower())  # an account that is allowed allows those below it
+    if (allowed is not None and not set(allowed) & {account, *above}) or account in partition.deny_accounts:
         own = [each for each in known if allowed is None or each in allowed]
         fix = f"Use cluster.account={own[0]}." if own else "Use another partition."
         yield f"cluster.account={account} may not use partition {partition.name}. {fix}"
@@ -91,20 +96,23 @@ def _qos(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[
     account = limits.account_of(shape.account)
     own = [name for each in limits.associations if each.account == account for name in each.qos]
     known = own or list(limits.qos_caps)
-    if "qos" in limits.enforced and known and shape.qos not in known:
-        yield f"hardware.qos={shape.qos}: not among the QOS that you may use. {_nearest(shape.qos, known)}"
+    named = shape.qos.split(",")  # Slurm 24.11 and later take several
+    wrong = [each for each in named if each not in known]
+    if "qos" in limits.enforced and known and wrong:
+        yield f"hardware.qos={shape.qos}: {wrong[0]} is not among your QOS. {_nearest(wrong[0], known)}"
     elif partition is not None:
         allowed = partition.allow_qos
-        if (allowed is not None and shape.qos not in allowed) or shape.qos in partition.deny_qos:
+        if (allowed is not None and not set(named) & set(allowed)) or set(named) <= set(partition.deny_qos):
             listed = ", ".join(allowed or ()) or "another one"
             yield f"hardware.qos={shape.qos} may not use partition {partition.name}. Use {listed}."
 
 
 def _time(shape: Shape, partition: Partition | None, limits: Limits) -> Iterator[str]:
     bounds = []
-    if partition is not None and partition.max_time_min is not None:
+    qos = limits.qos_of(shape.qos, shape.account, shape.partition)
+    lifts = "PartitionTimeLimit" in limits.qos_flags.get(qos or "", ())  # that QOS may pass the partition's
+    if partition is not None and partition.max_time_min is not None and not lifts:
         bounds.append((partition.max_time_min, f"MaxTime of partition {partition.name}"))
-    qos = limits.qos_of(shape.qos, shape.account)
     qos_limit = limits.qos_max_time_min.get(qos or "")
     if qos_limit is not None:
         bounds.append((qos_limit, f"MaxWall of QOS {qos}"))
@@ -193,6 +201,8 @@ def _nodes(shape: Shape, partition: Partition, nodes: Sequence[NodeGroup]) -> It
         return
     left = [each for each in left if each.cpus >= _cpus_per_node(shape)]
     memory, most_memory = mem_mb_per_node(shape), max(each.memory_mb for each in left)
+    if most_memory <= 1:  # slurm.conf without RealMemory: the site does not say
+        memory = None
     if memory is not None and memory > most_memory:
         yield _too_much_memory(shape, memory, most_memory, f"memory of a node {where}")
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Partition:
     max_mem_per_node_mb: int | None = None
     max_mem_per_cpu_mb: int | None = None
     max_cpus_per_node: int | None = None
+    total_nodes: int | None = None
     allow_accounts: tuple[str, ...] | None = None
     deny_accounts: tuple[str, ...] = ()
     allow_qos: tuple[str, ...] | None = None
@@ -84,9 +86,13 @@ class Limits:
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     nodes: tuple[NodeGroup, ...] = ()
     associations: tuple[Association, ...] = ()
-    account_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
+    account_caps: Mapping[tuple[str, str], tuple[SubmitCap, ...]] = field(default_factory=dict)
+    """By (account, partition); the partition is "" for an association with all of them."""
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """Account -> the account above it."""
     qos_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
     qos_max_time_min: Mapping[str, int | None] = field(default_factory=dict)
+    qos_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -105,20 +111,37 @@ class Limits:
         """The account that a job is charged to: the named one, else the user's default."""
         return account or next((each.account for each in self.associations if each.is_default), None)
 
-    def qos_of(self, qos: str | None, account: str | None) -> str | None:
-        """The QOS that a job gets: the named one, else its association's default, else `normal` (sacctmgr(1))."""
+    def association_of(self, account: str | None, partition: str | None) -> Association | None:
+        """The association that a job is charged to: that of its partition, else the account's general one."""
+        charged, asked = self.account_of(account), self.partition_of(partition)
+        own = {each.partition: each for each in self.associations if each.account == charged}
+        return own.get(asked.name if asked is not None else "") or own.get("")
+
+    def qos_of(self, qos: str | None, account: str | None, partition: str | None) -> str | None:
+        """The QOS that a job gets: the named one, its association's default, or its only one; None: not known."""
         if qos is not None:
             return qos
-        charged = self.account_of(account)
-        own = [each.default_qos for each in self.associations if each.account == charged and each.default_qos]
-        return own[0] if own else "normal"
+        own = self.association_of(account, partition)
+        if own is None or not own.qos:
+            return own.default_qos or None if own is not None else None
+        return own.default_qos or (own.qos[0] if len(own.qos) == 1 else None)
+
+    def accounts_above(self, account: str) -> list[str]:
+        """The account and those above it, up to the root."""
+        found = [account]
+        while (above := self.parents.get(found[-1])) and above not in found:
+            found.append(above)
+        return found
 
     def submit_caps(self, partition: str | None, account: str | None, qos: str | None) -> list[SubmitCap]:
         """Every cap that a job of this partition, account and QOS (None: the defaults) counts against."""
         caps = [self.job_cap] if self.job_cap is not None else []
-        caps += self.account_caps.get(self.account_of(account) or "", ())
         asked = self.partition_of(partition)
-        names = {self.qos_of(qos, account), asked.qos if asked is not None else None}
+        charged = self.account_of(account) or ""
+        own = self.account_caps.get((charged, asked.name if asked is not None else ""))
+        caps += own if own is not None else self.account_caps.get((charged, ""), ())
+        # Where nobody says which one a job gets, `normal` is Slurm's last resort (sacctmgr(1)).
+        names = {self.qos_of(qos, account, partition) or "normal", asked.qos if asked is not None else None}
         return caps + [cap for name in sorted(filter(None, names)) for cap in self.qos_caps.get(name, ())]
 
 
@@ -130,15 +153,18 @@ def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
     """
     user = _user_name()
     asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
-    controller = run_slurm(["scontrol", "-o"], script=asked, timeout_s=timeout_s)
+    controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=timeout_s)
     notes: list[str] = []
     accounting = nodes = ""
     enforced = _enforced(controller)
     if enforced:
         # Limits of a QOS for each user show in the controller only while that user has jobs.
+        # One database may serve several clusters.
+        name = re.search(r"^ClusterName\s*= (\S+)$", controller, re.MULTILINE)
+        here = f" cluster={name[1]}" if name else ""
         asked = (
-            f"show assoc where user={user} format=account,partition,qos,defaultqos,maxsubmit\n"
-            "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall\n"
+            f"show assoc where user={user}{here} format=account,partition,qos,defaultqos,maxsubmit\n"
+            "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags\n"
         )
         try:
             accounting = run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=timeout_s)
@@ -146,7 +172,7 @@ def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
             notes.append(f"limits of QOS are unknown: {error}")
     if with_nodes:
         try:
-            nodes = run_slurm(["sinfo", "-h", "-e", "-o", _SINFO_FORMAT], timeout_s=timeout_s)
+            nodes = run_slurm(["sinfo", "-h", "-a", "-e", "-o", _SINFO_FORMAT], timeout_s=timeout_s)
         except SlurmError as error:
             notes.append(f"nodes are unknown: {error}")
     return parse_limits(controller, accounting=accounting, nodes=nodes, user=user, notes=tuple(notes))
@@ -186,7 +212,9 @@ def parse_limits(
         associations=tuple(_associations(accounting, associations, user)),
         account_caps=dict(_account_caps(associations, user)) if "limits" in _enforced(controller) else {},
         qos_caps=dict(_qos_caps(records, accounting, user)) if "limits" in _enforced(controller) else {},
+        parents=dict(_parents(associations)),
         qos_max_time_min=_qos_times(accounting) if "limits" in _enforced(controller) else {},
+        qos_flags={row[0]: frozenset(row[5].split(",")) for row in _sections(accounting)[1]},
         notes=notes,
     )
 
@@ -238,6 +266,7 @@ def _partition(record: Mapping[str, str]) -> Partition:
         max_mem_per_node_mb=_number(record.get("MaxMemPerNode")),
         max_mem_per_cpu_mb=_number(record.get("MaxMemPerCPU")),
         max_cpus_per_node=_number(record.get("MaxCPUsPerNode")),
+        total_nodes=_number(record.get("TotalNodes")),
         allow_accounts=_names(record.get("AllowAccounts")),
         deny_accounts=_names(record.get("DenyAccounts")) or (),
         allow_qos=_names(record.get("AllowQos")),
@@ -266,8 +295,12 @@ def _node_groups(text: str) -> Iterator[NodeGroup]:
 
 def parse_gpus(gres: str) -> dict[str, int]:
     """`gpu:a100:4(S:0-1),nvme:1` is {"a100": 4}; a GPU without a type is {"gpu": n}."""
-    found = re.findall(r"(?:^|,)gpu(?::([A-Za-z][\w.+-]*))?:(\d+)", re.sub(r"\([^)]*\)", "", gres))
-    return {kind or "gpu": int(number) for kind, number in found}
+    found: Counter[str] = Counter()
+    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *kind, count = word.split(":") if ":" in word else (word, "")
+        if name == "gpu" and count.isdecimal():
+            found[":".join(kind) or "gpu"] += int(count)
+    return dict(found)
 
 
 def _rows(accounting: str, width: int) -> Iterator[list[str]]:
@@ -277,7 +310,7 @@ def _rows(accounting: str, width: int) -> Iterator[list[str]]:
             yield parts
 
 
-_ASSOC_WIDTH, _QOS_WIDTH = 5, 5
+_ASSOC_WIDTH, _QOS_WIDTH = 5, 6
 
 
 def _sections(accounting: str) -> tuple[list[list[str]], list[list[str]]]:
@@ -304,9 +337,17 @@ def _is_user(record: Mapping[str, str], user: str) -> bool:
     return bool(user) and record["UserName"].split("(")[0] == user
 
 
-def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
+def _parents(records: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
+    for record in records:
+        above = record.get("ParentAccount", "").split("(")[0]
+        if not record["UserName"] and above and above != record["Account"]:
+            yield record["Account"], above
+
+
+def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[tuple[str, str], tuple[SubmitCap, ...]]]:
     """Each account of the user with its caps: the user's own, the account's, and those of the accounts above."""
     accounts = {each["Account"]: each for each in records if not each["UserName"]}
+    parents = dict(_parents(records))
     for record in records:
         if not _is_user(record, user):
             continue
@@ -319,9 +360,8 @@ def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[st
             limit, used = _cap(accounts[above].get("GrpSubmitJobs"))
             if limit is not None:
                 caps.append(SubmitCap(name=f"GrpSubmitJobs of account {above}", limit=limit, used=used))
-            parent = accounts[above].get("ParentAccount", "").split("(")[0]
-            above = parent if parent != above else None
-        yield account, tuple(caps)
+            above = parents.get(above)
+        yield (account, record.get("Partition", "")), tuple(caps)
 
 
 def _qos_caps(records: list[dict[str, str]], accounting: str, user: str) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
@@ -331,7 +371,7 @@ def _qos_caps(records: list[dict[str, str]], accounting: str, user: str) -> Iter
     limits = {row[0]: row for row in rows}
     for name in in_use.keys() | limits.keys():
         record = in_use.get(name, {})
-        row = limits.get(name, ["", "", "", "", ""])
+        row = limits.get(name, [""] * _QOS_WIDTH)
         caps = []
         for label, column, key in (
             (f"MaxSubmitJobsPerUser of QOS {name}", row[1], "MaxSubmitJobsPU"),

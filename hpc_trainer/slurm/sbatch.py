@@ -14,11 +14,19 @@ from hpc_trainer.slurm.commands import clean_submit_environment
 
 # sbatch itself asks a busy controller again for minutes; a person does not wait that long.
 TIMEOUT_S = 90.0
-# The controller may have accepted although the answer was lost (slurm_errno.h: communication errors).
-_UNCLEAR = ("timed out", "Zero Bytes", "Unable to contact slurm controller (connect failure)")
-# Reasons of acct_policy.c and slurmctld's own ceiling: there is no room now, and there will be.
-_NO_ROOM = re.compile(
-    r"(QOS|Assoc)(Max|Grp)Submit\w*|temporarily unable to accept job|MaxJobCount|job submit limit", re.IGNORECASE
+# The controller may have accepted although the answer was lost (slurm_errno.c, communication errors). Not among them:
+# "Unable to contact slurm controller (connect failure)", where nothing was sent.
+_UNCLEAR = re.compile(
+    r"timed out|Zero Bytes|Unable to contact slurm controller(?! \(connect)|(send|receive) failure|Communication"
+    r"|Unexpected message|Transport endpoint|Connection reset|Broken pipe",
+    re.IGNORECASE,
+)
+# Reasons of acct_policy.c: one on the number of submitted jobs passes, the others never do for the same job.
+_REASON = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
+_SUBMIT_REASON = re.compile(r"\b(?:QOS|Assoc)(?:Max|Grp)Submit")
+# slurmctld's own ceiling, and the general words where no reason is given.
+_FULL = re.compile(
+    r"temporarily unable to accept job|job queue full|Resource temporarily unavailable|job submit limit", re.IGNORECASE
 )
 
 
@@ -54,14 +62,14 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
     found = re.search(r"Submitted batch job (\d+)", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*", output)
     if code == 0 and found:
         return found[1]
-    if code is None or code < 0 or any(sign in words for sign in _UNCLEAR):
+    if code is None or code < 0 or _UNCLEAR.search(words):
         raise UnclearSubmitError(
             f"sbatch did not hear from the controller: {words or 'no answer'}. It may have the job all the same: give "
             "the same command again in a minute, it submits only what is missing."
         )
     if code == 0 or not words:
         raise UnclearSubmitError(f"sbatch answered what cannot be read: {output.strip()[:300] or 'nothing'!r}.")
-    if _NO_ROOM.search(words):
+    if _has_no_room(words):
         raise NoRoomError(f"no room for more jobs: {words}")
     raise SubmitError(
         f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
@@ -87,11 +95,16 @@ def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
             nodes=nodes[1] if nodes else None,
             partition=partition[1] if partition else None,
         )
-    if code is None or code < 0 or any(sign in words for sign in _UNCLEAR):
+    if code is None or code < 0 or _UNCLEAR.search(words):
         raise UnclearSubmitError(f"sbatch --test-only did not answer: {words}")
-    if _NO_ROOM.search(words):
+    if _has_no_room(words):
         raise NoRoomError(words)
     raise SubmitError(words)
+
+
+def _has_no_room(words: str) -> bool:
+    reasons = _REASON.findall(words)
+    return bool(_SUBMIT_REASON.search(words)) if reasons else bool(_FULL.search(words))
 
 
 def _run(argv: list[str], text: str | None, timeout_s: float) -> tuple[int | None, str, str]:

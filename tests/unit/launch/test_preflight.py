@@ -57,7 +57,7 @@ def test_nothing_known_is_no_problem() -> None:
         ({"partition": "gqu"}, ["hardware.partition=gqu", "Did you mean gpu?"]),
         ({"account": "labb"}, ["cluster.account=labb", "no such account", "Did you mean lab?"]),
         ({"account": "poor"}, ["cluster.account=poor may not use partition gpu", "cluster.account=lab"]),
-        ({"qos": "fats"}, ["hardware.qos=fats", "Did you mean fast?"]),
+        ({"qos": "fats"}, ["hardware.qos=fats", "fats is not among your QOS", "Did you mean fast?"]),
         (
             {"qos": "fast", "time_limit_min": 20, "partition": "long", "gpus_per_node": 0},
             ["hardware.qos=fast may not use partition long"],
@@ -111,3 +111,25 @@ def test_of_several_partitions_one_that_can_is_enough() -> None:
     assert _problems(partition="gpu,long", gpus_per_node=0, time_limit_min=2000) == []
     (problem,) = _problems(partition="gpu,lonk", time_limit_min=2000)
     assert "hardware.partition=lonk" in problem
+
+
+def test_what_a_site_may_accept_is_not_refused() -> None:
+    """Refusing what Slurm would take is worse than asking Slurm."""
+    assert _problems(qos="normal,fast", time_limit_min=20) == [], "several QOS, Slurm 24.11 and later"
+    assert _problems(account="LAB") == [], "slurmdbd keeps account names in lower case"
+    below = dataclasses.replace(LIMITS, parents={"poor": "lab"})
+    assert _problems(below, account="poor") == [], "an account that is allowed allows those below it"
+    lifted = dataclasses.replace(LIMITS, qos_flags={"normal": frozenset({"PartitionTimeLimit"})})
+    assert _problems(lifted, qos="normal", time_limit_min=2000) == []
+    cloud = dataclasses.replace(LIMITS, partitions={"gpu": dataclasses.replace(GPU, total_nodes=99, max_nodes=None)})
+    assert _problems(cloud, num_nodes=50) == [], "powered-down nodes do not show"
+    silent = dataclasses.replace(LIMITS, nodes=tuple(dataclasses.replace(node, memory_mb=1) for node in NODES))
+    assert _problems(silent, mem_gb_per_node=64.0) == [], "slurm.conf without RealMemory"
+
+
+def test_a_guessed_qos_refuses_nothing() -> None:
+    two = Association(account="lab", qos=("normal", "fast"), is_default=True)
+    guess = dataclasses.replace(LIMITS, associations=(two,), qos_max_time_min={"normal": 5, "fast": 5})
+    assert _problems(guess) == []
+    one = dataclasses.replace(guess, associations=(dataclasses.replace(two, default_qos="fast"),))
+    assert "MaxWall of QOS fast" in _problems(one)[0]

@@ -46,10 +46,10 @@ ACCOUNTING = """\
 sacctmgr: show assoc where user=ann format=account,partition,qos,defaultqos,maxsubmit
 lab||limited,normal|limited|40
 ml|gpu|normal||
-sacctmgr: show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall
-normal||||
-limited|15||100|2-00:00:00
-part_gpu|||200|
+sacctmgr: show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags
+normal|||||
+limited|15||100|2-00:00:00|DenyOnLimit,PartitionTimeLimit
+part_gpu|||200||
 sacctmgr:
 """
 NODES = """\
@@ -131,10 +131,25 @@ def test_a_limit_of_a_qos_shows_before_it_is_used() -> None:
 def test_accounts_and_qos() -> None:
     limits = _limits()
     assert [(each.account, each.is_default) for each in limits.associations] == [("lab", True), ("ml", False)]
-    assert limits.qos_of(None, None) == "limited"
-    assert limits.qos_of(None, "ml") == "normal"
+    assert limits.qos_of(None, None, None) == "limited", "the default of the association"
+    assert limits.qos_of(None, "ml", "gpu") == "normal", "the only one of the association with this partition"
+    assert limits.qos_of(None, "ml", None) is None, "nobody says"
+    assert limits.qos_flags["limited"] == {"DenyOnLimit", "PartitionTimeLimit"}
+    assert limits.accounts_above("lab") == ["lab", "root"]
     assert limits.qos_max_time_min == {"normal": None, "limited": 2880, "part_gpu": None}
     assert [each.account for each in _limits(accounting="").associations] == ["lab"], "the controller's word"
+
+
+def test_caps_of_an_association_with_a_partition_hold_there_alone() -> None:
+    debug = (
+        "ClusterName=c Account=lab UserName=ann(1000) Partition=gpu ID=5 ParentAccount= DefAssoc=No "
+        "GrpSubmitJobs=N(3) MaxSubmitJobs=2(0)\n"
+    )
+    limits = _limits(CONFIG + PARTITIONS + MANAGER.replace("QOS Records", debug + "QOS Records"))
+    assert [cap.limit for cap in limits.account_caps["lab", "gpu"]] == [2, 50]
+    assert [cap.limit for cap in limits.account_caps["lab", ""]] == [40, 50]
+    assert 2 not in [cap.limit for cap in limits.submit_caps("main", "lab", None)]
+    assert 2 in [cap.limit for cap in limits.submit_caps("gpu", "lab", None)]
 
 
 def test_what_is_recorded_and_not_enforced_binds_nobody() -> None:
@@ -157,6 +172,8 @@ def test_times(text: str, minutes: int | None) -> None:
 @pytest.mark.parametrize(
     ("gres", "gpus"),
     [
+        ("gpu:3090:4", {"3090": 4}), ("gpu:2080ti:8", {"2080ti": 8}), ("gpu:1g.10gb:7", {"1g.10gb": 7}),
+        ("gpu:a100:2(S:0),gpu:a100:2(S:1)", {"a100": 4}), ("gpu", {}),
         ("(null)", {}), ("gpu:4", {"gpu": 4}), ("gpu:a100:4", {"a100": 4}),
         ("gpu:a100:2(S:0),gpu:v100:1", {"a100": 2, "v100": 1}),
         ("nvme:1,gpu:gh200_96:4(S:0-3)", {"gh200_96": 4}), ("shard:8", {}),

@@ -12,6 +12,11 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 
 FAILED = "sbatch: error: Batch job submission failed"
 REFUSED = FAILED + ": Invalid account or account/partition combination specified\n"
+LOST = [
+    "Unable to contact slurm controller (receive failure)", "Unable to contact slurm controller (send failure)",
+    "Message receive failure", "Unexpected message received", "Transport endpoint is not connected",
+    "Connection reset by peer", "Broken pipe",
+]  # fmt: skip
 FULL = (
     "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
     "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
@@ -50,6 +55,13 @@ def test_accepted(script: Path, fake_slurm: FakeSlurm) -> None:
             1,
             UnclearSubmitError,
         ),
+        *((f"{FAILED}: {words}\n", 1, UnclearSubmitError) for words in LOST),
+        # Nothing was sent.
+        (f"{FAILED}: Unable to contact slurm controller (connect failure)\n", 1, SubmitError),
+        # The same job is refused tomorrow too, whatever the general words after the reason say.
+        (FULL.replace("QOSMaxSubmitJobPerUserLimit", "QOSMaxGRESPerJob"), 1, SubmitError),
+        (FULL.replace("sbatch: error: QOSMaxSubmitJobPerUserLimit\n", ""), 1, NoRoomError),
+        (f"{FAILED}: Resource temporarily unavailable\n", 1, NoRoomError),
         ("", 1, UnclearSubmitError),
         ("sbatch: warning: hello\n", 0, UnclearSubmitError),
     ],
@@ -94,7 +106,7 @@ def test_only_submits_nothing_and_reads_the_start(fake_slurm: FakeSlurm) -> None
         ("sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name\n", SubmitError),
         ("allocation failure: Invalid qos specification\n", SubmitError),
         (FULL.replace("Batch job submission failed", "allocation failure"), NoRoomError),
-        ("allocation failure: Unable to contact slurm controller (connect failure)\n", UnclearSubmitError),
+        ("allocation failure: Unable to contact slurm controller (receive failure)\n", UnclearSubmitError),
     ],
 )
 def test_only_errors(fake_slurm: FakeSlurm, error: str, kind: type[SubmitError]) -> None:
