@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.fit import ActiveArray
 from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
-from hpc_trainer.launch.lock import submit_lock
+from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.snapshot import Snapshot, read_code
@@ -24,7 +24,7 @@ from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_specs
-from hpc_trainer.runs.submissions import latest_of_each_run
+from hpc_trainer.runs.submissions import latest_of_each_run, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.limits import read_limits
 
@@ -103,11 +103,28 @@ def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequenc
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
         settle_intents(grid.sweep)
-        known = known_of(grid.sweep)
+        status = read_status(grid.sweep) if grid.sweep.specs.exists() else None
+        before = []
+        if status is not None and status.waiting:
+            before = _top_up(grid.sweep, lock)
+            status = read_status(grid.sweep)
+        known = _known(status) if status is not None else Known()
         if checked is None or known.states:
-            checked, code = _checked(grid, known, retry_failed)
+            # What waits has had its turn, with the code that it was submitted with.
+            checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
-    return Submitted(plan=checked, outcome=outcome)
+    own = {spec.run_id for spec in grid.specs}
+    still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
+    return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
+
+
+def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
+    return Outcome(
+        arrays=tuple(array for each in outcomes for array in each.arrays),
+        waiting=tuple(sorted(waiting)),
+        top_up=next((each.top_up for each in reversed(outcomes) if each.top_up is not None), None),
+        notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
+    )
 
 
 def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
@@ -122,31 +139,44 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
     if missing or not run_ids:
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    return submit_grid(grid, retry_failed=True)
+    done = submit_grid(grid, retry_failed=True)
+    return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 
-def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Submitted | None:
+def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | None:
     """Submits what waits in the sweep's own queue and has room now; None if nothing waits.
 
     Args:
         wait_s: how long to wait for another submit that holds the sweep.
 
     Raises:
+        RunStateError: there is no such sweep.
         SubmitError, SlurmError: as `submit`.
     """
+    if not sweep.specs.exists():
+        raise RunStateError(f"{sweep.folder} holds no sweep.")
     with submit_lock(sweep, wait_s=wait_s) as lock:
         settle_intents(sweep)
+        outcomes = _top_up(sweep, lock)
+        return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None
+
+
+def _top_up(sweep: SweepPaths, lock: SubmitLock) -> list[Outcome]:
+    """Each waiting run with the code that it was submitted with, however the working folder looks now."""
+    outcomes: list[Outcome] = []
+    codes: set[str | None] = set()
+    while True:
         status = read_status(sweep)
-        if not status.waiting:
-            return None
-        # Each run with the code that it was submitted with, however the working folder looks now.
-        newest = status.ledger.waiting[status.waiting[0].run_id].code
-        chosen = [run.spec for run in status.waiting if status.ledger.waiting[run.run_id].code == newest]
-        grid = grid_of_specs(sweep, chosen)
+        queue = {run.run_id: status.ledger.waiting[run.run_id].code for run in status.waiting}
+        code = next((each for each in queue.values() if each not in codes), ...)
+        if code is ...:
+            return outcomes
+        codes.add(code)
+        grid = grid_of_specs(sweep, [run.spec for run in status.waiting if queue[run.run_id] == code])
         set_umask(grid.group_readable)
         plan = build_plan(grid, _known(status), limits=read_limits(with_nodes=False))
-        plan = dataclasses.replace(plan, code=newest)
-        return Submitted(plan=plan, outcome=submit_plan(plan, command_line=None, lock=lock))
+        plan = dataclasses.replace(plan, code=code)
+        outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
 
 
 def known_of(sweep: SweepPaths) -> Known:
@@ -166,6 +196,12 @@ def _known(status: SweepStatus) -> Known:
     return Known(
         states=status.states,
         waiting=waiting,
+        elements=tuple(
+            run.job_id
+            for run in status.runs
+            if run.state.is_active and run.job_id is not None and run.run_id not in waiting and "_" in run.job_id
+        ),
+        top_up_job=status.top_up_job,
         active=tuple(
             ActiveArray(
                 job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],

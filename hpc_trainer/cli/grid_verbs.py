@@ -17,12 +17,16 @@ from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, su
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
-from hpc_trainer.launch.submit import array_script_of
+from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.slurm.sbatch import UnclearSubmitError
+
+# A top-up job's time limit is half an hour (launch/top_up.py).
+_TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
 def run_plan(
@@ -80,13 +84,30 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
 def run_top_up(folder: Path) -> None:
     """What a top-up job runs: submits what waits and has room. Tries again a while if Slurm does not answer."""
     sweep = SweepPaths(folder.absolute())
-    try:
-        done = top_up(sweep)
-    except SlurmError as error:
-        print(f"{error} Once more in a minute.", flush=True)
-        time.sleep(60)
-        done = top_up(sweep)
-    print_submitted(done) if done else print(f"Sweep {sweep.name}: nothing waits.")
+    deadline = time.monotonic() + _TOP_UP_S
+    while True:
+        try:
+            done = top_up(sweep)
+        except (SlurmError, UnclearSubmitError) as error:
+            problem = str(error)
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if done is None or not done.waiting or done.top_up is not None or time.monotonic() > deadline:
+                print(_top_up_line(sweep, done))
+                return
+            problem = "; ".join(done.notes) or "no room"
+        # No successor could be placed: this job is the only one who will look again.
+        print(f"{problem}. Once more in {_TOP_UP_PAUSE_S:g} s.", flush=True)
+        time.sleep(_TOP_UP_PAUSE_S)
+
+
+def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
+    if done is None:
+        return f"Sweep {sweep.name}: nothing waits."
+    submitted = sum(len(array.run_ids) for array in done.arrays)
+    after = f"; job {done.top_up} looks again" if done.top_up else ""
+    return "\n".join((f"Sweep {sweep.name}: {submitted} submitted, {len(done.waiting)} wait{after}.", *done.notes))
 
 
 def run_train(

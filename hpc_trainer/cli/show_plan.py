@@ -71,6 +71,7 @@ def submit_json(done: Submitted) -> dict[str, Any]:
             {"job_id": array.job_id, "runs": len(array.run_ids), "hardware": array.hardware} for array in done.arrays
         ],
         "top_up_job": outcome.top_up,
+        "limits": list(plan.binding),
         "notes": [*plan.notes, *outcome.notes],
     }
 

@@ -44,6 +44,8 @@ class Fitted:
     now: tuple[ArrayPlan, ...]
     waiting: tuple[RunSpec, ...] = ()
     binding: tuple[str, ...] = ()
+    keeps_room: bool = True
+    """False if no room was kept for a top-up job, because there would be none for a run then."""
 
 
 def fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray] = ()) -> Fitted:
@@ -58,7 +60,10 @@ def fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArra
     whole = _fit(arrays, limits, active, reserve=None)
     if not whole.waiting:
         return whole
-    return _fit(arrays, limits, active, reserve=arrays[0].shape)
+    reserved = _fit(arrays, limits, active, reserve=arrays[0].shape)
+    if whole.now and not reserved.now:
+        return dataclasses.replace(whole, keeps_room=False)
+    return reserved
 
 
 def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArray], reserve: Shape | None) -> Fitted:
@@ -78,8 +83,11 @@ def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArr
             binding[f"{name} is {limits.max_elements}: {count} runs on {array.hardware} are {len(chunks)} arrays"] = (
                 None
             )
-        now += _share(chunks, [each for each in active if each.hardware == array.hardware])
-    return Fitted(now=tuple(now), waiting=tuple(waiting), binding=tuple(binding))
+        now += chunks
+    shared = {name: _share(name, now, active) for name in dict.fromkeys(array.hardware for array in now)}
+    return Fitted(
+        now=tuple(next(shared[array.hardware]) for array in now), waiting=tuple(waiting), binding=tuple(binding)
+    )
 
 
 def _chunks(array: ArrayPlan, count: int, size: int | None) -> Iterator[ArrayPlan]:
@@ -88,16 +96,17 @@ def _chunks(array: ArrayPlan, count: int, size: int | None) -> Iterator[ArrayPla
         yield dataclasses.replace(array, specs=specs)
 
 
-def _share(chunks: list[ArrayPlan], active: Sequence[ActiveArray]) -> Iterator[ArrayPlan]:
-    """Divides `parallelism` among the chunks of one shape and what is at work already."""
-    if not chunks:
-        return
+def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveArray]) -> Iterator[ArrayPlan]:
+    """Divides `parallelism` among the arrays of one hardware and what is at work already."""
+    chunks = [array for array in arrays if array.hardware == hardware]
+    active = [each for each in at_work if each.hardware == hardware]
     total = chunks[0].parallelism
     left = total - sum(min(each.parallelism, each.num_active) for each in active)
     after = None
-    if left < 1 and len(active) > 0:  # others have it all: begin when the newest of them has ended
+    wanted = sum(len(chunk.specs) for chunk in chunks)
+    if active and left < min(wanted, total / 2):  # others have most of it: all of it when the newest of them has ended
         left, after = total, active[-1].job_id
-    share, extra = divmod(left, len(chunks))
+    share, extra = divmod(max(left, 0), len(chunks))
     for index, chunk in enumerate(chunks):
         parallelism = min(len(chunk.specs), max(1, share + (index < extra)))
         behind = left if share == 0 and index >= left else None

@@ -21,6 +21,10 @@ class Known:
     states: Mapping[str, RunState] = field(default_factory=dict)
     waiting: frozenset[str] = frozenset()
     active: tuple[ActiveArray, ...] = ()
+    elements: tuple[str, ...] = ()
+    """Job ids of the runs that are in Slurm's queue."""
+    top_up_job: str | None = None
+    """A top-up job that has not begun."""
     shapes: frozenset[Shape] = frozenset()
     """Shapes that Slurm has accepted in this sweep before."""
 
@@ -44,6 +48,9 @@ class SweepPlan:
     notes: tuple[str, ...] = ()
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
+    known: Known = field(default_factory=Known)
+    keeps_room: bool = True
+    """False where the limits are so tight that a top-up job would take the place of a run."""
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -86,8 +93,13 @@ def build_plan(
         )
         for (_, shape), specs in groups.items()
     ]  # fmt: skip
+    if arrays and limits.max_elements == 0:
+        limits = dataclasses.replace(limits, max_array_size=None, max_array_tasks=None)
+        no_arrays = ["the cluster takes no job arrays (MaxArraySize=0), and every submission here is one."]
+    else:
+        no_arrays = []
     fitted = fit(arrays, limits, known.active)
-    problems = [
+    problems = no_arrays + [
         problem
         for array in arrays
         if array.shape not in known.shapes
@@ -101,6 +113,8 @@ def build_plan(
         waiting=fitted.waiting,
         binding=fitted.binding,
         notes=limits.notes,
+        known=known,
+        keeps_room=fitted.keeps_room,
     )
     return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))
 

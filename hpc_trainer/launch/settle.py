@@ -6,16 +6,19 @@ import time
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.local_process import find_process
+from hpc_trainer.runs.local_process import find_process, pid_of
 from hpc_trainer.runs.submissions import Submission, read_ledger, write_confirmation, write_dropped
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, find_ended, read_queue
 
 # What sbatch has handed over may take this long to show in squeue: slurmctld's MessageTimeout is 10 s by default.
 _ACCEPT_LAG_S = 10.0
-# An sbatch that outlived its submit gives up by itself after its own retries.
-_ORPHAN_S = 120.0
+# An sbatch that outlived its submit gives up after its own retries: 15 times with 1 to 15 s between.
+_ORPHAN_S = 150.0
+# A controller under load may work off a request long after sbatch gave up on its answer.
+_DOUBT_LAG_S = 60.0
 
 
 def settle_intents(paths: SweepPaths) -> None:
@@ -41,17 +44,34 @@ def script_path(paths: SweepPaths, uuid: str) -> Path:
     return paths.scripts / f"{uuid}.sh"
 
 
+def look_once(paths: SweepPaths, intent: Submission) -> str | None:
+    """The job of an intent if the queue shows it now. None is no answer: it may show later.
+
+    Raises:
+        SlurmError: squeue does not answer.
+    """
+    return find_by_uuid(read_queue().values(), paths.name, intent.uuid)
+
+
 def _find_job(paths: SweepPaths, intent: Submission) -> str | None:
+    begin, lag = intent.time, _ACCEPT_LAG_S
+    if intent.doubt_time is not None:
+        begin, lag = intent.doubt_time, _DOUBT_LAG_S
     while True:
         # Asked before the queue: an sbatch that ends in between shows in the queue.
-        alive = find_process(str(script_path(paths, intent.uuid))) is not None
-        age = time.time() - intent.time
-        job_id = find_by_uuid(read_queue().values(), paths.name, intent.uuid)
+        sbatch = find_process(str(script_path(paths, intent.uuid)))
+        age = time.time() - begin
+        job_id = look_once(paths, intent)
         if job_id is not None:
             return job_id
-        if age > (_ORPHAN_S if alive else _ACCEPT_LAG_S):
+        if sbatch is not None and age > _ORPHAN_S:
+            raise SlurmError(
+                f"the sbatch of an earlier submit still tries (process {pid_of(sbatch)}). Wait until it has ended, or "
+                "end it; then give the same command again."
+            )
+        if sbatch is None and age > lag:
             return _from_journals(paths, intent) or find_ended(paths.name, intent.uuid, intent.time)
-        time.sleep(_ACCEPT_LAG_S / 2)  # three looks in all at a submit that was killed: design, section 9
+        time.sleep(lag / 2)  # three looks in all: design, section 9
 
 
 def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:

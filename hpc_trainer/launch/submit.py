@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import subprocess
 import sys
 import time
@@ -17,18 +18,19 @@ from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.script import ScriptRequest
-from hpc_trainer.launch.settle import script_path, settle_intents
+from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_atomic, write_json
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.spec import Shape, append_specs, read_specs
+from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.submissions import (
     Submission,
-    read_submissions,
     write_confirmation,
+    write_doubt,
     write_dropped,
     write_intent,
+    write_refused,
     write_waiting,
 )
 from hpc_trainer.slurm.queue import job_name
@@ -79,6 +81,12 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
     return bridge.render_script(request)
 
 
+# --test-only says these of drained or powered-down nodes too, where sbatch itself accepts and waits (22.05).
+_MAY_PASS = re.compile(
+    r"node configuration is not available|nodes are busy|Requested nodes? .* not available", re.IGNORECASE
+)
+
+
 def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:
     """The plan with what `sbatch --test-only` says of each shape: a start, or a problem. Submits nothing.
 
@@ -98,20 +106,25 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
         except UnclearSubmitError as error:
             notes.append(str(error))
         except SubmitError as error:
-            problems.append(f"Slurm would refuse hardware={array.hardware}: {error}")
+            if _MAY_PASS.search(str(error)):
+                notes.append(f"Slurm cannot start {array.hardware} as the nodes are now: {error}")
+            else:
+                problems.append(f"Slurm would refuse hardware={array.hardware}: {error}")
     starts = tuple(asked.get(array.shape) for array in plan.arrays)
     return dataclasses.replace(plan, problems=tuple(problems), notes=tuple(notes), starts=starts)
 
 
 def submit_plan(
-    plan: SweepPlan, *, command_line: Sequence[str] | None, code: Snapshot | None = None, lock: SubmitLock | None = None
-) -> Outcome:
+    plan: SweepPlan, *, command_line: Sequence[str] | None, code: Snapshot | None = None,
+    lock: SubmitLock | None = None, skip_refused: bool = False,
+) -> Outcome:  # fmt: skip
     """Submits every array of the plan. Call it under the sweep's lock.
 
     Args:
         command_line: what the person typed, for sweep.json; None leaves that file alone (the grid is not theirs).
         code: what `plan.code` names, to be stored; None if it is stored already, or nothing is frozen.
         lock: renewed before each sbatch, so that a long submission is not taken for a dead one.
+        skip_refused: record runs that Slurm refuses for good, and go on with the others, instead of raising.
 
     Raises:
         ConfigError: the plan has problems; nothing was written.
@@ -132,7 +145,7 @@ def submit_plan(
     if command_line is not None:
         _write_sweep(plan, command_line, code)
     if plan.grid.executor is Executor.slurm:
-        return _SlurmSubmission(plan, lock).run()
+        return _SlurmSubmission(plan, lock, skip_refused=skip_refused).run()
     return Outcome(arrays=tuple(_submit_local(plan)))
 
 
@@ -153,11 +166,12 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
 class _SlurmSubmission:
     """One walk through the arrays of a plan, with a top-up job placed first where something has to wait."""
 
-    def __init__(self, plan: SweepPlan, lock: SubmitLock | None) -> None:
-        self._plan, self._lock = plan, lock
+    def __init__(self, plan: SweepPlan, lock: SubmitLock | None, *, skip_refused: bool) -> None:
+        self._plan, self._lock, self._skip_refused = plan, lock, skip_refused
         self._paths = plan.grid.sweep
         self._done: list[SubmittedArray] = []
-        self._full: list[str] = []
+        self._refused: set[str] = set()
+        self._full: dict[tuple[str | None, ...], str] = {}  # partition, account, QOS -> the words of the refusal
         self._top_up: TopUpJob | None = None
 
     def run(self) -> Outcome:
@@ -173,39 +187,56 @@ class _SlurmSubmission:
                 after = earlier[-array.behind].job_id if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
-            self._top_up.aim([(each.job_id, len(each.run_ids)) for each in self._done])
-        submitted = {run_id for array in self._done for run_id in array.run_ids}
+            new = [f"{each.job_id}_{index}" for each in self._done for index in range(len(each.run_ids))]
+            self._top_up.aim([*plan.known.elements, *new])
         return Outcome(
             arrays=tuple(self._done),
-            waiting=tuple(spec.run_id for spec in plan.specs if spec.run_id not in submitted),
+            waiting=tuple(spec.run_id for spec in self._left()),
             top_up=self._top_up.job_id if self._top_up else None,
-            notes=(*self._full, *(self._top_up.notes if self._top_up else ())),
+            notes=(*self._full.values(), *(self._top_up.notes if self._top_up else ())),
         )
 
+    def _left(self) -> list[RunSpec]:
+        submitted = {run_id for array in self._done for run_id in array.run_ids} | self._refused
+        return [spec for spec in self._plan.specs if spec.run_id not in submitted]
+
     def _wait_for_room(self, reason: str) -> None:
-        submitted = {run_id for array in self._done for run_id in array.run_ids}
-        left = [spec for spec in self._plan.specs if spec.run_id not in submitted]
-        write_waiting(self._paths, [spec.run_id for spec in left], reason, self._plan.code)
-        if self._top_up is None:
+        left = self._left()
+        if any(spec.run_id not in self._plan.known.waiting for spec in left):
+            write_waiting(self._paths, [spec.run_id for spec in left], reason, self._plan.code)
+        if not self._plan.keeps_room:
+            self._top_up = TopUpJob(None, ("No room for a top-up job: the same command brings in more as runs end.",))
+        elif self._plan.known.top_up_job is not None:
+            self._top_up = TopUpJob(self._plan.known.top_up_job)
+        else:
             self._renew()
             self._top_up = TopUpJob.place(self._paths, left[0])
 
     def _submit_what_fits(self, array: ArrayPlan, after: str | None) -> None:
-        """The whole array, or, where the cluster has less room than it said, the largest halves that it takes."""
-        specs = list(array.specs)
-        size = len(specs)
-        while specs and size:
-            part = dataclasses.replace(array, specs=tuple(specs[:size]), parallelism=min(array.parallelism, size))
+        """The whole array, or, where the cluster has less room than it said, the largest half that it takes."""
+        shape = array.shape
+        key = (shape.partition, shape.account, shape.qos)
+        specs, size = array.specs, 0 if key in self._full else len(array.specs)
+        while size:
+            part = dataclasses.replace(array, specs=specs[:size], parallelism=min(array.parallelism, size))
             try:
                 self._done.append(self._submit(part, after))
             except NoRoomError as error:
-                self._full.append(f"{array.hardware}: {error}")
+                self._full[key] = f"{array.hardware}: {error}"
                 if self._top_up is None:
                     self._wait_for_room(str(error))
                 size //= 2
+            except UnclearSubmitError:
+                raise
+            except SubmitError as error:
+                if not self._skip_refused:
+                    raise
+                run_ids = [spec.run_id for spec in specs]
+                write_refused(self._paths, run_ids, str(error))
+                self._refused.update(run_ids)
+                return
             else:
-                specs = specs[size:]
-                size = min(size, len(specs)) if not self._full else 0  # once refused, no more tries than needed
+                return
 
     def _submit(self, array: ArrayPlan, after: str | None) -> SubmittedArray:
         paths = self._paths
@@ -225,18 +256,19 @@ class _SlurmSubmission:
             write_atomic(script, array_script_of(self._plan, array, intent.uuid), sync=False)
             job_id = submit_script(script, options=options)
         except UnclearSubmitError:
-            # "Socket timed out" may come after the controller accepted: look before calling it refused.
+            # "Socket timed out" may come after the controller accepted, and it may accept minutes later: what is not
+            # seen now stays in doubt, and a later command finds out.
+            write_doubt(paths, intent)
+            found = None
             with contextlib.suppress(SlurmError):
-                settle_intents(paths)
-            settled = next((each for each in read_submissions(paths) if each.uuid == intent.uuid), None)
-            if settled is None or settled.job_id is None:
+                found = look_once(paths, intent)
+            if found is None:
                 raise
-            job_id = settled.job_id
+            job_id = found
         except SubmitError as error:
             write_dropped(paths, intent, str(error))
             raise
-        else:
-            write_confirmation(paths, intent, job_id)
+        write_confirmation(paths, intent, job_id)
         return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
 
     def _renew(self) -> None:

@@ -12,17 +12,19 @@ from collections.abc import Sequence
 
 from hpc_trainer.errors import SlurmError, SubmitError
 from hpc_trainer.launch.script import ScriptRequest
-from hpc_trainer.launch.settle import script_path, settle_intents
+from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
-from hpc_trainer.runs.submissions import TOP_UP, read_ledger, write_confirmation, write_dropped, write_intent
+from hpc_trainer.runs.submissions import TOP_UP, write_confirmation, write_doubt, write_dropped, write_intent
 from hpc_trainer.slurm.jobs import update_job
 from hpc_trainer.slurm.queue import job_name
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, submit_script
 
 # The submit that placed it has this long to submit its arrays and to say what to wait for.
 _BEGIN_S = 60
+# With others' jobs in all the room there is no end to wait for.
+_LOOK_AGAIN_S = 600
 # Waiting for a lock whose holder died elsewhere, and for a controller under load, included.
 _TIME_LIMIT_MIN = 30
 # A dependency is one argument; half of a thousand elements need not all be named.
@@ -61,10 +63,13 @@ class TopUpJob:
         try:
             job_id = submit_script(script, options=[f"--begin=now+{_BEGIN_S}"])
         except UnclearSubmitError as error:
+            write_doubt(paths, intent)
+            found = None
             with contextlib.suppress(SlurmError):
-                settle_intents(paths)
-            found = next((each for each in read_ledger(paths).top_ups if each.uuid == intent.uuid), None)
-            return cls(found.job_id if found else None, (str(error),))
+                found = look_once(paths, intent)
+            if found is None:
+                return cls(None, (str(error),))
+            job_id = found
         except SubmitError as error:
             write_dropped(paths, intent, str(error))
             why = "no room for it" if isinstance(error, NoRoomError) else str(error)
@@ -72,20 +77,21 @@ class TopUpJob:
         write_confirmation(paths, intent, job_id)
         return cls(job_id)
 
-    def aim(self, arrays: Sequence[tuple[str, int]]) -> None:
-        """Tells the job to begin when the first half of these arrays' elements, (job id, elements), has ended.
+    def aim(self, elements: Sequence[str]) -> None:
+        """Tells the job to begin when the first half of these runs (job ids of array elements) has ended.
 
         Half: topping up after each single run would take a job for each run, after the last one would leave the
-        nodes idle. Without arrays it begins in a minute and looks for itself.
+        nodes idle. Where nothing of this sweep is in the queue it looks again in ten minutes.
         """
-        if self.job_id is None or not arrays:
+        if self.job_id is None:
             return
-        elements = [f"{job_id}_{index}" for job_id, count in arrays for index in range(count)]
-        half = elements[: max(1, len(elements) // 2)]
-        step = -(-len(half) // _MAX_AWAITED)
-        awaited = half[step - 1 :: step]
+        changes = [f"StartTime=now+{_LOOK_AGAIN_S}"]
+        if elements:
+            half = elements[: max(1, len(elements) // 2)]
+            step = -(-len(half) // _MAX_AWAITED)
+            changes = [f"Dependency=afterany:{':'.join(half[step - 1 :: step])}", "StartTime=now"]
         try:
-            update_job(self.job_id, [f"Dependency=afterany:{':'.join(awaited)}", "StartTime=now"])
+            update_job(self.job_id, changes)
         except SlurmError as error:
             # It begins in a minute all the same, finds no room, and places the next one.
             self.notes = (*self.notes, f"the top-up job {self.job_id} begins in {_BEGIN_S} s: {error}")

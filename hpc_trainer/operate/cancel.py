@@ -31,10 +31,9 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> list[str]:
     # A run that an earlier cancel marked may still have its job: that scancel may have failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and not _has_left(run)]
     jobs = [run.job_id for run in (*chosen, *marked) if run.job_id and run.job_id[0].isdecimal()]
-    top_up = status.ledger.top_up
     cancelled = {run.run_id for run in chosen}
-    if top_up is not None and top_up.job_id and status.waiting and all(r.run_id in cancelled for r in status.waiting):
-        jobs.append(top_up.job_id)  # nothing is left for it to bring in
+    if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
+        jobs.append(status.top_up_job)  # nothing is left for it to bring in
     cancel_jobs(jobs)
     for run in chosen:
         if run.state is RunState.RUNNING and run.attempts and run.attempts[-1].executor == "local":

@@ -53,7 +53,7 @@ class RunFolder:
     @property
     def needs_scheduler(self) -> bool:
         """True if only Slurm knows whether this run lives."""
-        on_slurm = self.submission is not None and self.submission.executor == "slurm" and self.job_id is not None
+        on_slurm = self.submission is not None and self.submission.executor == "slurm"
         return on_slurm and DONE not in self.markers and self.waits is None
 
 
@@ -146,6 +146,9 @@ _LAG_S = 30.0
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+    if folder.job_id is None:
+        # An intent without an answer, and no job in the queue carries its uuid (yet).
+        return RunState.UNKNOWN, "its submission was interrupted; the next submit finds out what became of it", None
     current, job_id = folder.current, folder.job_id
     cause = current.cause if current else None
     entry = view.queue.get(job_id) if view.queue is not None and job_id is not None else None

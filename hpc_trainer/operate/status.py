@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -61,6 +62,8 @@ class SweepStatus:
     runs: list[RunStatus]
     notes: list[str] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    top_up_job: str | None = None
+    """The job in the queue that will submit what waits, if there is one that has not begun."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -100,11 +103,30 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     }
     asked = [folder for folder in folders.values() if folder.needs_scheduler]
     view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
-    runs = [_status_of(specs[run_id], folder, view) for run_id, folder in folders.items()]
-    status = SweepStatus(sweep=sweep, runs=runs, notes=notes, ledger=ledger)
+    folders = {run_id: _with_found_job(sweep, folder, view) for run_id, folder in folders.items()}
+    runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
+    status = SweepStatus(
+        sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
+    )
     if status.waiting:
         notes.append(_waiting_note(status, view))
     return status
+
+
+def _top_up_job(sweep: SweepPaths, ledger: Ledger, view: SchedulerView) -> str | None:
+    pending = [entry for entry in (view.queue or {}).values() if entry.state == "PENDING"]
+    found = (find_by_uuid(pending, sweep.name, each.uuid) for each in reversed(ledger.top_ups))
+    return next((each for each in found if each is not None), None)
+
+
+def _with_found_job(sweep: SweepPaths, folder: RunFolder, view: SchedulerView) -> RunFolder:
+    """The folder with the job that the queue shows for an intent without an answer."""
+    submission = folder.submission
+    if not folder.needs_scheduler or folder.job_id is not None or submission is None or not view.queue:
+        return folder
+    job_id = find_by_uuid(view.queue.values(), sweep.name, submission.uuid)
+    index = submission.run_ids.index(folder.paths.run_id)
+    return folder if job_id is None else dataclasses.replace(folder, job_id=f"{job_id}_{index}")
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -116,9 +138,8 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
     if view.queue is None:
         return f"{count}."
-    entries = list(view.queue.values())
-    found = (find_by_uuid(entries, status.sweep.name, each.uuid) for each in reversed(status.ledger.top_ups))
-    job_id = next((each for each in found if each is not None), None)
+    running = (find_by_uuid(view.queue.values(), status.sweep.name, each.uuid) for each in status.ledger.top_ups)
+    job_id = status.top_up_job or next((each for each in running if each is not None), None)
     if job_id is not None:
         return f"{count}: job {job_id} submits them as runs end."
     return (
@@ -142,8 +163,8 @@ def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = F
     except SlurmError as error:
         notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
         return SchedulerView(None, {})
-    unsettled = (folder for folder in folders if folder.job_id not in queue and not journal_settles(folder.current))
-    ids = [array_of(str(folder.job_id)) for folder in unsettled]
+    left = (folder for folder in folders if folder.job_id not in queue and not journal_settles(folder.current))
+    ids = [array_of(folder.job_id) for folder in left if folder.job_id is not None]
     try:
         return SchedulerView(queue, read_accounting(ids))
     except SlurmError as error:
@@ -151,8 +172,10 @@ def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = F
         return SchedulerView(queue, None)
 
 
-def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView) -> RunStatus:
+def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
     state, cause, node = decide(folder, view)
+    if refused is not None and not state.is_active and state is not RunState.COMPLETED:
+        state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
     beat, newest = folder.heartbeat, folder.attempts[-1] if folder.attempts else None
     seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt

@@ -37,6 +37,8 @@ class Submission:
     parallelism: int | None = None
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    doubt_time: float | None = None
+    """When sbatch gave up without an answer: the scheduler may still take the job after that."""
     job_id: str | None = None
     dropped: bool = False
 
@@ -64,15 +66,13 @@ class Ledger:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     """What waits in the sweep's own queue, by run id."""
 
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Run id -> why the scheduler would not take it when its turn came."""
+
     @property
     def unsettled(self) -> list[Submission]:
         """Intents without an answer."""
         return [each for each in (*self.submissions, *self.top_ups) if each.job_id is None]
-
-    @property
-    def top_up(self) -> Submission | None:
-        """The newest top-up job that the scheduler confirmed."""
-        return next((each for each in reversed(self.top_ups) if each.job_id is not None), None)
 
 
 def write_intent(
@@ -109,6 +109,17 @@ def write_confirmation(paths: SweepPaths, intent: Submission, job_id: str) -> No
     append_lines(paths.submissions, [record])
 
 
+def write_doubt(paths: SweepPaths, intent: Submission) -> None:
+    """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
+    append_lines(paths.submissions, [{"event": "doubt", "uuid": intent.uuid, "time": time.time()}])
+
+
+def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
+    """Records that waiting runs wait no longer: the scheduler would refuse them tomorrow too."""
+    record = {"event": "refused", "run_ids": list(run_ids), "reason": reason, "time": time.time()}
+    append_lines(paths.submissions, [record])
+
+
 def write_dropped(paths: SweepPaths, intent: Submission, reason: str) -> None:
     """Records that the scheduler does not have this intent and never will."""
     record = {"event": "dropped", "uuid": intent.uuid, "reason": reason, "time": time.time()}
@@ -137,15 +148,24 @@ def read_ledger(paths: SweepPaths) -> Ledger:
     check_trusted(paths.submissions)
     intents: dict[str, Submission] = {}
     waiting: dict[str, Waiting] = {}
+    refused: dict[str, str] = {}
     taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
     for record in read_lines(paths.submissions):
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged record hides no other
             if record["event"] == "intent":
                 intent = _parse_intent(record)
                 intents[intent.uuid] = intent
+                for run_id in intent.run_ids:
+                    refused.pop(run_id, None)
                 taken[intent.uuid] = {key: waiting.pop(key) for key in intent.run_ids if key in waiting}
             elif record["event"] == "confirmed":
                 intents[record["uuid"]] = replace(intents[record["uuid"]], job_id=str(record["job_id"]))
+            elif record["event"] == "doubt":
+                intents[record["uuid"]] = replace(intents[record["uuid"]], doubt_time=float(record["time"]))
+            elif record["event"] == "refused":
+                for run_id in map(str, record["run_ids"]):
+                    waiting.pop(run_id, None)
+                    refused[run_id] = str(record["reason"])
             elif record["event"] == "dropped":
                 intents[record["uuid"]] = replace(intents[record["uuid"]], dropped=True)
                 waiting.update(taken[record["uuid"]])
@@ -158,6 +178,7 @@ def read_ledger(paths: SweepPaths) -> Ledger:
         submissions=[each for each in kept if each.kind != TOP_UP],
         top_ups=[each for each in kept if each.kind == TOP_UP],
         waiting=waiting,
+        refused=refused,
     )
 
 

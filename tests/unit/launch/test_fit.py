@@ -51,6 +51,10 @@ def test_what_has_no_room_waits_and_one_job_is_kept_for_the_top_up() -> None:
     assert _sizes(fit([_array(15)], _limits(room=15))) == [15], "all fit: no top-up job, nothing kept"
     none = fit([_array(3)], _limits(room=0))
     assert (none.now, len(none.waiting)) == ((), 3)
+    one = fit([_array(3)], _limits(room=1))
+    assert (_sizes(one), one.keeps_room) == ([1], False), "a run rather than a top-up job without runs"
+    two = fit([_array(3)], _limits(room=2))
+    assert (_sizes(two), two.keeps_room) == ([1], True)
 
 
 def test_shapes_share_the_room_of_a_common_limit() -> None:
@@ -70,10 +74,19 @@ def test_fewer_at_once_than_chunks_makes_them_follow_each_other() -> None:
     assert [(array.parallelism, array.behind) for array in fitted.now] == [(1, None), (1, None), (1, 2), (1, 2)]
 
 
+def test_arrays_of_one_hardware_share_whatever_their_shape() -> None:
+    longer = make_specs(6, "cluster=slurm", hardware__time_limit_min=90)
+    other = ArrayPlan(hardware="cpu_x1", shape=longer[0].shape, specs=tuple(longer), parallelism=8)
+    assert [array.parallelism for array in fit([_array(6, 8), other], Limits()).now] == [4, 4]
+
+
 def test_what_is_at_work_counts() -> None:
     active = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=5, num_active=3)
     (array,) = fit([_array(10, 8)], Limits(), [active]).now
     assert (array.parallelism, array.after) == (5, None)
+    most = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=8, num_active=7)
+    (array,) = fit([_array(6, 8)], Limits(), [most]).now
+    assert (array.parallelism, array.after) == (6, "7"), "all of it later rather than one at a time for good"
     (array,) = fit([_array(10, 3)], Limits(), [active]).now
     assert (array.parallelism, array.after) == (3, "7"), "begins when the other has ended"
     (array,) = fit([_array(10, 3)], Limits(), [dataclasses.replace(active, hardware="gpu_x1")]).now
@@ -93,8 +106,9 @@ def test_nothing_is_lost_and_no_limit_is_passed(
     fitted = fit([_array(count, parallelism)], _limits(room, size))
     assert [*(spec for array in fitted.now for spec in array.specs), *fitted.waiting] == SPECS[:count]
     submitted = sum(_sizes(fitted))
-    assert room is None or submitted + bool(fitted.waiting) <= max(room, 1)
-    assert not fitted.waiting or submitted == max(0, (room or 0) - 1), "all the room is used"
+    kept = bool(fitted.waiting) and fitted.keeps_room
+    assert room is None or submitted + kept <= max(room, 1)
+    assert not fitted.waiting or submitted == max(0, (room or 0) - kept), "all the room is used"
     assert all(size is None or each <= size for each in _sizes(fitted))
     first = [array for array in fitted.now if array.behind is None]
     assert sum(array.parallelism for array in first) <= parallelism

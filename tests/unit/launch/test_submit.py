@@ -14,6 +14,8 @@ import pytest
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, SlurmError, SubmitError
 from hpc_trainer.launch.settle import settle_intents
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
@@ -31,6 +33,17 @@ SLURM = ("cluster=slurm",)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "sweep"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that settle_intents slept: time passes at once."""
+    slept: list[float] = []
+    monkeypatch.setattr(
+        "hpc_trainer.launch.settle.time",
+        types.SimpleNamespace(time=lambda: time.time() + sum(slept), sleep=slept.append),
+    )
+    return slept
 
 
 def _events(folder: Path) -> list[str]:
@@ -129,6 +142,38 @@ def test_a_lost_reply_is_not_submitted_twice(folder: Path, fake_slurm: FakeSlurm
     assert len(fake_slurm.calls("sbatch")) == 1
 
 
+def test_a_reply_that_is_late_by_a_minute_is_waited_for(
+    folder: Path, fake_slurm: FakeSlurm, clock: list[float]
+) -> None:
+    """sbatch gave up; the controller works the request off after that. Nothing is submitted twice."""
+    grid = make_grid(folder, make_specs(3, *SLURM))
+    fake_slurm.answer("sbatch", error="sbatch: error: Batch job submission failed: Socket timed out\n", code=1)
+    with pytest.raises(SubmitError, match="may have the job all the same"):
+        submit(grid)
+    assert _events(folder) == ["intent", "doubt"]
+    status = read_status(SweepPaths(folder))
+    assert {run.state for run in status.runs} == {RunState.UNKNOWN}
+    (submission,) = read_submissions(SweepPaths(folder))
+    fake_slurm.forget("sbatch")
+    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{submission.uuid}|x"; touch "$here/seen"\n'
+    script = fake_slurm.bin / "squeue"
+    script.write_text(script.read_text() + late)
+    assert submit(grid) == []
+    assert _events(folder) == ["intent", "doubt", "confirmed"]
+    assert sum(clock) >= 30
+
+
+def test_between_sbatch_and_its_confirmation_runs_are_shown_and_cancelled(folder: Path, fake_slurm: FakeSlurm) -> None:
+    uuid = _killed_before_the_answer(folder)
+    fake_slurm.answer("squeue", f"900_1|PENDING||Priority|{uuid}|x\n900_0|RUNNING|n1|None|{uuid}|x\n")
+    status = read_status(SweepPaths(folder))
+    assert [(run.state, run.job_id) for run in status.runs] == [
+        (RunState.RUNNING, "900_0"), (RunState.PENDING, "900_1"),
+    ]  # fmt: skip
+    assert len(cancel_runs(status, status.runs)) == 2
+    assert fake_slurm.calls("scancel") == ["scancel --quiet 900_[0-1]"]
+
+
 def test_a_lost_reply_while_squeue_is_down_is_settled_by_the_next_submit(folder: Path, fake_slurm: FakeSlurm) -> None:
     grid = make_grid(folder, make_specs(3, *SLURM))
     fake_slurm.lose_reply()
@@ -164,17 +209,6 @@ def test_killed_after_sbatch_the_job_is_adopted(folder: Path, fake_slurm: FakeSl
     assert fake_slurm.calls("sbatch") == []
     (submission,) = read_submissions(SweepPaths(folder))
     assert (submission.uuid, submission.job_id) == (uuid, "900")
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that settle_intents slept: time passes at once."""
-    slept: list[float] = []
-    monkeypatch.setattr(
-        "hpc_trainer.launch.settle.time",
-        types.SimpleNamespace(time=lambda: time.time() + sum(slept), sleep=slept.append),
-    )
-    return slept
 
 
 def test_killed_before_sbatch_the_intent_is_dropped_and_submitted_again(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import submit_grid, top_up
+from hpc_trainer.api import retry, submit_grid, top_up
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.top_up import top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import read_ledger
 from tests.unit.launch.grids import make_grid
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -133,6 +136,96 @@ def test_the_shape_of_a_top_up_job_is_one_core() -> None:
     assert (shape.mem_gb_per_gpu, shape.constraint, shape.time_limit_min) == (None, None, 5)
 
 
-def test_a_lost_sweep_is_an_empty_queue(tmp_path: Path) -> None:
-    (tmp_path / "sweep").mkdir(mode=0o700)
-    assert top_up(SweepPaths(tmp_path / "sweep")) is None
+def test_a_name_that_is_no_sweep_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunStateError, match="holds no sweep"):
+        top_up(SweepPaths(tmp_path / "typo"))
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_top_up_job_that_has_not_begun_is_used_again(folder: Path, limited: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(12, "cluster=slurm"))
+    submit_grid(grid)
+    for _ in range(3):
+        limited.answer("scontrol", LIMITS.format(size=4, used=6))
+        again = submit_grid(grid).outcome
+        assert (again.arrays, again.top_up, len(again.waiting)) == ((), "101", 7)
+    assert len([call for call in limited.calls("sbatch") if "--begin" in call]) == 1
+    aimed = [call for call in limited.calls("scontrol") if "update" in call]
+    assert aimed[-1].endswith("Dependency=afterany:102_0:102_1 StartTime=now"), "at the runs of the earlier submit"
+
+
+def test_with_others_in_all_the_room_it_looks_again_in_ten_minutes(folder: Path, limited: FakeSlurm) -> None:
+    limited.answer("scontrol", LIMITS.format(size=4, used=6))
+    done = submit_grid(make_grid(folder, make_specs(3, "cluster=slurm"))).outcome
+    assert (done.arrays, done.top_up) == ((), "101")
+    (aimed,) = [call for call in limited.calls("scontrol") if "update" in call]
+    assert aimed == "scontrol update JobId=101 StartTime=now+600"
+
+
+def test_a_limit_of_one_submits_a_run_and_no_top_up_job(folder: Path, limited: FakeSlurm) -> None:
+    grid = make_grid(folder, make_specs(3, "cluster=slurm"))
+    for number in range(3):
+        limited.answer("scontrol", LIMITS.format(size=4, used=5))
+        done = submit_grid(grid).outcome
+        assert ([len(array.run_ids) for array in done.arrays], done.top_up) == ([1], None)
+        assert len(done.waiting) == 2 - number
+    assert [call for call in limited.calls("sbatch") if "--begin" in call] == []
+
+
+def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
+    folder: Path, limited: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two submits with two states of the code: both queues are worked off, each with its own."""
+    first, second = "1" * 64, "2" * 64
+
+    def code_is(digest: str) -> None:
+        monkeypatch.setattr("hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest))
+
+    monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)
+    monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", lambda _: {})
+    specs = make_specs(14, "cluster=slurm")
+    code_is(first)
+    submit_grid(make_grid(folder, specs[:8]))
+    code_is(second)
+    limited.answer("scontrol", LIMITS.format(size=4, used=6))
+    submit_grid(make_grid(folder, specs))
+    limited.answer("scontrol", LIMITS.format(size=20, used=-20))
+    done = top_up(SweepPaths(folder))
+    assert done is not None
+    assert done.waiting == ()
+    code_of = {run_id: each.code for each in read_ledger(SweepPaths(folder)).submissions for run_id in each.run_ids}
+    assert [code_of[spec.run_id] for spec in specs] == [first] * 8 + [second] * 6
+
+
+def test_what_slurm_refuses_for_good_waits_no_longer_and_holds_up_nobody(folder: Path, limited: FakeSlurm) -> None:
+    small, large = make_specs(7, "cluster=slurm"), make_specs(3, "cluster=slurm", "hardware=gpu_x1")
+    submit_grid(make_grid(folder, [*large, *small]))
+    sbatch = limited.bin / "sbatch"
+    refuse = (
+        "for script; do :; done\n"
+        'if grep -q "^#SBATCH --cpus-per-task=1$" "$script" && grep -q "array=" "$script"; then '
+        'echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1; fi\n'
+    )
+    sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
+    limited.answer("scontrol", LIMITS.format(size=4, used=-20))
+    done = top_up(SweepPaths(folder))
+    assert done is not None
+    assert (done.arrays, done.waiting) == ((), ())
+    status = read_status(SweepPaths(folder))
+    refused = [run for run in status.runs if run.state is RunState.FAILED]
+    assert len(refused) == 5
+    assert "Invalid qos specification" in (refused[0].cause or "")
+    assert top_up(SweepPaths(folder)) is None, "no chain of top-up jobs"
+    sbatch.write_text(sbatch.read_text().replace(refuse, ""))
+    assert retry(SweepPaths(folder), [run.run_id for run in refused]).num_submitted == 5
+    assert not [run for run in read_status(SweepPaths(folder)).runs if run.state is RunState.FAILED]
+
+
+def test_a_full_partition_is_tried_once_for_all_its_arrays(folder: Path, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol", "MaxArraySize            = 4\n")
+    sbatch = fake_slurm.bin / "sbatch"
+    refuse = 'case "$*" in *--begin*) ;; *) echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; exit 1 ;; esac\n'
+    sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
+    done = submit_grid(make_grid(folder, make_specs(40, "cluster=slurm"))).outcome
+    assert (done.arrays, len(done.waiting)) == ((), 40)
+    assert len(fake_slurm.calls("sbatch")) == 4, "4, 2, 1, and the top-up job"

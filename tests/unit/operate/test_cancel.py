@@ -44,7 +44,7 @@ def test_what_waits_or_works_is_cancelled_by_one_command(sweep: SweepOnDisk, fak
     _busy(sweep, fake_slurm)
     assert _cancel(sweep) == [spec.run_id for spec in sweep.specs[:2]]
     (call,) = fake_slurm.calls("scancel")
-    assert sorted(call.split()) == sorted(["scancel", "--quiet", "500_0", "500_1"])
+    assert sorted(call.split()) == sorted(["scancel", "--quiet", "500_[0-1]"])
     assert [sweep.run(index).marker("CANCEL").exists() for index in range(4)] == [True, True, False, False]
 
 
@@ -77,7 +77,7 @@ def test_a_cancel_that_failed_may_be_given_again(sweep: SweepOnDisk, fake_slurm:
     fake_slurm.forget_calls()
     _cancel(sweep)
     (call,) = fake_slurm.calls("scancel")
-    assert sorted(call.split()) == sorted(["scancel", "--quiet", "500_0", "500_1"])
+    assert sorted(call.split()) == sorted(["scancel", "--quiet", "500_[0-1]"])
 
 
 def test_an_unknown_state_is_cancelled_too(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

@@ -131,8 +131,16 @@ def test_a_refused_requeue_is_an_error(fake_slurm: FakeSlurm, error: str) -> Non
         requeue("1080_3")
 
 
+def test_cancelled_elements_go_as_ranges(fake_slurm: FakeSlurm) -> None:
+    cancel_jobs([*(f"7_{index}" for index in (3, 0, 1, 2, 9, 11, 10, 9)), "8", "9_5"])
+    assert fake_slurm.calls() == ["scancel --quiet 8 7_[0-3,9-11] 9_[5]"]
+    fake_slurm.forget_calls()
+    cancel_jobs([f"7_{index}" for index in range(10_000)])
+    assert fake_slurm.calls() == ["scancel --quiet 7_[0-9999]"]
+
+
 def test_cancel_is_one_command_for_all(fake_slurm: FakeSlurm) -> None:
     cancel_jobs([])
     assert fake_slurm.calls() == []
     cancel_jobs(["1_0", "1_1", "2"])
-    assert fake_slurm.calls() == ["scancel --quiet 1_0 1_1 2"]
+    assert fake_slurm.calls() == ["scancel --quiet 2 1_[0-1]"]
