@@ -49,6 +49,12 @@ class Submitted:
         """Runs that were handed over now."""
         return sum(len(array.run_ids) for array in self.outcome.arrays)
 
+    @property
+    def num_already(self) -> int:
+        """Runs of the grid that were neither handed over now nor wait in the sweep's own queue."""
+        busy = {run_id for array in self.outcome.arrays for run_id in array.run_ids} | set(self.outcome.waiting)
+        return sum(spec.run_id not in busy for spec in self.plan.grid.specs)
+
 
 def plan(
     *overrides: str, config_dirs: Sequence[Path] = (), trust: Sequence[str] = (), retry_failed: bool = False

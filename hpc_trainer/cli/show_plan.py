@@ -66,7 +66,7 @@ def submit_json(done: Submitted) -> dict[str, Any]:
         "sweep": plan.grid.sweep.name,
         "submitted": done.num_submitted,
         "waiting": len(outcome.waiting),
-        "already": len(plan.grid.specs) - done.num_submitted - len(outcome.waiting),
+        "already": done.num_already,
         "arrays": [
             {"job_id": array.job_id, "runs": len(array.run_ids), "hardware": array.hardware} for array in done.arrays
         ],
@@ -168,9 +168,8 @@ def print_submitted(done: Submitted) -> None:
     if outcome.waiting:
         by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will bring them in"
         out.print(f"{len(outcome.waiting)} run(s) wait in the sweep's own queue; {by}.")
-    already = len(grid.specs) - done.num_submitted - len(outcome.waiting)
-    if outcome.arrays and already:
-        out.print(f"{already} run(s) were there already.")
+    if outcome.arrays and done.num_already:
+        out.print(f"{done.num_already} run(s) were there already.")
     _print_notes(plan, outcome.notes)
     at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
     out.print(f"Next: hpc-trainer {'status' if at_work else 'results'} {grid.sweep.name}")

@@ -36,7 +36,7 @@ def test_a_submit_does_what_was_planned_once(runs_dir: Path, fake_slurm: FakeSlu
     done = hpc_trainer.submit(*GRID)
     assert (done.num_submitted, [array.job_id for array in done.arrays]) == (2, ["101"])
     again = hpc_trainer.submit(*GRID)
-    assert (again.num_submitted, again.arrays) == (0, ())
+    assert (again.num_submitted, again.num_already, again.arrays) == (0, 2, ())
     assert hpc_trainer.submit(*GRID, "seed=0,1").num_submitted == 2
     assert set(hpc_trainer.plan(*GRID).no_longer_in_grid) == set(hpc_trainer.plan(*GRID, "seed=1").states), (
         "reported, and left alone"
