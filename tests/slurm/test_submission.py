@@ -55,8 +55,8 @@ def test_plan_names_the_limits_that_bind_and_the_expected_start(limited: Driver)
     plan = limited.json("plan", *TINY, "seed=range(0,30)", "sweep_name=planned")
     assert ([array["runs"] for array in plan["arrays"]], plan["waiting"]) == ([21, 9], 0)
     assert plan["limits"] == ["MaxArraySize is 21: 30 runs on testbed_x1 are 2 arrays"]
-    impossible = limited.run("plan", *TINY, "hardware.partition=mian", check=False)
-    assert (impossible.returncode, "Problem: hardware.partition=mian" in impossible.stdout) == (2, True)
+    impossible = limited.run("plan", *TINY, "hardware.partition=main2", check=False)
+    assert (impossible.returncode, "Problem: hardware.partition=main2" in impossible.stdout) == (2, True)
     assert plan["arrays"][0]["start"].startswith("20")
     assert not (limited.folder / "runs").exists(), "a plan writes nothing"
 
@@ -64,7 +64,7 @@ def test_plan_names_the_limits_that_bind_and_the_expected_start(limited: Driver)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["hardware.partition=mian"], "Did you mean main?"),
+        (["hardware.partition=main2"], "Did you mean main?"),
         (["hardware.qos=limitid"], "Did you mean limited?"),
         (["cluster.account=resaerch"], "Did you mean research?"),
         (["hardware.gpu_type=a10"], "no node in partition main has such GPUs. Did you mean a100?"),
