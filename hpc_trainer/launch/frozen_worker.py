@@ -173,7 +173,8 @@ def check_trusted(path: Path) -> None:
 def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, Any]]) -> list[str]:
     """`path` (as sys.path) with every folder of a frozen root replaced by its copy, so that the order stays.
 
-    A folder that lay in a root and holds nothing frozen is dropped. The packages that were frozen by name are found in
+    A folder that lay in a root and holds nothing frozen is dropped, but not one of an environment that lies in the
+    root, as .venv does: what pip installed is not frozen. The packages that were frozen by name are found in
     the copy whatever else is on the path: where they are not, their folder is put first.
     """
     by_depth = sorted(roots, key=lambda root: len(root["source"]), reverse=True)
@@ -181,7 +182,7 @@ def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, 
     for entry in path:
         real = os.path.realpath(entry or os.curdir)
         for root in by_depth:
-            if real == root["source"] or real.startswith(root["source"].rstrip("/") + "/"):
+            if _is_below(real, root["source"]) and not _is_environment(real, root["source"]):
                 copy = folder / root["name"] / os.path.relpath(real, root["source"])
                 found += [os.path.normpath(copy)] if copy.is_dir() else []
                 break
@@ -194,6 +195,19 @@ def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, 
             if not _is_found_in(package, copy_place, found):
                 found = [copy_place, *(entry for entry in found if entry != copy_place)]
     return found
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _is_environment(path: str, root: str) -> bool:
+    """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
+    below = os.path.relpath(path, root).split(os.sep)
+    prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    return bool({"site-packages", "dist-packages"} & set(below)) or any(
+        _is_below(path, each) and _is_below(each, root) and each != root for each in prefixes
+    )
 
 
 def _is_found_in(package: str, place: str, path: list[str]) -> bool:

@@ -199,3 +199,20 @@ def test_a_frozen_package_wins_over_one_that_is_installed(tmp_path: Path) -> Non
     write_files(tmp_path / "copy", {"lab/pkg/__init__.py": ""})
     path = [str(tmp_path / "site-packages")]
     assert frozen_path(path, tmp_path / "copy", [_root("/home/me/lab", pkg=".")]) == [f"{tmp_path}/copy/lab", *path]
+
+
+def test_an_environment_inside_the_project_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.venv` in the checkout, as `make demo` has it: what pip installed is not frozen, and must be found."""
+    project, copy = tmp_path / "project", tmp_path / "code" / "abc"
+    packages = project / ".venv" / "lib" / "python3.11" / "site-packages"
+    dynload = project / ".venv" / "lib" / "python3.11" / "lib-dynload"
+    for folder in (packages, dynload, copy / "project"):
+        folder.mkdir(parents=True)
+    roots = [{"source": str(project), "name": "project", "packages": {}}]
+    found = frozen_path([str(project), str(packages), "/usr/lib"], copy, roots)
+    assert found == [str(copy / "project"), str(packages), "/usr/lib"]
+    assert frozen_path([str(dynload)], copy, roots) == [], "another environment's"
+    monkeypatch.setattr(sys, "prefix", str(project / ".venv"))
+    assert frozen_path([str(dynload)], copy, roots) == [str(dynload)], "this Python's own"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert frozen_path([str(project)], copy, roots) == [str(copy / "project")], "a project inside of an environment"
