@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
 from hpc_trainer.launch.fit import ActiveArray
 from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
@@ -68,8 +68,8 @@ def plan(
         retry_failed: plan failed runs too.
 
     Raises:
-        ConfigError: a point of the grid cannot be. What the cluster would refuse is in `problems`.
-        SlurmError: the cluster's limits cannot be read.
+        ConfigError: a point of the grid cannot be. What the cluster would refuse is in `problems`; that it does not
+            answer is in `notes`.
     """
     return plan_grid(freeze_grid(overrides, config_dirs=config_dirs, trust=trust), retry_failed=retry_failed)
 
@@ -96,7 +96,12 @@ def submit(
 
 def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     """`plan` of a grid that is frozen already."""
-    return _checked(grid, known_of(grid.sweep), retry_failed)[0]
+    known = known_of(grid.sweep)
+    try:
+        return _checked(grid, known, retry_failed)[0]
+    except SlurmError as error:
+        plan = build_plan(grid, known, retry_failed=retry_failed)
+        return dataclasses.replace(plan, notes=(f"the cluster's limits were not looked at: {error}",))
 
 
 def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:

@@ -8,7 +8,7 @@ import pytest
 
 import hpc_trainer
 from hpc_trainer import api
-from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
@@ -91,3 +91,15 @@ def test_budgets_count_what_is_in_the_queue_too(fake_slurm: FakeSlurm) -> None:
 @pytest.mark.usefixtures("no_slurm")
 def test_a_plan_without_slurm_says_that_nobody_was_asked() -> None:
     assert "no sbatch here" in hpc_trainer.plan(*GRID).notes[0]
+
+
+def test_a_plan_is_shown_though_slurm_does_not_answer_and_a_submit_is_not(
+    runs_dir: Path, fake_slurm: FakeSlurm
+) -> None:
+    fake_slurm.answer("scontrol", error="slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1)
+    plan = hpc_trainer.plan(*GRID)
+    assert plan.num_to_submit == 2
+    assert "Unable to contact slurm controller" in plan.notes[0]
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        hpc_trainer.submit(*GRID)
+    assert not runs_dir.exists()
