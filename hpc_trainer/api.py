@@ -101,7 +101,9 @@ def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
         return _checked(grid, known, retry_failed)[0]
     except SlurmError as error:
         plan = build_plan(grid, known, retry_failed=retry_failed)
-        return dataclasses.replace(plan, notes=(f"the cluster's limits were not looked at: {error}",))
+        code = read_code(plan.specs, grid.sweep.folder.parent)
+        notes = (f"the cluster's limits were not looked at: {error}",)
+        return dataclasses.replace(plan, notes=notes, code=code.digest if code else None)
 
 
 def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:

@@ -203,7 +203,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _is_environment(path: str, root: str) -> bool:
     """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
-    below = os.path.relpath(path, root).split(os.sep)
+    below = Path(os.path.relpath(path, root)).parts
     prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
     return bool({"site-packages", "dist-packages"} & set(below)) or any(
         _is_below(path, each) and _is_below(each, root) and each != root for each in prefixes

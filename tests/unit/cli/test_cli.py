@@ -101,6 +101,7 @@ SUBMIT = {
     "already": int,
     "arrays": [{"job_id": str, "runs": int, "hardware": str}],
     "top_up_job": NULLABLE,
+    "limits": list,
     "notes": list,
 }
 STATUS = {
@@ -158,7 +159,8 @@ def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSl
     assert (code, strict(out)) == (
         0,
         {
-            "sweep": "lr", "submitted": 0, "waiting": 0, "already": 4, "arrays": [], "top_up_job": None, "notes": [],
+            "sweep": "lr", "submitted": 0, "waiting": 0, "already": 4, "arrays": [], "top_up_job": None,
+            "limits": [], "notes": [],
         },
     )  # fmt: skip
     assert len(fake_slurm.calls("sbatch")) == 2
