@@ -42,7 +42,7 @@ def test_whatever_a_run_writes_is_the_persons_alone(
     assert local.json("submit", *grid, "--wait")["status"]["counts"] == {"COMPLETED": 2}
     local.train(*TINY, "seed=7", "sweep_name=mine", *more)
     runs_dir = local.folder / "runs"
-    assert modes(runs_dir) == {"folders": {folder}, "files": {file}}
+    assert modes(runs_dir) == {"folders": {folder}, "files": {file, file.replace("6", "4")}}, "frozen code is read-only"
     written = {path.name for path in runs_dir.rglob("*")}
     assert {
         "specs.jsonl", "submissions.jsonl", "sweep.json", "local", "queue.log", "attempts.jsonl", "metrics.jsonl",
