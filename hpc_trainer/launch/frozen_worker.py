@@ -68,7 +68,9 @@ def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, by
                 files[name] = mode, content
             if hashlib.sha256(file.read(MAIN)).hexdigest() != manifest["main"]:
                 raise RefusedCodeError(f"{archive} was changed: {MAIN}")
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
+    except RefusedCodeError:
+        raise
+    except Exception as error:  # damaged headers make zipfile raise nine kinds, RuntimeError and EOFError among them
         raise RefusedCodeError(f"{archive} cannot be read: {error}") from error
     return manifest, files
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,8 +95,8 @@ def test_it_starts_with_the_checkout_gone(project: Path, archive: Path, tmp_path
 def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
     project: Path, archive: Path, tmp_path: Path
 ) -> None:
-    write_files(tmp_path / "work", {"sibling.py": ""})
-    assert _start(archive, tmp_path / "work").stdout.splitlines()[-2] == f"{tmp_path}/work/sibling.py"
+    write_files(tmp_path / "elsewhere", {"sibling.py": ""})
+    assert _start(archive, tmp_path / "elsewhere").stdout.splitlines()[-2] == f"{tmp_path}/elsewhere/sibling.py"
 
 
 def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path) -> None:
@@ -117,6 +118,24 @@ def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: P
     assert len(list(archive.parent.glob("*.changed-*"))) == 4
     assert (folder / "project" / "my_lab" / "__pycache__").is_dir(), "what Python compiled is kept, and no change"
     assert _start(archive, project).stderr == ""
+
+
+def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
+    code, whole = read_archive(archive), archive.read_bytes()
+    with zipfile.ZipFile(archive) as file:
+        # What stands between the files: zipfile raises nine kinds of errors for it. Their content has its digest.
+        headers = [(info.header_offset, info.header_offset + 30 + len(info.filename)) for info in file.infolist()]
+        places = [at for start, end in [*headers, (file.start_dir, len(whole))] for at in range(start, end)]
+    archive.chmod(0o600)
+    num_refused = 0
+    for at in places:
+        for bit in range(8):
+            archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            try:
+                assert read_archive(archive) == code, (at, bit)  # nobody reads the date of a file
+            except RefusedCodeError:
+                num_refused += 1
+    assert num_refused > len(places)
 
 
 def test_many_ranks_at_once_unpack_one_copy(project: Path, archive: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -370,23 +369,14 @@ def test_the_second_time_writes_nothing(project: Path, runs: Path) -> None:
 
 
 def test_a_changed_archive_is_refused(project: Path, runs: Path) -> None:
-    chance = random.Random(8)
     paths, code = SweepPaths(runs / "sweep"), frozen(runs)
     archive = store_code(paths, code)
     whole = archive.read_bytes()
     archive.chmod(0o600)
-    # A flipped bit may hit what nobody reads (a date); what is read is then still what was frozen.
-    refusals: list[str] = []
-    for at in chance.sample(range(len(whole)), 60):
-        archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << chance.randrange(8)]) + whole[at + 1 :])
-        try:
-            store_code(paths, code)
-        except SubmitError as error:
-            refusals.append(str(error))
-        else:
-            assert read_archive(archive)[1] == code.contents, "seed 8"
-    assert len(refusals) > 30, "seed 8"
-    assert all("Move it away and submit again" in text for text in refusals)
+    content = code.contents["project/my_lab/net.py"][1]
+    archive.write_bytes(whole.replace(content, content[::-1]))
+    with pytest.raises(SubmitError, match=r"my_lab/net\.py.*Move it away and submit again"):
+        store_code(paths, code)
     for end in (0, 1, len(whole) // 2, len(whole) - 1):
         archive.write_bytes(whole[:end])
         with pytest.raises(SubmitError, match="cannot be read"):
