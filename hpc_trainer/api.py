@@ -96,14 +96,7 @@ def submit(
 
 def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     """`plan` of a grid that is frozen already."""
-    known = known_of(grid.sweep)
-    try:
-        return _checked(grid, known, retry_failed)[0]
-    except SlurmError as error:
-        plan = build_plan(grid, known, retry_failed=retry_failed)
-        code = read_code(plan.specs, grid.sweep.folder.parent)
-        notes = (f"the cluster's limits were not looked at: {error}",)
-        return dataclasses.replace(plan, notes=notes, code=code.digest if code else None)
+    return _checked(grid, known_of(grid.sweep), retry_failed, must_answer=False)[0]
 
 
 def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:
@@ -226,20 +219,30 @@ def _known(status: SweepStatus) -> Known:
     )  # fmt: skip
 
 
-def _checked(grid: Grid, known: Known, retry_failed: bool) -> tuple[SweepPlan, Snapshot | None]:
+def _checked(
+    grid: Grid, known: Known, retry_failed: bool, *, must_answer: bool = True
+) -> tuple[SweepPlan, Snapshot | None]:
     """The plan, held against what the cluster says of itself, and the code that its runs will import.
 
     Nothing is asked or read if there is nothing to submit.
+
+    Raises:
+        SlurmError: Slurm does not answer, and it `must_answer`; else the plan's notes say so.
     """
     plan = build_plan(grid, known, retry_failed=retry_failed)
     code = read_code(plan.specs, grid.sweep.folder.parent)
+    plan = dataclasses.replace(plan, code=code.digest if code else None)
     if grid.executor is not Executor.slurm or not plan.specs:
-        return dataclasses.replace(plan, code=code.digest if code else None), code
-    notes: tuple[str, ...] = ()
-    if has_slurm():
+        return plan, code
+    if not has_slurm():
+        note = "There is no sbatch here: the cluster's limits were not looked at."
+        return dataclasses.replace(plan, notes=(*plan.notes, note)), code
+    try:
         are_new = any(spec.shape not in known.shapes for spec in plan.specs)
-        plan = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
-    else:
-        notes = ("There is no sbatch here: the cluster's limits were not looked at.",)
-    plan = dataclasses.replace(plan, code=code.digest if code else None, notes=(*plan.notes, *notes))
-    return ask_slurm(plan, known.shapes) if has_slurm() else plan, code
+        fitted = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
+        return ask_slurm(dataclasses.replace(fitted, code=plan.code), known.shapes), code
+    except SlurmError as error:
+        if must_answer:
+            raise
+        note = f"the cluster's limits were not looked at: {error}"
+        return dataclasses.replace(plan, notes=(*plan.notes, note)), code

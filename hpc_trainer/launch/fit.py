@@ -70,23 +70,25 @@ def _fit(arrays: Sequence[ArrayPlan], limits: Limits, active: Sequence[ActiveArr
     room = _Room(limits)
     if reserve is not None:
         room.take(reserve, 1)
-    now, waiting, binding = list[ArrayPlan](), list[RunSpec](), dict[str, None]()
+    now, waiting, binding = list[ArrayPlan](), list[RunSpec](), list[str]()
     for array in arrays:
         count = min(len(array.specs), room.of(array.shape))
         if count < len(array.specs):
             waiting += array.specs[count:]
-            binding.update(dict.fromkeys(room.full(array.shape, count)))
+            binding += room.full(array.shape, count)
         room.take(array.shape, count)
         chunks = list(_chunks(array, count, limits.max_elements))
         if len(chunks) > 1:
             name = "MaxArraySize" if limits.max_elements == limits.max_array_size else "max_array_tasks"
-            binding[f"{name} is {limits.max_elements}: {count} runs on {array.hardware} are {len(chunks)} arrays"] = (
-                None
+            binding.append(
+                f"{name} is {limits.max_elements}: {count} runs on {array.hardware} are {len(chunks)} arrays"
             )
         now += chunks
     shared = {name: _share(name, now, active) for name in dict.fromkeys(array.hardware for array in now)}
     return Fitted(
-        now=tuple(next(shared[array.hardware]) for array in now), waiting=tuple(waiting), binding=tuple(binding)
+        now=tuple(next(shared[array.hardware]) for array in now),
+        waiting=tuple(waiting),
+        binding=tuple(dict.fromkeys(binding)),
     )
 
 

@@ -52,7 +52,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     """
     problems: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
-    places: dict[tuple[str, ...], TrainConfig] = {}
+    places: dict[tuple[str, str, str], TrainConfig] = {}
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
     memo = Memo()
@@ -88,9 +88,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         raise ConfigError("\n".join(problems))
     if not specs:
         raise ConfigError(f"sweep.exclude leaves out all {num_excluded} points of the grid.")
-    configs = list(places.values())
-    _check_one_place(configs)
-    first = configs[0]
+    _check_one_place(list(places))
+    first = next(iter(places.values()))
     return Grid(
         sweep=_sweep_paths(first),
         executor=first.cluster.executor,
@@ -143,16 +142,16 @@ def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
         )
 
 
-def _place(config: TrainConfig) -> tuple[str, ...]:
+def _place(config: TrainConfig) -> tuple[str, str, str]:
+    """Name of the sweep, executor, cluster."""
     return (config.sweep_name or config.experiment_name, config.cluster.executor.value, config.cluster.name)
 
 
-def _check_one_place(configs: Sequence[TrainConfig]) -> None:
-    places = {(config.sweep_name or config.experiment_name) for config in configs}
-    if len(places) > 1:
+def _check_one_place(places: Sequence[tuple[str, str, str]]) -> None:
+    names = sorted({name for name, *_ in places})
+    if len(names) > 1:
         raise ConfigError(
-            f"the points of one grid belong to one sweep, and these name {', '.join(sorted(places))}. "
-            "Add sweep_name=NAME."
+            f"the points of one grid belong to one sweep, and these name {', '.join(names)}. Add sweep_name=NAME."
         )
-    if len({config.cluster.executor for config in configs}) > 1 or len({config.cluster.name for config in configs}) > 1:
+    if len(places) > 1:
         raise ConfigError("cluster is one for a whole grid: submit each cluster's part by a command of its own.")

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
+from hpc_trainer.launch.script import megabytes
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 
@@ -46,11 +47,11 @@ def _problems_in(shape: Shape, name: str | None, limits: Limits) -> list[str]:
 def mem_mb_per_node(shape: Shape) -> int | None:
     """Memory in MB that the shape asks of each node; None if it leaves that to the site."""
     if shape.mem_gb_per_node is not None:
-        return round(shape.mem_gb_per_node * 1024)
+        return megabytes(shape.mem_gb_per_node)
     if shape.mem_gb_per_gpu is not None:
-        return round(shape.mem_gb_per_gpu * 1024) * shape.gpus_per_node
+        return megabytes(shape.mem_gb_per_gpu) * shape.gpus_per_node
     if shape.mem_gb_per_cpu is not None:
-        return round(shape.mem_gb_per_cpu * 1024) * _cpus_per_node(shape)
+        return megabytes(shape.mem_gb_per_cpu) * _cpus_per_node(shape)
     return None
 
 

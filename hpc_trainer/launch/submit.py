@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import subprocess
@@ -12,29 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, SlurmError, SubmitError
+from hpc_trainer.errors import ConfigError, SubmitError
 from hpc_trainer.launch.fit import ArrayPlan
+from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.script import ScriptRequest
-from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
-from hpc_trainer.runs.files import check_place, check_trusted, write_atomic, write_json
+from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
-from hpc_trainer.runs.submissions import (
-    Submission,
-    write_confirmation,
-    write_doubt,
-    write_dropped,
-    write_intent,
-    write_refused,
-    write_waiting,
-)
-from hpc_trainer.slurm.queue import job_name
-from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start, submit_script
+from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
+from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +50,23 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
     """The batch script that `submit` would hand to sbatch; "" for the local executor."""
     if plan.grid.executor is not Executor.slurm:
         return ""
-    from hpc_trainer.launch import submitit_bridge as bridge
+    from hpc_trainer.launch.submitit_bridge import render_script
+
+    return render_script(_request_of(plan, array, uuid))
+
+
+def _request_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> ScriptRequest:
+    from hpc_trainer.launch.submitit_bridge import worker_command
 
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
-    request = ScriptRequest(
-        shape=array.shape,
-        folder=paths.scripts,
-        job_name=job_name(paths.name, uuid),
-        uuid=uuid,
-        num_elements=len(array.specs),
-        array_parallelism=array.parallelism,
-        setup=tuple(cluster["setup"]),
-        srun_args=tuple(cluster["srun_args"]),
-        command=tuple(
-            bridge.worker_command(
-                paths.folder, ["--array", uuid], cluster["python"], archive_of(paths, plan.code) if plan.code else None
-            )
-        ),
-    )
-    return bridge.render_script(request)
+    archive = archive_of(paths, plan.code) if plan.code else None
+    command = worker_command(paths.folder, ["--array", uuid], cluster["python"], archive)
+    return make_request(paths, uuid, array.shape, cluster, command, len(array.specs), array.parallelism)
 
 
 # --test-only says these of drained or powered-down nodes too, where sbatch itself accepts and waits (22.05).
 _MAY_PASS = re.compile(
-    r"node configuration is not available|nodes are busy|Requested nodes? .* not available", re.IGNORECASE
+    r"node configuration is not available|nodes are busy|Required nodes? not available", re.IGNORECASE
 )
 
 
@@ -250,25 +233,8 @@ class _SlurmSubmission:
             parallelism=array.parallelism,
             code=self._plan.code,
         )
-        script = script_path(paths, intent.uuid)
         options = [f"--dependency=afterany:{after}"] if after else []
-        try:
-            write_atomic(script, array_script_of(self._plan, array, intent.uuid), sync=False)
-            job_id = submit_script(script, options=options)
-        except UnclearSubmitError:
-            # "Socket timed out" may come after the controller accepted, and it may accept minutes later: what is not
-            # seen now stays in doubt, and a later command finds out.
-            write_doubt(paths, intent)
-            found = None
-            with contextlib.suppress(SlurmError):
-                found = look_once(paths, intent)
-            if found is None:
-                raise
-            job_id = found
-        except SubmitError as error:
-            write_dropped(paths, intent, str(error))
-            raise
-        write_confirmation(paths, intent, job_id)
+        job_id = hand_over(paths, intent, _request_of(self._plan, array, intent.uuid), options)
         return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
 
     def _renew(self) -> None:

@@ -6,20 +6,16 @@ submit that is killed anywhere in between leaves a job behind that does the rest
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
 from hpc_trainer.errors import SlurmError, SubmitError
-from hpc_trainer.launch.script import ScriptRequest
-from hpc_trainer.launch.settle import look_once, script_path
-from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
-from hpc_trainer.runs.submissions import TOP_UP, write_confirmation, write_doubt, write_dropped, write_intent
+from hpc_trainer.runs.submissions import TOP_UP, write_intent
 from hpc_trainer.slurm.jobs import update_job
-from hpc_trainer.slurm.queue import job_name
-from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, submit_script
+from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError
 
 # The submit that placed it has this long to submit its arrays and to say what to wait for.
 _BEGIN_S = 60
@@ -43,39 +39,19 @@ class TopUpJob:
 
         Never raises for a refusal: without the job the next command tops up, and the notes say so.
         """
-        from hpc_trainer.launch import submitit_bridge as bridge
+        from hpc_trainer.launch.submitit_bridge import top_up_command
 
         intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP)
         cluster = spec.config["cluster"]
-        request = ScriptRequest(
-            shape=top_up_shape(spec),
-            folder=paths.scripts,
-            job_name=job_name(paths.name, intent.uuid),
-            uuid=intent.uuid,
-            num_elements=None,
-            array_parallelism=None,
-            setup=tuple(cluster["setup"]),
-            srun_args=tuple(cluster["srun_args"]),
-            command=tuple(bridge.top_up_command(paths.folder, cluster["python"])),
-        )
-        script = script_path(paths, intent.uuid)
-        write_atomic(script, bridge.render_script(request), sync=False)
+        command = top_up_command(paths.folder, cluster["python"])
+        request = make_request(paths, intent.uuid, top_up_shape(spec), cluster, command)
         try:
-            job_id = submit_script(script, options=[f"--begin=now+{_BEGIN_S}"])
+            return cls(hand_over(paths, intent, request, [f"--begin=now+{_BEGIN_S}"]))
         except UnclearSubmitError as error:
-            write_doubt(paths, intent)
-            found = None
-            with contextlib.suppress(SlurmError):
-                found = look_once(paths, intent)
-            if found is None:
-                return cls(None, (str(error),))
-            job_id = found
+            return cls(None, (str(error),))
         except SubmitError as error:
-            write_dropped(paths, intent, str(error))
             why = "no room for it" if isinstance(error, NoRoomError) else str(error)
             return cls(None, (f"No top-up job ({why}): give the same command again when runs have ended.",))
-        write_confirmation(paths, intent, job_id)
-        return cls(job_id)
 
     def aim(self, elements: Sequence[str]) -> None:
         """Tells the job to begin when the first half of these runs (job ids of array elements) has ended.

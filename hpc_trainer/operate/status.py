@@ -16,7 +16,7 @@ from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import Ledger, latest_of_each_run, read_ledger
+from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
 
 
@@ -103,7 +103,10 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     }
     asked = [folder for folder in folders.values() if folder.needs_scheduler]
     view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
-    folders = {run_id: _with_found_job(sweep, folder, view) for run_id, folder in folders.items()}
+    found = {
+        intent.uuid: find_by_uuid((view.queue or {}).values(), sweep.name, intent.uuid) for intent in ledger.unsettled
+    }
+    folders = {run_id: _with_found_job(folder, submissions.get(run_id), found) for run_id, folder in folders.items()}
     runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
     status = SweepStatus(
         sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
@@ -119,14 +122,19 @@ def _top_up_job(sweep: SweepPaths, ledger: Ledger, view: SchedulerView) -> str |
     return next((each for each in found if each is not None), None)
 
 
-def _with_found_job(sweep: SweepPaths, folder: RunFolder, view: SchedulerView) -> RunFolder:
-    """The folder with the job that the queue shows for an intent without an answer."""
-    submission = folder.submission
-    if not folder.needs_scheduler or folder.job_id is not None or submission is None or not view.queue:
+def _with_found_job(
+    folder: RunFolder, latest: tuple[Submission, int] | None, found: Mapping[str, str | None]
+) -> RunFolder:
+    """The folder with the job that the queue shows for an intent without an answer.
+
+    Args:
+        latest: the run's newest submission, and its index in there.
+        found: uuid of an intent without an answer -> its job, if the queue shows one.
+    """
+    job_id = found.get(latest[0].uuid) if latest is not None else None
+    if latest is None or job_id is None or not folder.needs_scheduler or folder.job_id is not None:
         return folder
-    job_id = find_by_uuid(view.queue.values(), sweep.name, submission.uuid)
-    index = submission.run_ids.index(folder.paths.run_id)
-    return folder if job_id is None else dataclasses.replace(folder, job_id=f"{job_id}_{index}")
+    return dataclasses.replace(folder, job_id=f"{job_id}_{latest[1]}")
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -191,8 +199,8 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
         age_s=None if seen is None else max(0.0, time.time() - seen),
-        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
+        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
         failure=(read_json(folder.paths.failure(newest.attempt)) or {}) if newest and state is RunState.FAILED else {},
     )
 

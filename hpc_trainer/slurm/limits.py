@@ -158,8 +158,8 @@ def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
     accounting = nodes = ""
     enforced = _enforced(controller)
     if enforced:
-        # Limits of a QOS for each user show in the controller only while that user has jobs.
-        # One database may serve several clusters.
+        # The controller shows limits of a QOS for each user only while that user has jobs.
+        # A database may serve several clusters: only this one's associations count.
         name = re.search(r"^ClusterName\s*= (\S+)$", controller, re.MULTILINE)
         here = f" cluster={name[1]}" if name else ""
         asked = (
@@ -199,6 +199,8 @@ def parse_limits(
     associations = [each for each in records if "UserName" in each and "GrpSubmitJobs" in each]
     root = next((each for each in associations if each["Account"] == "root" and not each["UserName"]), {})
     max_jobs = _number(config.get("MaxJobCount"))
+    enforced = _enforced(controller)
+    has_caps = "limits" in enforced
     return Limits(
         max_array_size=_number(config.get("MaxArraySize")),
         max_array_tasks=int(scheduler[1]) if scheduler else None,
@@ -206,14 +208,14 @@ def parse_limits(
         job_cap=SubmitCap(name="MaxJobCount", limit=max_jobs, used=_cap(root.get("GrpSubmitJobs"))[1])
         if max_jobs
         else None,
-        enforced=_enforced(controller),
+        enforced=enforced,
         partitions={each["PartitionName"]: _partition(each) for each in records if "PartitionName" in each},
         nodes=tuple(_node_groups(nodes)),
         associations=tuple(_associations(accounting, associations, user)),
-        account_caps=dict(_account_caps(associations, user)) if "limits" in _enforced(controller) else {},
-        qos_caps=dict(_qos_caps(records, accounting, user)) if "limits" in _enforced(controller) else {},
+        account_caps=dict(_account_caps(associations, user)) if has_caps else {},
+        qos_caps=dict(_qos_caps(records, accounting, user)) if has_caps else {},
         parents=dict(_parents(associations)),
-        qos_max_time_min=_qos_times(accounting) if "limits" in _enforced(controller) else {},
+        qos_max_time_min=_qos_times(accounting) if has_caps else {},
         qos_flags={row[0]: frozenset(row[5].split(",")) for row in _sections(accounting)[1]},
         notes=notes,
     )

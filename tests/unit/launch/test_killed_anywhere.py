@@ -26,6 +26,7 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 
 SUBMIT = "hpc_trainer.launch.submit"
 TOP_UP = "hpc_trainer.launch.top_up"
+HAND_OVER = "hpc_trainer.launch.hand_over"
 LIMITED = """\
 MaxArraySize            = 4
 AccountingStorageEnforce = limits
@@ -104,16 +105,16 @@ POINTS = {
     "after sweep.json": (f"{SUBMIT}.write_json", "after", 1),
     "before the intent": (f"{SUBMIT}.write_intent", "before", 1),
     "after the intent": (f"{SUBMIT}.write_intent", "after", 1),
-    "before the script": (f"{SUBMIT}.write_atomic", "before", 1),
-    "after the script": (f"{SUBMIT}.write_atomic", "after", 1),
-    "before sbatch": (f"{SUBMIT}.submit_script", "before", 1),
-    "sbatch accepted, reply not stored": (f"{SUBMIT}.submit_script", "after", 1),
-    "before the confirmation": (f"{SUBMIT}.write_confirmation", "before", 1),
-    "between two arrays": (f"{SUBMIT}.write_confirmation", "after", 1),
+    "before the script": (f"{HAND_OVER}.write_atomic", "before", 1),
+    "after the script": (f"{HAND_OVER}.write_atomic", "after", 1),
+    "before sbatch": (f"{HAND_OVER}.submit_script", "before", 1),
+    "sbatch accepted, reply not stored": (f"{HAND_OVER}.submit_script", "after", 1),
+    "before the confirmation": (f"{HAND_OVER}.write_confirmation", "before", 1),
+    "between two arrays": (f"{HAND_OVER}.write_confirmation", "after", 1),
     "before the second intent": (f"{SUBMIT}.write_intent", "before", 2),
     "after the second intent": (f"{SUBMIT}.write_intent", "after", 2),
-    "second sbatch accepted": (f"{SUBMIT}.submit_script", "after", 2),
-    "after the last confirmation": (f"{SUBMIT}.write_confirmation", "after", 2),
+    "second sbatch accepted": (f"{HAND_OVER}.submit_script", "after", 2),
+    "after the last confirmation": (f"{HAND_OVER}.write_confirmation", "after", 2),
 }
 
 
@@ -153,10 +154,10 @@ WAITING_POINTS = {
     "after the waiting list": (f"{SUBMIT}.write_waiting", "after", 1),
     "before the top-up job's intent": (f"{TOP_UP}.write_intent", "before", 1),
     "after the top-up job's intent": (f"{TOP_UP}.write_intent", "after", 1),
-    "top-up job accepted, reply not stored": (f"{TOP_UP}.submit_script", "after", 1),
-    "top-up job confirmed": (f"{TOP_UP}.write_confirmation", "after", 1),
-    "first array accepted": (f"{SUBMIT}.submit_script", "after", 1),
-    "between two arrays": (f"{SUBMIT}.write_confirmation", "after", 1),
+    "top-up job accepted, reply not stored": (f"{HAND_OVER}.submit_script", "after", 1),
+    "top-up job confirmed": (f"{HAND_OVER}.write_confirmation", "after", 1),
+    "first array accepted": (f"{HAND_OVER}.submit_script", "after", 2),
+    "between two arrays": (f"{HAND_OVER}.write_confirmation", "after", 2),
     "before the top-up job is aimed": (f"{TOP_UP}.update_job", "before", 1),
     "after the top-up job is aimed": (f"{TOP_UP}.update_job", "after", 1),
 }
