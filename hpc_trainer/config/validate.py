@@ -193,6 +193,7 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
     yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
     yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
+    yield from _at_least("cluster.max_failures", cluster.max_failures, 0)
     if cluster.executor is Executor.local and hardware.num_nodes > 1:
         yield (
             f"hardware.num_nodes={hardware.num_nodes} ({hardware.name}) must be 1 with cluster=local: there is one "

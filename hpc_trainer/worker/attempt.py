@@ -22,7 +22,7 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, RunContext
 from hpc_trainer.training.loop import Outcome, train
-from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
@@ -89,7 +89,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
             traceback.print_exc()
             return ExitCode.OK
-        _fail(error, paths, env, attempt)
+        _fail(error, ended(None))
 
 
 def _device(config: TrainConfig, env: RankEnv) -> torch.device:
@@ -105,30 +105,33 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
     return torch.device("cuda", env.local_rank % count)
 
 
-def _fail(error: BaseException, paths: RunPaths, env: RankEnv, attempt: int) -> NoReturn:
+def _fail(error: BaseException, stop: Stop) -> NoReturn:
     """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
     traceback.print_exc()
+    code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
+    code = ExitCode.CONFIG if code is ExitCode.USAGE else code
+    if isinstance(error, NoProgressError):
+        code = ExitCode.NO_PROGRESS
     record: dict[str, Any] = {
-        "rank": env.rank,
-        "node": env.node,
+        "rank": stop.env.rank,
+        "node": stop.env.node,
+        "exit_code": int(code),
         "type": type(error).__name__,
         "message": str(error)[:2000],
         "traceback": traceback.format_exc()[-8000:],
         "time": time.time(),
     }
-    code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
-    code = ExitCode.CONFIG if code is ExitCode.USAGE else code
-    if isinstance(error, NoProgressError):
-        code = ExitCode.NO_PROGRESS
     try:
-        first = _first_failure(paths, attempt, record)
-        if env.rank == 0:
-            cause = "no_progress" if isinstance(error, NoProgressError) else "exception"
-            Journal(paths).end(attempt, state=RunState.FAILED, cause=cause, error=first)
+        first = _first_failure(stop.paths, stop.attempt, record)
+        cause = _CAUSES.get(first.get("exit_code", int(code)), "exception")
+        conclude_failure(stop, code=code, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
+
+
+_CAUSES = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
 
 
 def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
@@ -138,8 +141,10 @@ def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dic
     write_json(mine, record)
     try:
         os.link(mine, path)  # fails if there is one: the first stays
-    except OSError:
-        return read_json(path) or record
+    except FileExistsError:
+        return read_json(path) or dict(record)
+    except OSError:  # a file system without links: the last one stays
+        mine.replace(path)
     finally:
         mine.unlink(missing_ok=True)
     return record
