@@ -110,7 +110,7 @@ def _conclude(stop: Stop) -> ExitCode:
     what = "before the first step" if stop.saved_step is None else f"at step {stop.saved_step}, saved"
     print(f"stopped {what}: {decision.cause} ({stop.flag.signal_name}){took}.")
     ended = _bring_back(stop, decision)
-    if ended.state is not decision.state or ended.action is not decision.action:
+    if Action.successor in (decision.action, ended.action) or ended != decision:
         # A second record of the same end: the first one's promise did not hold, or came true another way.
         _record(stop, ended)
     return ended.exit_code
