@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, HpcTrainerError
+from hpc_trainer.errors import ExitCode, HpcTrainerError, StuckError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -19,6 +21,7 @@ from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, RunContext
 from hpc_trainer.training.loop import Outcome, train
@@ -67,8 +70,9 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,
             )
-            outcome = train(config, run)
-            group.barrier()
+            with _watched(run, ended(None)):
+                outcome = train(config, run)
+                group.barrier()
             if outcome is Outcome.done:
                 if run.is_rank_zero:
                     journal.end(
@@ -92,6 +96,32 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         _fail(error, ended(None))
 
 
+@contextlib.contextmanager
+def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
+    """Ends this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
+    limit_s = stop.config.monitor.watchdog_s
+    if stop.env.world_size > 1:
+        limit_s = min(limit_s, 0.8 * stop.config.parallel.timeout_s)
+    if not limit_s:
+        yield
+        return
+
+    def give_up(why: str) -> None:
+        _fail(
+            StuckError(f"{why}; the stacks of its threads are in {stop.paths.log(stop.attempt, stop.env.rank)}."), stop
+        )
+
+    watchdog = Watchdog(
+        limit_s,
+        has_failed=lambda: stop.paths.failure(stop.attempt).exists(),
+        give_up=give_up,
+        follows=stop.env.launcher != "slurm",  # srun ends the ranks that are left
+    )
+    with watchdog.watching():
+        run.beat = watchdog.beat
+        yield
+
+
 def _device(config: TrainConfig, env: RankEnv) -> torch.device:
     if config.hardware.device_type == "cpu":
         return torch.device("cpu")
@@ -107,7 +137,7 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
 
 def _fail(error: BaseException, stop: Stop) -> NoReturn:
     """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
-    traceback.print_exc()
+    traceback.print_exception(error)
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
     code = ExitCode.CONFIG if code is ExitCode.USAGE else code
     if isinstance(error, NoProgressError):
@@ -118,12 +148,12 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         "exit_code": int(code),
         "type": type(error).__name__,
         "message": str(error)[:2000],
-        "traceback": traceback.format_exc()[-8000:],
+        "traceback": "".join(traceback.format_exception(error))[-8000:],
         "time": time.time(),
     }
     try:
         first = _first_failure(stop.paths, stop.attempt, record)
-        cause = _CAUSES.get(first.get("exit_code", int(code)), "exception")
+        cause = "stuck" if first["type"] == StuckError.__name__ else _CAUSES.get(first["exit_code"], "exception")
         conclude_failure(stop, code=code, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -142,7 +172,7 @@ def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dic
     try:
         os.link(mine, path)  # fails if there is one: the first stays
     except FileExistsError:
-        return read_json(path) or dict(record)
+        return {**record, **(read_json(path) or {})}
     except OSError:  # a file system without links: the last one stays
         mine.replace(path)
     finally:
