@@ -175,6 +175,7 @@ def logs(
 @app.command()
 def cancel(
     names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to cancel.")] = None,
+    save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -182,7 +183,7 @@ def cancel(
     """Cancel runs, or a whole sweep; a cancelled run never comes back by itself."""
     from hpc_trainer.cli.run_verbs import run_cancel
 
-    run_cancel(names or [], sweep, runs_dir, as_json=as_json)
+    run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
 @app.command()
