@@ -108,6 +108,15 @@ def requeue(job_id: str) -> str:
     return "requeued"
 
 
+def requeue_by_hand(job_id: str) -> None:
+    """What a person types: ends the job where it is, and puts it back into the queue.
+
+    Raises:
+        SlurmError: the job has ended, the site refuses, or no answer.
+    """
+    run_slurm(["scontrol", "requeue", job_id])
+
+
 def update_job(job_id: str, changes: Sequence[str]) -> None:
     """Changes a pending job, as `StartTime=now`.
 
