@@ -66,11 +66,37 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
-    trusted = config.trust
-    for key in ("model", "data"):
-        problem = check_target(f"{key}._target_", getattr(config, key)._target_, trusted)
+    yield from _targets(config)
+    yield from memo.of(_free_problems, config.params)
+
+
+def _targets(config: TrainConfig) -> Iterator[str]:
+    named = {"model._target_": config.model._target_, "data._target_": config.data._target_}
+    if config.train.main is not None:
+        named["train.main"] = config.train.main
+    for key, target in named.items():
+        problem = check_target(key, target, config.trust)
         if problem:
             yield problem
+
+
+def _free_problems(params: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(_not_json("params", params))
+
+
+def _not_json(key: str, value: Any) -> Iterator[str]:
+    """A frozen run is JSON: other keys and values would come back to the worker as something else."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _not_json(f"{key}.{name}", item)
+            else:
+                yield f"{key} has the key {name!r}, and keys must be texts. Use '{name}' in quotes."
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _not_json(f"{key}[{index}]", item)
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        yield f"{key}={value!r} must be a number, a text, true, false, null, or lists and mappings of them."
 
 
 def _figure(value: float) -> str:
