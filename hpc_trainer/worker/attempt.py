@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -20,8 +21,9 @@ from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_grou
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, RunContext
-from hpc_trainer.training.loop import Outcome, train
+from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.tracker import build_tracker
+from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 
 
@@ -64,18 +66,18 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 ),
                 attempt=attempt,
                 num_steps=config.train.num_steps,
+                save_every_steps=config.checkpoint.every_steps,
+                make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,
             )
-            outcome = train(config, run)
-            group.barrier()
-            if outcome is Outcome.done:
+            if run_main(config, run) is Outcome.done:
                 if run.is_rank_zero:
                     journal.end(
                         attempt,
                         state=RunState.COMPLETED,
                         cause="done",
-                        step=run.num_steps,
+                        step=run.step,
                         saved_step=run.saved_step,
                     )
                 code = ExitCode.OK
