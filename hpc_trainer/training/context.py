@@ -290,16 +290,18 @@ class RunContext:
             LoopError: main neither finished nor stopped where all had agreed, or the ranks differ.
         """
         mine = "finished" if self._result is not None else "left early" if self.stop_step is None else "stopped"
-        ends = self.group.gather(f"{mine} at step {self.step}")
-        if len(set(ends)) > 1:
-            raise LoopError(f"{name}: the ranks must end alike, and they {'; '.join(ends)} (in the order of ranks).")
+        ends = self.group.gather([mine, self.step])
+        if len({how for how, _ in ends}) > 1:
+            listed = ", ".join(f"rank {rank} {how} at step {step}" for rank, (how, step) in enumerate(ends))
+            raise LoopError(f"{name}: all ranks must finish, or all must stop, and {listed}.")
         if mine == "left early":
             raise LoopError(
                 f"{name} returned at step {self.step} of {self.num_steps}, neither finished nor stopped. Call "
                 "run.finish(metrics) when all steps are done; before, return only after run.should_stop(step) is True."
             )
         if mine == "stopped":
-            if self.is_rank_zero and self.saved_step != self.step:
+            assert self.stop_step is not None
+            if self.is_rank_zero and (self.saved_step is None or self.saved_step < self.stop_step):
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
             return Outcome.stopped
         if self.is_rank_zero:

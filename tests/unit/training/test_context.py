@@ -187,6 +187,16 @@ def test_a_stop_without_a_save_is_said(start: Start, capsys: pytest.CaptureFixtu
     assert not run.paths.marker(DONE).exists()
 
 
+def test_a_stop_that_was_saved_is_silent(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start()
+    run.restore()
+    run.stop.request("test")
+    assert run.should_stop(3)
+    run.save(4)
+    assert run.conclude("my.main") is Outcome.stopped
+    assert "did not save" not in capsys.readouterr().out
+
+
 def test_a_loop_that_just_returns_is_an_error(start: Start) -> None:
     run = start()
     run.restore()
