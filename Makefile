@@ -23,8 +23,9 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	$(BIN)/python -m pytest -m "not slurm" --numprocesses 2 --dist loadgroup
 
+SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
-	$(BIN)/python -m pytest -m slurm tests/slurm
+	$(BIN)/python -m pytest -m slurm $(SLURM_TESTS)
 
 bench: $(VENV)/.dev $(VENV)/rival  ## The figures of docs/benchmarks/, as ratios measured in one run
 	$(BIN)/python -m tests.benchmarks $(VENV)/rival

@@ -17,16 +17,17 @@ from hpc_trainer.launch.fit import ActiveArray
 from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
-from hpc_trainer.launch.settle import settle_intents
+from hpc_trainer.launch.settle import settle_intents, settle_successor
 from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_specs
-from hpc_trainer.runs.submissions import latest_of_each_run, read_ledger
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
-from hpc_trainer.slurm.limits import read_limits
+from hpc_trainer.slurm.read_limits import read_limits
 
 # A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
 _TOP_UP_LOCK_S = 900.0
@@ -99,8 +100,14 @@ def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     return _checked(grid, known_of(grid.sweep), retry_failed, must_answer=False)[0]
 
 
-def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:
-    """`submit` of a grid that is frozen already."""
+def submit_grid(
+    grid: Grid, *, retry_failed: bool = False, revive: bool = False, command_line: Sequence[str] | None = None
+) -> Submitted:
+    """`submit` of a grid that is frozen already.
+
+    Args:
+        revive: take back the cancel of cancelled runs, and submit them too.
+    """
     # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
     is_new = not grid.sweep.specs.exists()
     checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
@@ -108,16 +115,21 @@ def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequenc
         raise ConfigError("\n".join(checked.problems))
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
-        settle_intents(grid.sweep)
-        status = read_status(grid.sweep) if grid.sweep.specs.exists() else None
+        status = _settled(grid.sweep) if grid.sweep.specs.exists() else None
         before = []
         if status is not None and status.waiting:
             before = _top_up(grid.sweep, lock)
             status = read_status(grid.sweep)
         known = _known(status) if status is not None else Known()
+        cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) is RunState.CANCELLED]
+        if revive and cancelled:
+            known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
         if checked is None or known.states:
             # What waits has had its turn, with the code that it was submitted with.
             checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
+        if revive and not checked.problems:
+            for run_id in cancelled:
+                grid.sweep.run(run_id).marker(CANCEL).unlink(missing_ok=True)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
@@ -134,7 +146,7 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
 
 
 def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
-    """Submits these runs of a sweep again, as they were frozen; those that failed, or were interrupted.
+    """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
 
     Raises:
         RunStateError: the sweep has no such run.
@@ -145,7 +157,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
     if missing or not run_ids:
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    done = submit_grid(grid, retry_failed=True)
+    done = submit_grid(grid, retry_failed=True, revive=True)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 
@@ -162,7 +174,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
     if not sweep.specs.exists():
         raise RunStateError(f"{sweep.folder} holds no sweep.")
     with submit_lock(sweep, wait_s=wait_s) as lock:
-        settle_intents(sweep)
+        _settled(sweep)
         outcomes = _top_up(sweep, lock)
         return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None
 
@@ -185,6 +197,15 @@ def _top_up(sweep: SweepPaths, lock: SubmitLock) -> list[Outcome]:
         outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
 
 
+def _settled(sweep: SweepPaths) -> SweepStatus:
+    """The sweep's status after every submission has its answer. Call it under the sweep's lock."""
+    settle_intents(sweep)
+    status = read_status(sweep)
+    succeeded = [run for run in status.runs if run.submission is not None and run.submission.kind == SUCCESSOR]
+    changes = [settle_successor(sweep, sweep.run(run.run_id)) for run in succeeded]
+    return read_status(sweep) if any(changes) else status
+
+
 def known_of(sweep: SweepPaths) -> Known:
     """What exists of a sweep; nothing if it was never submitted."""
     return _known(read_status(sweep)) if sweep.specs.exists() else Known()
@@ -192,11 +213,10 @@ def known_of(sweep: SweepPaths) -> Known:
 
 def _known(status: SweepStatus) -> Known:
     waiting = frozenset(run.run_id for run in status.waiting)
-    newest = latest_of_each_run(status.ledger.submissions)
     active: Counter[str] = Counter()
     for run in status.runs:
-        if run.state.is_active and run.run_id not in waiting and run.run_id in newest:
-            active[newest[run.run_id][0].uuid] += 1
+        if run.state.is_active and run.run_id not in waiting and run.submission is not None:
+            active[run.submission.uuid] += 1
     accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
     ids = {run_id for each in accepted for run_id in each.run_ids}
     return Known(
@@ -205,7 +225,7 @@ def _known(status: SweepStatus) -> Known:
         elements=tuple(
             run.job_id
             for run in status.runs
-            if run.state.is_active and run.job_id is not None and run.run_id not in waiting and "_" in run.job_id
+            if run.state.is_active and run.job_id is not None and run.run_id not in waiting
         ),
         top_up_job=status.top_up_job,
         active=tuple(

@@ -18,9 +18,10 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.submit import Outcome, array_script_of
+from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import SweepStatus, read_status
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.slurm.sbatch import UnclearSubmitError
@@ -69,13 +70,17 @@ def run_submit(
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Submits the failed (or interrupted) ones among the runs that `names` name."""
+    """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
-    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY)
-    wanted = [run.run_id for run in chosen if run.state in failed or run.state.needs_submit]
+    again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
+    if names and list(names) != [status.sweep.name]:  # a sweep's name alone takes no cancel back
+        again.add(RunState.CANCELLED)
+    wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
     if not wanted:
+        cancelled = any(run.state is RunState.CANCELLED for run in chosen)
+        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if cancelled else ""
         raise RunStateError(
-            f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}."
+            f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )
     done = retry(status.sweep, wanted)
     print_json(submit_json(done)) if as_json else print_submitted(done)
@@ -100,6 +105,16 @@ def run_top_up(folder: Path) -> None:
         # No successor could be placed: this job is the only one who will look again.
         print(f"{problem}. Once more in {_TOP_UP_PAUSE_S:g} s.", flush=True)
         time.sleep(_TOP_UP_PAUSE_S)
+
+
+def run_successor(folder: Path, after: str) -> None:
+    """What a worker runs whose job cannot be requeued."""
+    run = RunPaths(folder.absolute())
+    job_id = submit_successor(run, after)
+    if job_id is None:
+        print(f"{run.run_id}: nothing to follow job {after}.")
+    else:
+        print(f"{run.run_id}: job {job_id} follows job {after}.")
 
 
 def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -19,10 +20,11 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
-from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError
 
 # Larger than any real count, step or second; past it figures overflow where they are used.
+# The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
+_SHORTEST_WATCHDOG_S = 10
 _LARGEST = 1e12
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 # sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
@@ -66,37 +68,8 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
-    yield from _targets(config)
-    yield from memo.of(_free_problems, config.params)
-
-
-def _targets(config: TrainConfig) -> Iterator[str]:
-    named = {"model._target_": config.model._target_, "data._target_": config.data._target_}
-    if config.train.main is not None:
-        named["train.main"] = config.train.main
-    for key, target in named.items():
-        problem = check_target(key, target, config.trust)
-        if problem:
-            yield problem
-
-
-def _free_problems(params: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(_not_json("params", params))
-
-
-def _not_json(key: str, value: Any) -> Iterator[str]:
-    """A frozen run is JSON: other keys and values would come back to the worker as something else."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            if isinstance(name, str):
-                yield from _not_json(f"{key}.{name}", item)
-            else:
-                yield f"{key} has the key {name!r}, and keys must be texts. Use '{name}' in quotes."
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _not_json(f"{key}[{index}]", item)
-    elif value is not None and not isinstance(value, (bool, int, float, str)):
-        yield f"{key}={value!r} must be a number, a text, true, false, null, or lists and mappings of them."
+    yield from target_problems(config)
+    yield from memo.of(param_problems, config.params)
 
 
 def _figure(value: float) -> str:
@@ -141,6 +114,8 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
     yield from _at_least("monitor.log_every_steps", config.monitor.log_every_steps, 1)
     yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
+    if config.monitor.watchdog_s:
+        yield from _at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
     yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
     yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
     if config.budget.max_gpu_hours is not None:
@@ -219,6 +194,7 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
     yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
     yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
+    yield from _at_least("cluster.max_failures", cluster.max_failures, 0)
     if cluster.executor is Executor.local and hardware.num_nodes > 1:
         yield (
             f"hardware.num_nodes={hardware.num_nodes} ({hardware.name}) must be 1 with cluster=local: there is one "

@@ -54,6 +54,10 @@ class Restored:
         return self.values[name]
 
 
+def _no_watchdog() -> None:
+    """Nobody watches."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RunContext:
     """One rank of one attempt. Methods marked collective must be called by all ranks, at the same step.
@@ -73,6 +77,8 @@ class RunContext:
     make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
+    beat: Callable[[], None] = _no_watchdog
+    """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
     loop_start_time: float = field(default_factory=time.time)
     step: int = 0
     saved_step: int | None = None
@@ -134,6 +140,7 @@ class RunContext:
         """
         if self._names is not None:
             raise LoopError("run.restore was called before; one call takes all objects: run.restore(model=model, ...).")
+        self.beat()
         self._names = frozenset(objects)
         restored = Restored(0, objects)
         newest = self.store.newest_valid()
@@ -253,6 +260,7 @@ class RunContext:
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
+        self.beat()
         now = time.time()
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
             return
@@ -330,6 +338,7 @@ class RunContext:
         write_json(self.paths.marker(DONE), {"time": time.time()})
 
     def _reach(self, step: int) -> int:
+        self.beat()
         if self._names is None:
             raise LoopError(
                 "run.restore(...) must be called before the first step: a run that comes back would start anew. "

@@ -166,6 +166,19 @@ def test_asking_is_a_sign_of_life_and_hears_a_cancel(start: Start) -> None:
     assert run.should_stop(4)
 
 
+def test_every_call_with_a_step_is_a_sign_of_life_for_the_watchdog(start: Start) -> None:
+    beats: list[int] = []
+    run = start(beat=lambda: beats.append(1))
+    calls: list[Callable[[], object]] = [
+        run.restore, lambda: run.should_stop(1), lambda: run.log(1, {"x": 1}), lambda: run.save(1),
+        lambda: run.heartbeat(1), lambda: run.finish({}),
+    ]  # fmt: skip
+    for call in calls:
+        before = len(beats)
+        call()
+        assert len(beats) > before
+
+
 def test_a_loop_that_finished_is_done_when_it_has_returned(start: Start) -> None:
     run = start()
     run.restore()
