@@ -65,7 +65,7 @@ def plan(
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files.
-        trust: packages whose classes `_target_` may name.
+        trust: packages that `_target_` and `train.main` may name.
         retry_failed: plan failed runs too.
 
     Raises:
@@ -83,7 +83,7 @@ def submit(
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files.
-        trust: packages whose classes `_target_` may name.
+        trust: packages that `_target_` and `train.main` may name.
         retry_failed: submit failed runs again; they go on from their newest checkpoint.
 
     Raises:

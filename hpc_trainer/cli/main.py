@@ -34,7 +34,7 @@ ConfigDir = Annotated[
 ]
 Trust = Annotated[
     list[str] | None,
-    typer.Option("--trust", help="A package whose classes _target_ may name; may be repeated."),
+    typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
 ]
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, ./runs.")]
 

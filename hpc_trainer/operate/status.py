@@ -192,7 +192,8 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
     return RunStatus(
         spec=spec,
         state=state,
-        step=spec.num_steps if state is RunState.COMPLETED else _step(folder),
+        # A loop of a person's own may finish before num_steps.
+        step=int(folder.result.get("step", spec.num_steps)) if state is RunState.COMPLETED else _step(folder),
         attempts=folder.attempts,
         job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
         cause=cause,

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -23,8 +24,9 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, RunContext
-from hpc_trainer.training.loop import Outcome, train
+from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.tracker import build_tracker
+from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 
 
@@ -67,19 +69,20 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 ),
                 attempt=attempt,
                 num_steps=config.train.num_steps,
+                save_every_steps=config.checkpoint.every_steps,
+                make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,
             )
             with _watched(run, ended(None)):
-                outcome = train(config, run)
-                group.barrier()
+                outcome = run_main(config, run)
             if outcome is Outcome.done:
                 if run.is_rank_zero:
                     journal.end(
                         attempt,
                         state=RunState.COMPLETED,
                         cause="done",
-                        step=run.num_steps,
+                        step=run.step,
                         saved_step=run.saved_step,
                     )
                 code = ExitCode.OK
