@@ -23,7 +23,7 @@ from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
+from hpc_trainer.runs.spec import Shape, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
@@ -235,8 +235,17 @@ def _known(status: SweepStatus) -> Known:
             )
             for each in accepted if active[each.uuid]
         ),
+        stop_s=_slowest_stops(status),
         shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids),
     )  # fmt: skip
+
+
+def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
+    slowest: dict[Shape, float] = {}
+    for run in status.runs:
+        if run.stop_s is not None:
+            slowest[run.spec.shape] = max(run.stop_s, slowest.get(run.spec.shape, 0.0))
+    return slowest
 
 
 def _checked(

@@ -27,6 +27,10 @@ class Partition:
     allow_qos: tuple[str, ...] | None = None
     deny_qos: tuple[str, ...] = ()
     qos: str | None = None
+    preempt_mode: str | None = None
+    """How its jobs are preempted: OFF, CANCEL, REQUEUE, ...; None where the cluster's PreemptMode counts."""
+    grace_s: int = 0
+    """Seconds between the warning and the end of a preempted job (GraceTime)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,8 @@ class Limits:
     qos_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
     qos_max_time_min: Mapping[str, int | None] = field(default_factory=dict)
     qos_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    kill_wait_s: int | None = None
+    """Seconds between SIGTERM and SIGKILL (KillWait)."""
     requeue_exit: frozenset[int] = frozenset()
     """Exit codes after which the site requeues or holds a job by itself (RequeueExit, RequeueExitHold)."""
     notes: tuple[str, ...] = ()

@@ -90,6 +90,7 @@ def parse_limits(
         parents=dict(_parents(associations)),
         qos_max_time_min=_qos_times(accounting) if has_caps else {},
         qos_flags={row[0]: frozenset(row[5].split(",")) for row in _sections(accounting)[1]},
+        kill_wait_s=_number(config.get("KillWait", "").split(" ")[0]),
         requeue_exit=frozenset(
             code for key in ("RequeueExit", "RequeueExitHold") for code in _numbers(config.get(key, ""))
         ),
@@ -156,6 +157,8 @@ def _partition(record: Mapping[str, str]) -> Partition:
         allow_qos=_names(record.get("AllowQos")),
         deny_qos=_names(record.get("DenyQos")) or (),
         qos=None if qos in (None, "N/A", "") else qos,
+        preempt_mode=record.get("PreemptMode"),
+        grace_s=_number(record.get("GraceTime")) or 0,
     )
 
 

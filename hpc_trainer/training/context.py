@@ -26,6 +26,7 @@ from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import check_keys, put_back, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.save_plan import DEADLINE, SavePlan
 from hpc_trainer.training.tracker import NoTracker, Tracker
 
 # Of each line of metrics.jsonl.
@@ -73,7 +74,7 @@ class RunContext:
     store: CheckpointStore
     attempt: int
     num_steps: int
-    save_every_steps: int = 100
+    saves: SavePlan = field(default_factory=SavePlan)
     make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
@@ -153,6 +154,7 @@ class RunContext:
             self.saved_step, self._rng = newest.step, own["rng"]
         self.step = self.first_step = restored.step
         self.loop_start_time = time.time()
+        self.saves.start(self.step)
         self._tell_start(newest is not None)
         self.restore_rng()
         return restored
@@ -208,8 +210,8 @@ class RunContext:
         self.stop_step = self._reach(step)
 
     def should_save(self, step: int) -> bool:
-        """True every `checkpoint.every_steps` steps; the same on all ranks."""
-        return step % self.save_every_steps == 0
+        """True when a checkpoint is due (`checkpoint.every`); the same on all ranks."""
+        return self.saves.is_due(step)
 
     def save(self, step: int, /, **objects: Any) -> None:
         """Writes a checkpoint of this step, unless it stands already: the objects that `restore` got. Collective.
@@ -237,9 +239,10 @@ class RunContext:
             per_rank={"rng": rng_state(), "objects": own},
             meta={"run_id": self.paths.run_id, "attempt": self.attempt},
         )
-        self.saved_step = step
+        self.saved_step, seconds = step, time.perf_counter() - begin
+        self.saves.saved(step, seconds, self.group)
         if self.is_rank_zero:
-            print(f"step {step}: checkpoint saved in {time.perf_counter() - begin:.2f} s")
+            print(f"step {step}: checkpoint saved in {seconds:.2f} s")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once.
@@ -261,6 +264,7 @@ class RunContext:
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
         self.beat()
+        self.saves.saw_step(step)
         now = time.time()
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
             return
@@ -268,6 +272,8 @@ class RunContext:
         if self.paths.marker(CANCEL).exists():
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
+        if self.saves.must_stop:
+            self.stop.request(DEADLINE)
         done = step - self.first_step
         speed = self._speed or (done / (now - self.loop_start_time) if done > 0 else None)
         beat = {
@@ -280,6 +286,7 @@ class RunContext:
             "job_id": self.env.job_id,
             "node": self.env.node,
             "metrics": self._metrics,
+            **self.saves.figures(),
         }
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)

@@ -23,6 +23,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.save_plan import SavePlan
 
 Start = Callable[..., RunContext]
 
@@ -41,7 +42,7 @@ def start(tmp_path: Path) -> Start:
             attempt, job_id=job_id or f"job-{attempt}", restart_count=0, node="n", pid=os.getpid(), executor="local",
             world_size=1,
         )  # fmt: skip
-        settings: dict[str, Any] = {"num_steps": 20, "save_every_steps": 5, **changes}
+        settings: dict[str, Any] = {"num_steps": 20, "saves": SavePlan(5), **changes}
         return RunContext(
             paths=paths, env=read_rank_env({}), group=group, stop=StopFlag(), attempt=attempt,
             store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=attempt), **settings,
