@@ -1,0 +1,70 @@
+"""The list of scenarios: each is a function of a scene and the undisturbed results, found here by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tests.slurm.scenarios.checks import References
+from tests.slurm.scenarios.scene import Scene
+
+Play = Callable[[Scene, References], None]
+ONE, TWO_NODES = "testbed_x1", "testbed_x4"
+BOTH = (ONE, TWO_NODES)
+ANY = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One row of the table.
+
+    Attributes:
+        hardware: profiles that it is played with: one rank, and two nodes with two ranks each.
+        variant: of the test Slurm.
+        is_long: takes minutes; never in the rotating sample.
+        timeout_s: after which pytest gives up.
+        faults: release (or ANY) -> what the product does wrong there; the test then must fail.
+    """
+
+    name: str
+    play: Play
+    hardware: tuple[str, ...]
+    variant: str = ""
+    is_long: bool = False
+    timeout_s: int = 300
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def says(self) -> str:
+        """Given, when, then, in a sentence."""
+        return (self.play.__doc__ or "").strip()
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(
+    *hardware: str,
+    variant: str = "",
+    is_long: bool = False,
+    timeout_s: int = 300,
+    faults: Mapping[str, str] | None = None,
+) -> Callable[[Play], Play]:
+    """Enters a function into the table under its own name."""
+
+    def enter(play: Play) -> Play:
+        name = play.__name__
+        assert name not in SCENARIOS, f"two scenarios are called {name}"
+        assert play.__doc__, f"{name} does not say what happens"
+        SCENARIOS[name] = Scenario(
+            name=name,
+            play=play,
+            hardware=hardware or BOTH,
+            variant=variant,
+            is_long=is_long,
+            timeout_s=timeout_s,
+            faults=faults or {},
+        )
+        return play
+
+    return enter
