@@ -14,6 +14,8 @@ _HERE = Path(__file__).resolve().parent
 if str(_HERE.parents[1]) not in sys.path:  # plain "pytest" does not put the project's folder there
     sys.path.insert(0, str(_HERE.parents[1]))
 
+from tests.slurm.scenarios.sample import VARIABLE, chosen  # noqa: E402
+from tests.slurm.scenarios.table import all_scenarios, short_names  # noqa: E402
 from tests.slurm.testbed import bed  # noqa: E402
 from tests.slurm.testbed.cluster import SlurmCluster  # noqa: E402
 from tests.slurm.testbed.spec import BedError, PackagesMissingError, Spec  # noqa: E402
@@ -24,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.slurm)
+
+
+def pytest_report_header() -> str:
+    """Which scenarios are not marked long in this session."""
+    return f"scenarios: {', '.join(chosen(list(all_scenarios()), short_names()))} (others: {VARIABLE}=all, or names)"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -41,6 +42,21 @@ class Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {}
+_MODULES = (
+    "accounting", "cancels", "controller", "moments", "nodes", "preemption", "ranks", "requeues", "timeouts",
+)  # fmt: skip
+
+
+def all_scenarios() -> dict[str, Scenario]:
+    """The whole table, by name."""
+    for module in _MODULES:
+        importlib.import_module(f"tests.slurm.scenarios.{module}")
+    return SCENARIOS
+
+
+def short_names() -> list[str]:
+    """Those that may be in the rotating sample."""
+    return [name for name, each in all_scenarios().items() if not each.is_long]
 
 
 def scenario(

@@ -9,21 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.scenarios import (  # noqa: F401  (each fills the table)
-    accounting,
-    cancels,
-    controller,
-    moments,
-    nodes,
-    preemption,
-    ranks,
-    requeues,
-    timeouts,
-)
 from tests.slurm.scenarios.checks import Reference, References
 from tests.slurm.scenarios.sample import PER_DAY, VARIABLE, chosen
 from tests.slurm.scenarios.scene import Scene
-from tests.slurm.scenarios.table import ANY, SCENARIOS, Scenario
+from tests.slurm.scenarios.table import ANY, Scenario, all_scenarios, short_names
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import default_release
 
@@ -46,13 +35,9 @@ def references(slurm_variant: Variants, tmp_path_factory: pytest.TempPathFactory
     return get
 
 
-def _short() -> list[str]:
-    return [name for name, each in SCENARIOS.items() if not each.is_long]
-
-
 def _rows() -> Iterator[object]:
-    sample = chosen(list(SCENARIOS), _short())
-    for name, each in sorted(SCENARIOS.items()):
+    sample = chosen(list(all_scenarios()), short_names())
+    for name, each in sorted(all_scenarios().items()):
         fault = each.faults.get(default_release(), each.faults.get(ANY))
         for hardware in each.hardware:
             marks = [pytest.mark.timeout(each.timeout_s)]
@@ -86,7 +71,7 @@ def test_scenario(
 def test_the_sample_comes_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every scenario but the long ones is in the sample of one day or another, and the variable names any."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    names, short = list(SCENARIOS), _short()
+    names, short = list(all_scenarios()), short_names()
     days = [datetime.date(2026, 1, 1) + datetime.timedelta(days=day) for day in range(len(short))]
     samples = [chosen(names, short, day) for day in days]
     assert {len(sample) for sample in samples} == {PER_DAY}

@@ -169,8 +169,9 @@ class SlurmCluster:
             kill(node_processes(self.spec, node))
 
     def set_node(self, node: str, state: str) -> None:
-        """`scontrol update` of a node: down or resume."""
-        self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test")
+        """`scontrol update` of a node: down or resume (which Slurm refuses if the node is back already)."""
+        check = state != "resume"
+        self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test", check=check)
 
     def job_processes(self) -> list[int]:
         """Every process of the jobs on this cluster."""
