@@ -136,18 +136,14 @@ class Soak:
         return ",".join(nodes)
 
     def _kill_rank(self) -> str | None:
-        chosen = self._some_run()
-        if chosen is None:
+        locks = sorted(lock for scene in self.scenes for lock in scene.gates.glob("run-*.lock"))
+        pids = {int(lock.read_text() or 0): lock for lock in locks}
+        living = sorted(set(pids) & set(self.slurm.job_processes()))
+        if not living:
             return None
-        scene, run = chosen
-        locks = sorted(scene.gates.glob(f"seed-{run.seed}.rank-*.lock"))
-        if not locks:
-            return None
-        pid, rank = int(self.random.choice(locks).read_text() or 0), len(locks)
-        if pid not in self.slurm.job_processes():
-            return None
+        pid = self.random.choice(living)
         os.kill(pid, signal.SIGKILL)
-        return f"{run.job_id} {scene.folder.name}, one of {rank} ranks"
+        return f"{pids[pid].parent.parent.name} {pids[pid].stem}"
 
     def _requeue(self) -> str | None:
         chosen = self._some_run()

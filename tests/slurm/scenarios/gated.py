@@ -77,10 +77,13 @@ class Net(nn.Module):
         return super().state_dict(*args, **kwargs)
 
 
-def _be_alone(seed: int) -> None:
-    """Holds a lock as long as this process lives: a second incarnation of the same run leaves a mark."""
+def _be_alone(start: int) -> None:
+    """Holds a lock as long as this process lives: a second incarnation of the same run leaves a mark.
+
+    `start` is what torch draws from, which tells the runs of one array apart.
+    """
     GATES.mkdir(exist_ok=True)
-    lock = (GATES / f"seed-{seed}.rank-{RANK}.lock").open("a+")
+    lock = (GATES / f"run-{start}.rank-{RANK}.lock").open("a+")
     _HELD.append(lock)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

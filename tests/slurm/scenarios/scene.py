@@ -230,8 +230,9 @@ class Scene:
         self.slurm.run("scancel", (run or self.run).job_id)
 
     def pid_of(self, rank: int) -> int:
-        """The process of one rank of the first run."""
-        return int((self.gates / f"seed-{self.run.seed}.rank-{rank}.lock").read_text())
+        """The process of one rank of the only run."""
+        (lock,) = self.gates.glob(f"run-*.rank-{rank}.lock")
+        return int(lock.read_text())
 
     def come_back(self, run: Run | None = None) -> None:
         """The requeued job starts in two seconds instead of two minutes, and at full speed."""
