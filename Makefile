@@ -26,8 +26,9 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	$(BIN)/python -m pytest -m "not slurm" --numprocesses 2 --dist loadgroup
 
+SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
-	$(BIN)/python -m pytest -m "slurm and not long" tests/slurm
+	$(BIN)/python -m pytest -m "slurm and not long" $(SLURM_TESTS)
 
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
 	@set -e; for release in $(RELEASES); do \

@@ -17,14 +17,14 @@ from hpc_trainer.launch.fit import ActiveArray
 from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
-from hpc_trainer.launch.settle import settle_intents
+from hpc_trainer.launch.settle import settle_intents, settle_successor
 from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_specs
-from hpc_trainer.runs.submissions import latest_of_each_run, read_ledger
+from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.limits import read_limits
 
@@ -108,8 +108,7 @@ def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequenc
         raise ConfigError("\n".join(checked.problems))
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
-        settle_intents(grid.sweep)
-        status = read_status(grid.sweep) if grid.sweep.specs.exists() else None
+        status = _settled(grid.sweep) if grid.sweep.specs.exists() else None
         before = []
         if status is not None and status.waiting:
             before = _top_up(grid.sweep, lock)
@@ -162,7 +161,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
     if not sweep.specs.exists():
         raise RunStateError(f"{sweep.folder} holds no sweep.")
     with submit_lock(sweep, wait_s=wait_s) as lock:
-        settle_intents(sweep)
+        _settled(sweep)
         outcomes = _top_up(sweep, lock)
         return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None
 
@@ -185,6 +184,15 @@ def _top_up(sweep: SweepPaths, lock: SubmitLock) -> list[Outcome]:
         outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
 
 
+def _settled(sweep: SweepPaths) -> SweepStatus:
+    """The sweep's status after every submission has its answer. Call it under the sweep's lock."""
+    settle_intents(sweep)
+    status = read_status(sweep)
+    succeeded = [run for run in status.runs if run.submission is not None and run.submission.kind == SUCCESSOR]
+    changes = [settle_successor(sweep, sweep.run(run.run_id)) for run in succeeded]
+    return read_status(sweep) if any(changes) else status
+
+
 def known_of(sweep: SweepPaths) -> Known:
     """What exists of a sweep; nothing if it was never submitted."""
     return _known(read_status(sweep)) if sweep.specs.exists() else Known()
@@ -192,11 +200,10 @@ def known_of(sweep: SweepPaths) -> Known:
 
 def _known(status: SweepStatus) -> Known:
     waiting = frozenset(run.run_id for run in status.waiting)
-    newest = latest_of_each_run(status.ledger.submissions)
     active: Counter[str] = Counter()
     for run in status.runs:
-        if run.state.is_active and run.run_id not in waiting and run.run_id in newest:
-            active[newest[run.run_id][0].uuid] += 1
+        if run.state.is_active and run.run_id not in waiting and run.submission is not None:
+            active[run.submission.uuid] += 1
     accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
     ids = {run_id for each in accepted for run_id in each.run_ids}
     return Known(
@@ -205,7 +212,7 @@ def _known(status: SweepStatus) -> Known:
         elements=tuple(
             run.job_id
             for run in status.runs
-            if run.state.is_active and run.job_id is not None and run.run_id not in waiting and "_" in run.job_id
+            if run.state.is_active and run.job_id is not None and run.run_id not in waiting
         ),
         top_up_job=status.top_up_job,
         active=tuple(

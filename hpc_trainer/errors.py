@@ -9,7 +9,10 @@
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
     │   └── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
-    └── DataError                    exit 74   a data set is missing or unreadable
+    ├── DataError                    exit 74   a data set is missing or unreadable
+    └── StuckError                   exit 74   a rank showed no sign of life
+
+Exit 74 may pass: a run comes back `cluster.max_failures` times after it.
 
 A message says what happened, the rule, the value, the fix, and where there is one the nearest legal choice.
 """
@@ -80,5 +83,11 @@ class CorruptCheckpointError(CheckpointError):
 
 class DataError(HpcTrainerError):
     """A data set is missing, unreadable, or smaller than the configuration needs."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class StuckError(HpcTrainerError):
+    """A rank showed no sign of life for `monitor.watchdog_s`: a hung collective, or data that never came."""
 
     exit_code = ExitCode.STORAGE

@@ -23,6 +23,8 @@ from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError
 
 # Larger than any real count, step or second; past it figures overflow where they are used.
+# The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
+_SHORTEST_WATCHDOG_S = 10
 _LARGEST = 1e12
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 # sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
@@ -115,6 +117,8 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
     yield from _at_least("monitor.log_every_steps", config.monitor.log_every_steps, 1)
     yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
+    if config.monitor.watchdog_s:
+        yield from _at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
     yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
     yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
     if config.budget.max_gpu_hours is not None:
@@ -193,6 +197,7 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
     yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
     yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
+    yield from _at_least("cluster.max_failures", cluster.max_failures, 0)
     if cluster.executor is Executor.local and hardware.num_nodes > 1:
         yield (
             f"hardware.num_nodes={hardware.num_nodes} ({hardware.name}) must be 1 with cluster=local: there is one "

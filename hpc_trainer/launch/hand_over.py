@@ -12,14 +12,14 @@ from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.submissions import Submission, write_confirmation, write_doubt, write_dropped
+from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.slurm.queue import job_name
 from hpc_trainer.slurm.sbatch import UnclearSubmitError, submit_script
 
 
 def make_request(
     paths: SweepPaths, uuid: str, shape: Shape, cluster: Mapping[str, Any], command: Sequence[str],
-    num_elements: int | None = None, parallelism: int | None = None,
+    num_elements: int | None = None, parallelism: int | None = None, exit_codes: tuple[tuple[int, int], ...] = (),
 ) -> ScriptRequest:  # fmt: skip
     """What the script of one submission holds.
 
@@ -27,6 +27,7 @@ def make_request(
         cluster: the resolved `cluster` group of its runs.
         command: the words of one rank.
         num_elements: elements of the array; None for a single job.
+        exit_codes: (ours, instead), where the site has taken ours.
     """
     return ScriptRequest(
         shape=shape,
@@ -38,14 +39,18 @@ def make_request(
         setup=tuple(cluster["setup"]),
         srun_args=tuple(cluster["srun_args"]),
         command=tuple(command),
+        exit_codes=exit_codes,
     )
 
 
-def hand_over(paths: SweepPaths, intent: Submission, request: ScriptRequest, options: Sequence[str] = ()) -> str:
+def hand_over(
+    paths: SweepPaths, intent: Submission, request: ScriptRequest, options: Sequence[str] = (), book: Book | None = None
+) -> str:
     """Submits the job of an intent and returns its id; the reply, a refusal or a doubt is recorded.
 
     Args:
         options: of sbatch, besides what the script says.
+        book: where the intent was written; None: in the sweep's submissions.jsonl.
 
     Raises:
         UnclearSubmitError: nobody knows whether it was accepted; a later command finds out.
@@ -53,14 +58,14 @@ def hand_over(paths: SweepPaths, intent: Submission, request: ScriptRequest, opt
     """
     from hpc_trainer.launch.submitit_bridge import render_script
 
-    script = script_path(paths, intent.uuid)
+    script, book = script_path(paths, intent.uuid), book or paths
     try:
         write_atomic(script, render_script(request), sync=False)
         job_id = submit_script(script, options=options)
     except UnclearSubmitError:
         # "Socket timed out" may come after the controller accepted, and it may accept minutes later: what is not
         # seen now stays in doubt, and a later command finds out.
-        write_doubt(paths, intent)
+        write_doubt(book, intent)
         found = None
         with contextlib.suppress(SlurmError):
             found = look_once(paths, intent)
@@ -68,7 +73,7 @@ def hand_over(paths: SweepPaths, intent: Submission, request: ScriptRequest, opt
             raise
         job_id = found
     except SubmitError as error:
-        write_dropped(paths, intent, str(error))
+        write_dropped(book, intent, str(error))
         raise
-    write_confirmation(paths, intent, job_id)
+    write_confirmation(book, intent, job_id)
     return job_id

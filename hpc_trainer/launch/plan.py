@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.fit import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.preflight import find_shape_problems
@@ -49,6 +50,8 @@ class SweepPlan:
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
     known: Known = field(default_factory=Known)
+    exit_codes: tuple[tuple[int, int], ...] = ()
+    """(ours, instead): exit codes that the site's RequeueExit has taken."""
     keeps_room: bool = True
     """False where the limits are so tight that a top-up job would take the place of a run."""
 
@@ -105,6 +108,7 @@ def build_plan(
         if array.shape not in known.shapes
         for problem in find_shape_problems(array.shape, array.hardware, limits)
     ]
+    exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     plan = SweepPlan(
         grid=grid,
         states=states,
@@ -112,7 +116,8 @@ def build_plan(
         no_longer_in_grid=tuple(run_id for run_id in known.states if run_id not in states),
         waiting=fitted.waiting,
         binding=fitted.binding,
-        notes=limits.notes,
+        notes=(*limits.notes, *_taken_codes_note(exit_codes)),
+        exit_codes=exit_codes,
         known=known,
         keeps_room=fitted.keeps_room,
     )
@@ -158,3 +163,23 @@ def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpe
 
 def _bare(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, axes={}, overrides=())
+
+
+# Codes that no shell, signal or sysexits.h has (79-125), to end with where a site has taken ours.
+_SPARE_CODES = range(79, 126)
+_OWN_CODES = (ExitCode.STORAGE, ExitCode.REQUEUED, ExitCode.NO_PROGRESS, ExitCode.CONFIG)
+
+
+def clear_exit_codes(taken: frozenset[int]) -> tuple[tuple[int, int], ...]:
+    """(ours, instead) for each of our exit codes after which the site would requeue or hold a job by itself.
+
+    Without it a run that stopped for good would come back, and one that was requeued would be requeued twice.
+    """
+    spare = (code for code in _SPARE_CODES if code not in taken)
+    return tuple((int(code), next(spare)) for code in _OWN_CODES if code in taken)
+
+
+def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:
+    if exit_codes:
+        listed = ", ".join(f"{instead} instead of {ours}" for ours, instead in exit_codes)
+        yield f"This site requeues or holds jobs by exit codes of ours (RequeueExit): jobs end with {listed}."

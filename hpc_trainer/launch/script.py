@@ -20,6 +20,8 @@ from hpc_trainer.runs.spec import Shape
 
 # Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
 EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+# A person's setup may say `set -e`: the lines after srun must be reached all the same.
+GO_ON = "set +e"
 # One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
 ARRAY_OUTPUT, JOB_OUTPUT = "%A_%a.out", "%j.out"
 SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")
@@ -66,7 +68,7 @@ _FLAGS = {"requeue"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRequest:
-    """One job array, or one top-up job: what we ask for, and what its script reads back as."""
+    """One job array, one run's successor job, or one top-up job: what we ask for, and what its script reads back as."""
 
     shape: Shape
     folder: Path
@@ -81,8 +83,15 @@ class ScriptRequest:
     setup: tuple[str, ...]
     srun_args: tuple[str, ...]
     command: tuple[str, ...]
-    """The words of one rank: `PYTHON... -u -m hpc_trainer.worker --sweep-dir DIR --array UUID`, or of a top-up job:
-    `PYTHON... -u -m hpc_trainer top-up DIR`."""
+    """The words of one rank: `PYTHON... -u -m hpc_trainer.worker --sweep-dir DIR --array UUID` (a successor job has
+    `--run RUN_ID`), or of a top-up job: `PYTHON... -u -m hpc_trainer top-up DIR`."""
+    exit_codes: tuple[tuple[int, int], ...] = ()
+    """(ours, instead): exit codes that the site's RequeueExit has taken."""
+
+    @property
+    def tail(self) -> list[str]:
+        """The lines after the one that starts the ranks."""
+        return _tail(f"{self.folder}", self.num_elements is not None, self.exit_codes)
 
     @property
     def output(self) -> str:
@@ -161,13 +170,17 @@ def parse_script(text: str) -> ScriptRequest:
     folder, name = directives["output"].rsplit("/", 1)
     if name != output:
         _refuse(0, "", f"--output must end with /{output}")
-    setup, start_line = _body(lines, start)
-    srun_args, command = _srun_line(len(lines), start_line, folder, output)
+    setup, number = _body(lines, start)
+    srun_args, command = _srun_line(number, lines[number - 1], folder, output)
     uuid = directives["comment"]
-    if array and _worker_options(command)["--array"] != uuid:
-        _refuse(len(lines), start_line, f"the worker's --array must be the comment {uuid}")
-    if not array and tuple(command[-len(TOP_UP) - 1 : -1]) != TOP_UP:
-        _refuse(len(lines), start_line, f"a job that is no array must run PYTHON {' '.join(TOP_UP)} DIR")
+    if array and _worker_options(command).get("--array") != uuid:
+        _refuse(number, lines[number - 1], f"the worker's --array must be the comment {uuid}")
+    is_top_up = tuple(command[-len(TOP_UP) - 1 : -1]) == TOP_UP
+    if not array and not is_top_up and "--run" not in _worker_options(command):
+        _refuse(number, lines[number - 1], f"a job that is no array must run a worker's --run, or {' '.join(TOP_UP)}")
+    exit_codes = _exit_codes(lines[number:])
+    if lines[number:] != _tail(folder, bool(array), exit_codes):
+        _refuse(number + 1, lines[number] if number < len(lines) else "", "no line of ours after the ranks")
     return ScriptRequest(
         shape=_shape(directives),
         folder=Path(folder),
@@ -178,7 +191,27 @@ def parse_script(text: str) -> ScriptRequest:
         setup=tuple(setup),
         srun_args=srun_args,
         command=command,
+        exit_codes=exit_codes,
     )
+
+
+def _tail(folder: str, is_array: bool, exit_codes: Sequence[tuple[int, int]]) -> list[str]:
+    """What the batch shell does when the ranks have left: the requeue that a worker asked it for, and the exit code."""
+    job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
+    cases = "".join(f" {ours}) code={instead};;" for ours, instead in exit_codes)
+    return [
+        "code=$?",
+        f'request={shlex.quote(f"{folder}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
+        # rm first: a request is for this incarnation alone.
+        f'if [ -e "$request" ]; then rm -f -- "$request"; scontrol requeue Incomplete "{job}"; fi',
+        *([f"case $code in{cases} esac"] if cases else []),
+        "exit $code",
+    ]
+
+
+def _exit_codes(tail: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    case = next((line for line in tail if line.startswith("case ")), "")
+    return tuple((int(ours), int(instead)) for ours, instead in re.findall(r" (\d{1,3})\) code=(\d{1,3});;", case))
 
 
 _FIX = " Nothing was submitted. Is this submitit version one that hpc_trainer supports (constraints.txt)?"
@@ -284,18 +317,20 @@ def _gigabytes(key: str, directives: Mapping[str, str]) -> float | None:
     return int(_matched(key, directives)["mb"] or 0) / 1024 if key in directives else None
 
 
-def _body(lines: Sequence[str], start: int) -> tuple[list[str], str]:
-    """The setup lines, which may hold any shell, and the last line, which starts the ranks."""
+def _body(lines: Sequence[str], start: int) -> tuple[list[str], int]:
+    """The setup lines, which may hold any shell, and the number of the line that starts the ranks."""
     if start >= len(lines) or lines[start] != EXPORT_CPUS:
         _refuse(start + 1, lines[start] if start < len(lines) else "", f"the first command must be {EXPORT_CPUS}")
-    last = len(lines) - 4
-    frame = ["", "# command", "export SUBMITIT_EXECUTOR=slurm"]
-    if last <= start or list(lines[last:-1]) != frame:
-        _refuse(len(lines), lines[-1], f"the line that starts the ranks must be the last, after {frame[1:]}")
-    for number, line in enumerate(lines[start:], start + 1):
+    # From the end: setup is any shell, and might hold lines that look like ours.
+    number = max((index for index, line in enumerate(lines, 1) if line.startswith("srun ")), default=len(lines))
+    frame = [GO_ON, "", "# command", "export SUBMITIT_EXECUTOR=slurm"]
+    last = number - 1 - len(frame)
+    if last <= start or list(lines[last : number - 1]) != frame:
+        _refuse(number, lines[number - 1], f"the line that starts the ranks must follow {frame[1:]}")
+    for index, line in enumerate(lines[start:last], start + 1):
         for problem in words.setup_problem(line):
-            _refuse(number, line, problem)
-    return list(lines[start + 1 : last]), lines[-1]
+            _refuse(index, line, problem)
+    return list(lines[start + 1 : last]), number
 
 
 def _srun_line(number: int, line: str, folder: str, output: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -340,6 +375,6 @@ def _worker_options(command: Sequence[str]) -> dict[str, str]:
     """The worker's own options."""
     rest = command[_find_worker(command)[1] :]
     keys, values = rest[::2], rest[1::2]
-    if list(keys) != ["--sweep-dir", "--array"] or len(values) != len(keys):
-        raise ValueError("the worker takes --sweep-dir DIR --array UUID")
+    if list(keys) not in (["--sweep-dir", "--array"], ["--sweep-dir", "--run"]) or len(values) != len(keys):
+        raise ValueError("the worker takes --sweep-dir DIR, and --array UUID or --run RUN_ID")
     return dict(zip(keys, values, strict=True))

@@ -8,9 +8,9 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.journal import Journal
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
-from hpc_trainer.runs.submissions import Submission, read_ledger, write_confirmation, write_dropped
+from hpc_trainer.runs.submissions import SUCCESSOR, Submission, read_ledger, write_confirmation, write_dropped
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, find_ended, read_queue
 
 # What sbatch has handed over may take this long to show in squeue: slurmctld's MessageTimeout is 10 s by default.
@@ -37,6 +37,27 @@ def settle_intents(paths: SweepPaths) -> None:
             write_confirmation(paths, intent, job_id)
         else:
             write_dropped(paths, intent, "the scheduler does not know it")
+
+
+def settle_successor(paths: SweepPaths, run: RunPaths) -> bool:
+    """The same for the successor job of a run, whose writer was killed. Call it under the sweep's lock.
+
+    One that is young is left alone: its sbatch may be at work on a node that this host cannot see.
+
+    Returns:
+        True if something was settled.
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    old = [each for each in read_ledger(run).unsettled if time.time() - each.time > _ORPHAN_S]
+    for intent in old:
+        job_id = _find_job(paths, intent)
+        if job_id is not None:
+            write_confirmation(run, intent, job_id)
+        else:
+            write_dropped(run, intent, "the scheduler does not know it")
+    return bool(old)
 
 
 def script_path(paths: SweepPaths, uuid: str) -> Path:
@@ -78,6 +99,7 @@ def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:
     """The array that started one of the intent's runs after it was written: also where there is no accounting."""
     for index, run_id in enumerate(intent.run_ids):
         for attempt in Journal(paths.run(run_id)).read():
-            if attempt.start_time >= intent.time and attempt.job_id.endswith(f"_{index}"):
+            is_its = "_" not in attempt.job_id if intent.kind == SUCCESSOR else attempt.job_id.endswith(f"_{index}")
+            if attempt.start_time >= intent.time and is_its:
                 return array_of(attempt.job_id)
     return None

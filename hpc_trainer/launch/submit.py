@@ -61,7 +61,9 @@ def _request_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> ScriptRequest:
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
     command = worker_command(paths.folder, ["--array", uuid], cluster["python"], archive)
-    return make_request(paths, uuid, array.shape, cluster, command, len(array.specs), array.parallelism)
+    return make_request(
+        paths, uuid, array.shape, cluster, command, len(array.specs), array.parallelism, plan.exit_codes
+    )
 
 
 # --test-only says these of drained or powered-down nodes too, where sbatch itself accepts and waits (22.05).

@@ -18,7 +18,16 @@ from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_trainer.config.script_words import split_python
-from hpc_trainer.launch.script import EXPORT_CPUS, SRUN_OPTIONS, TOP_UP, WORKER, ScriptRequest, check_script, megabytes
+from hpc_trainer.launch.script import (
+    EXPORT_CPUS,
+    GO_ON,
+    SRUN_OPTIONS,
+    TOP_UP,
+    WORKER,
+    ScriptRequest,
+    check_script,
+    megabytes,
+)
 from hpc_trainer.runs.spec import Shape
 
 # submitit's local controller ends tasks at a time limit; runs on one's own machine have none.
@@ -61,7 +70,7 @@ class ScriptExecutor(SlurmExecutor):  # type: ignore[misc]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         """What submitit writes for sbatch: no script leaves this place unread."""
-        text = str(super()._make_submission_file_text(command, uid))
+        text = "\n".join([str(super()._make_submission_file_text(command, uid)).rstrip("\n"), *self.request.tail, ""])
         check_script(text, self.request)
         return text
 
@@ -96,7 +105,7 @@ def slurm_parameters(request: ScriptRequest) -> dict[str, Any]:
         "wckey": None,
         # submitit takes the signal's name from SUBMITIT_PREEMPT_SIGNAL, which a surrounding job may have set.
         "additional_parameters": {"requeue": True, "output": request.output, "signal": f"USR2@{shape.signal_lead_s}"},
-        "setup": [EXPORT_CPUS, *request.setup],
+        "setup": [EXPORT_CPUS, *request.setup, GO_ON],
         # "--" ends srun's options: one that lacks its value cannot swallow the worker's program.
         "srun_args": ["--output", request.output, *SRUN_OPTIONS, *request.srun_args, "--"],
     }

@@ -12,7 +12,7 @@ from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
-from hpc_trainer.runs.submissions import Submission
+from hpc_trainer.runs.submissions import SUCCESSOR, Submission, newest_of_run
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry
 
 
@@ -30,6 +30,9 @@ class RunFolder:
 
     paths: RunPaths
     submission: Submission | None
+    """The newest: an array of the sweep's, or a successor job that an attempt submitted."""
+    element: int
+    """The run's index in it."""
     job_id: str | None
     attempts: list[Attempt]
     heartbeat: Mapping[str, Any]
@@ -58,11 +61,12 @@ class RunFolder:
 
 
 def read_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
-    submission, index = latest or (None, 0)
+    submission, index = newest_of_run(paths, latest) or (None, 0)
     markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
     return RunFolder(
         paths=paths,
         submission=submission,
+        element=index,
         job_id=submission.element_id(index) if submission else None,
         attempts=Journal(paths).read(),
         heartbeat=_numbers_only(read_json(paths.heartbeat) or {}),
@@ -150,11 +154,12 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
         # An intent without an answer, and no job in the queue carries its uuid (yet).
         return RunState.UNKNOWN, "its submission was interrupted; the next submit finds out what became of it", None
     current, job_id = folder.current, folder.job_id
+    is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
     cause = current.cause if current else None
     entry = view.queue.get(job_id) if view.queue is not None and job_id is not None else None
     if entry is not None:
         return (
-            _state_in_queue(entry, current),
+            _state_in_queue(entry, current, is_successor=is_successor),
             cause if current and current.has_ended else None,
             entry.node or None,
         )
@@ -178,6 +183,8 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
     if account.state == "COMPLETED":
         # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
         return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
+    if account.state == "FAILED" and current is not None and current.state is RunState.REQUEUED:
+        return RunState.PREEMPTED  # saved, and then nobody could requeue it: the next submit brings it back
     if account.state == "FAILED" and current is None and account.exit_code in _STOP_EXIT_CODES:
         return RunState.PREEMPTED  # stopped before Python had its handlers: nothing ran, nothing failed
     return _ENDED.get(account.state)
@@ -187,11 +194,11 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
 _STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
 
 
-def _state_in_queue(entry: QueueEntry, current: Attempt | None) -> RunState:
+def _state_in_queue(entry: QueueEntry, current: Attempt | None, *, is_successor: bool) -> RunState:
     if entry.state == "PENDING":
         if "held" in entry.reason.lower():
             return RunState.HELD
-        return RunState.PENDING if current is None else RunState.REQUEUED
+        return RunState.PENDING if current is None and not is_successor else RunState.REQUEUED
     if entry.state.startswith("REQUEUE"):
         return RunState.HELD if entry.state == "REQUEUE_HOLD" else RunState.REQUEUED
     if entry.state == "SPECIAL_EXIT":

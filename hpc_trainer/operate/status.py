@@ -36,6 +36,8 @@ class RunStatus:
     eta_s: float | None
     age_s: float | None
     failure: Mapping[str, Any] = field(default_factory=dict)
+    submission: Submission | None = None
+    """The newest: an array of the sweep's, or a successor job."""
     waits_in_sweep: bool = False
     """PENDING in the sweep's own queue: no scheduler has it yet."""
 
@@ -103,10 +105,11 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     }
     asked = [folder for folder in folders.values() if folder.needs_scheduler]
     view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
-    found = {
-        intent.uuid: find_by_uuid((view.queue or {}).values(), sweep.name, intent.uuid) for intent in ledger.unsettled
+    unsettled = {
+        folder.submission.uuid: folder.submission for folder in asked if folder.submission and folder.job_id is None
     }
-    folders = {run_id: _with_found_job(folder, submissions.get(run_id), found) for run_id, folder in folders.items()}
+    found = {uuid: find_by_uuid((view.queue or {}).values(), sweep.name, uuid) for uuid in unsettled}
+    folders = {run_id: _with_found_job(folder, found) for run_id, folder in folders.items()}
     runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
     status = SweepStatus(
         sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
@@ -122,19 +125,18 @@ def _top_up_job(sweep: SweepPaths, ledger: Ledger, view: SchedulerView) -> str |
     return next((each for each in found if each is not None), None)
 
 
-def _with_found_job(
-    folder: RunFolder, latest: tuple[Submission, int] | None, found: Mapping[str, str | None]
-) -> RunFolder:
+def _with_found_job(folder: RunFolder, found: Mapping[str, str | None]) -> RunFolder:
     """The folder with the job that the queue shows for an intent without an answer.
 
     Args:
-        latest: the run's newest submission, and its index in there.
         found: uuid of an intent without an answer -> its job, if the queue shows one.
     """
-    job_id = found.get(latest[0].uuid) if latest is not None else None
-    if latest is None or job_id is None or not folder.needs_scheduler or folder.job_id is not None:
+    intent = folder.submission
+    job_id = found.get(intent.uuid) if intent is not None and folder.job_id is None else None
+    if intent is None or job_id is None:
         return folder
-    return dataclasses.replace(folder, job_id=f"{job_id}_{latest[1]}")
+    confirmed = dataclasses.replace(intent, job_id=job_id)
+    return dataclasses.replace(folder, submission=confirmed, job_id=confirmed.element_id(folder.element))
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -199,6 +201,7 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
         age_s=None if seen is None else max(0.0, time.time() - seen),
+        submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
         failure=(read_json(folder.paths.failure(newest.attempt)) or {}) if newest and state is RunState.FAILED else {},

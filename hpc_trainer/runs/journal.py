@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, read_lines
+from hpc_trainer.errors import ExitCode
+from hpc_trainer.runs.files import append_lines, read_json, read_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import SUCCESSOR
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,18 +133,31 @@ def _apply_end(attempt: Attempt, record: dict[str, Any]) -> None:
     attempt.error = record.get("error") or {}
 
 
-def restarts_without_progress(attempts: list[Attempt]) -> int:
-    """How often in a row the newest attempt's job started at the same step as the start before it.
-
-    Only starts under the newest attempt's job id count: a new submission is a person's decision to try again.
-    """
-    if not attempts or attempts[-1].resumed_step is None:
-        return 0
-    newest = attempts[-1]
-    count = 0
+def newest_chain(attempts: list[Attempt]) -> list[Attempt]:
+    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other."""
+    chain = attempts[-1:]
     for attempt in reversed(attempts[:-1]):
+        if attempt.job_id != chain[0].job_id and attempt.action != SUCCESSOR:
+            break
+        chain.insert(0, attempt)
+    return chain
+
+
+def restarts_without_progress(attempts: list[Attempt]) -> int:
+    """How often in a row the run started at the same step as the start before it, since a person submitted it."""
+    chain = newest_chain(attempts)
+    if not chain or chain[-1].resumed_step is None:
+        return 0
+    newest, count = chain[-1], 0
+    for attempt in reversed(chain[:-1]):
         # An attempt that never got as far as resuming made no progress either.
-        if attempt.job_id != newest.job_id or attempt.resumed_step not in (newest.resumed_step, None):
+        if attempt.resumed_step not in (newest.resumed_step, None):
             break
         count += 1
     return count
+
+
+def failures_of_storage(paths: RunPaths) -> int:
+    """How often storage or data (exit 74) brought the run down since a person submitted it."""
+    failures = (read_json(paths.failure(each.attempt)) for each in newest_chain(Journal(paths).read()))
+    return sum((failure or {}).get("exit_code") == ExitCode.STORAGE for failure in failures)

@@ -58,6 +58,16 @@ class RunPaths:
         """attempt-000.rank-0.log and so on."""
         return self.folder / "logs"
 
+    @property
+    def submissions(self) -> Path:
+        """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
+        return self.folder / "submissions.jsonl"
+
+    @property
+    def requeue_token(self) -> Path:
+        """Which incarnation asked for a requeue, so that none asks twice; rank 0 replaces."""
+        return self.folder / "requeue.json"
+
     def log(self, attempt: int, rank: int) -> Path:
         """What one rank of one attempt printed."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
@@ -116,6 +126,10 @@ class SweepPaths:
     def code(self) -> Path:
         """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
         return self.folder / "code"
+
+    def requeue_request(self, job_id: str, restart_count: int) -> Path:
+        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file."""
+        return self.scripts / f"requeue-{job_id}-{restart_count}"
 
     def run(self, run_id: str) -> RunPaths:
         """The folder of one run."""

@@ -16,16 +16,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
 
 TOP_UP = "top-up"
+SUCCESSOR = "successor"
+Book = SweepPaths | RunPaths
+"""Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler confirmed.
 
-    A top-up job (`kind`) has no runs of its own.
+    A top-up job (`kind`) has no runs of its own; a successor is a single job of one run.
     """
 
     uuid: str
@@ -46,7 +49,7 @@ class Submission:
         """The job id of one run: `<array>_<index>` on Slurm, the queue's id locally."""
         if self.job_id is None:
             return None
-        return f"{self.job_id}_{index}" if self.executor == "slurm" else self.job_id
+        return f"{self.job_id}_{index}" if self.executor == "slurm" and self.kind != SUCCESSOR else self.job_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class Ledger:
 
 
 def write_intent(
-    paths: SweepPaths, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
+    paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None,
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
@@ -103,13 +106,13 @@ def write_intent(
     return intent
 
 
-def write_confirmation(paths: SweepPaths, intent: Submission, job_id: str) -> None:
+def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
     """Records the scheduler's answer."""
     record = {"event": "confirmed", "uuid": intent.uuid, "job_id": job_id, "time": time.time()}
     append_lines(paths.submissions, [record])
 
 
-def write_doubt(paths: SweepPaths, intent: Submission) -> None:
+def write_doubt(paths: Book, intent: Submission) -> None:
     """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
     append_lines(paths.submissions, [{"event": "doubt", "uuid": intent.uuid, "time": time.time()}])
 
@@ -120,7 +123,7 @@ def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> Non
     append_lines(paths.submissions, [record])
 
 
-def write_dropped(paths: SweepPaths, intent: Submission, reason: str) -> None:
+def write_dropped(paths: Book, intent: Submission, reason: str) -> None:
     """Records that the scheduler does not have this intent and never will."""
     record = {"event": "dropped", "uuid": intent.uuid, "reason": reason, "time": time.time()}
     append_lines(paths.submissions, [record])
@@ -132,13 +135,13 @@ def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: 
     append_lines(paths.submissions, [record])
 
 
-def read_submissions(paths: SweepPaths) -> list[Submission]:
+def read_submissions(paths: Book) -> list[Submission]:
     """All arrays in order, dropped ones left out; [] for a sweep that does not exist."""
     return read_ledger(paths).submissions
 
 
-def read_ledger(paths: SweepPaths) -> Ledger:
-    """The file as a whole; an empty ledger for a sweep that does not exist.
+def read_ledger(paths: Book) -> Ledger:
+    """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
 
     Raises:
         UntrustedFileError: others may have changed the file.
@@ -200,3 +203,15 @@ def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Sub
     return {
         run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
     }
+
+
+def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
+    """The run's newest submission: `latest` of the sweep's, or a successor job that an attempt submitted after it.
+
+    Raises:
+        UntrustedFileError: others may have changed the run's submissions.jsonl.
+    """
+    successors = read_ledger(paths).submissions
+    if not successors or (latest is not None and latest[0].time > successors[-1].time):
+        return latest
+    return successors[-1], 0

@@ -1,28 +1,52 @@
-"""What to do at an agreed stop: pure logic, no input or output, no torch. The table is in design section 6."""
+"""What to do when an attempt ends before its run is done: pure logic, no input or output, no torch.
+
+The table is in design section 6. Three questions, asked in this order: how does the job stand (`decide_stop`, or
+`decide_failure` for an error), what became of the requeue that was asked for (`decide_answer`), and what of the
+successor job (`decide_successor`). tests/unit/runtime/test_decide.py goes through every combination of all of them.
+"""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.states import RunState
 
 
 class Action(str, enum.Enum):
-    """What rank 0 does after everything is saved."""
+    """What brings the run back, after everything is saved."""
 
     none = "none"
     requeue = "requeue"
+    """`scontrol requeue Incomplete`."""
+    batch_requeue = "requeue by the batch script"
+    """The same, outside: where a container has no scontrol, or the controller did not answer."""
+    successor = "successor"
+    """Another job with the same run, where this one cannot be requeued."""
+
+
+class Answer(str, enum.Enum):
+    """What became of a requeue that was asked for."""
+
+    requeued = "requeued"
+    already_pending = "already_pending"
+    """Slurm, or somebody, was faster."""
+    refused = "refused"
+    no_scontrol = "no_scontrol"
+    silent = "silent"
+    """No answer in time: it may have been requeued or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopFacts:
-    """What is known at the stop. The fields after `has_cancel_marker` are Slurm's own words.
+    """What is known at the stop. The fields after `can_submit` are Slurm's own words.
 
     Attributes:
         on_slurm: the run is a Slurm job.
         has_cancel_marker: `hpc-trainer cancel` was given.
+        has_token: this incarnation of the job asked for a requeue before.
+        can_submit: sbatch is on PATH here.
         job_state: None if Slurm did not answer.
         seconds_left: until the time limit, when the signal came; None if unknown.
         ran_full_time: the time limit is used up.
@@ -34,6 +58,8 @@ class StopFacts:
 
     on_slurm: bool
     has_cancel_marker: bool
+    has_token: bool = False
+    can_submit: bool = False
     job_state: str | None = None
     seconds_left: float | None = None
     ran_full_time: bool = False
@@ -45,12 +71,16 @@ class StopFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The action, and what the journal and the exit code say."""
+    """The action, and what the journal and the exit code say.
+
+    `state` is what is true if the action succeeds; `fallback` if it does not, and what is recorded until it has.
+    """
 
     action: Action
     state: RunState
     cause: str
     exit_code: ExitCode
+    fallback: RunState | None = None
 
 
 # sbatch(1): the signal may come up to 60 s before the time that was asked for.
@@ -68,7 +98,7 @@ _SAID_PLAINLY = {
 
 
 def decide_stop(facts: StopFacts) -> Decision:
-    """The decision for one stop.
+    """The decision for one agreed stop.
 
     Never a requeue after a cancel, never two requeues, never a silent end: every path names a state and a cause.
     """
@@ -77,24 +107,59 @@ def decide_stop(facts: StopFacts) -> Decision:
     if not facts.on_slurm:
         # Nobody brings a local run back but the person: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
+    if facts.has_token:
+        return _interrupted(RunState.REQUEUED, _cause(facts))
     if facts.job_state is None or facts.job_state in AT_WORK:
-        return Decision(
-            action=Action.requeue, state=RunState.REQUEUED, cause=_cause(facts), exit_code=ExitCode.REQUEUED
-        )
+        return _requeue(_cause(facts))
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
     # person cancelled. What happened shows in what Slurm already did.
     if facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
         causes = {"PREEMPTED": "preempted", "NODE_FAIL": "node_fail"}
         known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
         return _interrupted(RunState.REQUEUED, known)
-    if facts.ran_full_time:
-        return _interrupted(RunState.TIMEOUT, "timeout")
-    if facts.was_preempted:
-        return _interrupted(RunState.PREEMPTED, "preempted")
-    for word in (facts.job_state, facts.accounting_state):
+    for word in (facts.ran_full_time and "TIMEOUT", facts.was_preempted and "PREEMPTED", facts.job_state,
+                 facts.accounting_state):  # fmt: skip
         if word in _SAID_PLAINLY:
-            return _interrupted(*_SAID_PLAINLY[word])
+            # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.
+            return _successor(*_SAID_PLAINLY[word], can_submit=facts.can_submit)
     return _cancelled()
+
+
+def decide_failure(facts: StopFacts, *, is_storage: bool, num_failures: int, max_failures: int) -> Decision | None:
+    """What to do after an error: storage and data may be well again later. None: the run has failed.
+
+    Args:
+        is_storage: the error is one of storage or data (exit 74).
+        num_failures: how often storage or data brought the run down since a person submitted it, this time included.
+        max_failures: `cluster.max_failures`.
+    """
+    if not is_storage or num_failures > max_failures or facts.has_cancel_marker or facts.has_token:
+        return None
+    if not facts.on_slurm or facts.job_state is None or facts.job_state not in AT_WORK:
+        return None
+    return replace(_requeue("storage"), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)
+
+
+def decide_answer(decision: Decision, answer: Answer, *, can_submit: bool) -> Decision:
+    """What follows from the answer to a requeue. Its action is done if it is `none`, or still to do.
+
+    Args:
+        decision: one whose action is `requeue`.
+        can_submit: sbatch is on PATH here.
+    """
+    if answer in (Answer.requeued, Answer.already_pending):
+        return replace(decision, action=Action.none)
+    if answer is Answer.refused:
+        fallback = decision.fallback or RunState.PREEMPTED
+        return replace(_successor(fallback, decision.cause, can_submit=can_submit), exit_code=decision.exit_code)
+    # The batch shell is still there, and `Incomplete` does nothing to a job that is requeued already.
+    return replace(decision, action=Action.batch_requeue)
+
+
+def decide_successor(decision: Decision, *, is_accepted: bool) -> Decision:
+    """What is recorded when sbatch has answered to the successor job of `decision`."""
+    state = decision.state if is_accepted else decision.fallback or RunState.PREEMPTED
+    return replace(decision, action=Action.none, state=state)
 
 
 def _cancelled() -> Decision:
@@ -103,6 +168,21 @@ def _cancelled() -> Decision:
 
 def _interrupted(state: RunState, cause: str) -> Decision:
     return Decision(action=Action.none, state=state, cause=cause, exit_code=ExitCode.REQUEUED)
+
+
+def _requeue(cause: str) -> Decision:
+    fallback = RunState.TIMEOUT if cause == "timeout" else RunState.PREEMPTED
+    return Decision(
+        action=Action.requeue, state=RunState.REQUEUED, cause=cause, exit_code=ExitCode.REQUEUED, fallback=fallback
+    )
+
+
+def _successor(fallback: RunState, cause: str, *, can_submit: bool) -> Decision:
+    if not can_submit:
+        return _interrupted(fallback, cause)
+    return Decision(
+        action=Action.successor, state=RunState.REQUEUED, cause=cause, exit_code=ExitCode.REQUEUED, fallback=fallback
+    )
 
 
 def _cause(facts: StopFacts) -> str:

@@ -93,6 +93,8 @@ class Limits:
     qos_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
     qos_max_time_min: Mapping[str, int | None] = field(default_factory=dict)
     qos_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    requeue_exit: frozenset[int] = frozenset()
+    """Exit codes after which the site requeues or holds a job by itself (RequeueExit, RequeueExitHold)."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -217,6 +219,9 @@ def parse_limits(
         parents=dict(_parents(associations)),
         qos_max_time_min=_qos_times(accounting) if has_caps else {},
         qos_flags={row[0]: frozenset(row[5].split(",")) for row in _sections(accounting)[1]},
+        requeue_exit=frozenset(
+            code for key in ("RequeueExit", "RequeueExitHold") for code in _numbers(config.get(key, ""))
+        ),
         notes=notes,
     )
 
@@ -232,6 +237,12 @@ def _enforced(controller: str) -> frozenset[str]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """`75,80-82` is 75, 80, 81, 82."""
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        yield from range(int(first), int(last or first) + 1)
 
 
 def _cap(text: str | None) -> tuple[int | None, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,10 @@ class NoProgressError(HpcTrainerError):
     """The run was restarted again and again without a new step: going on would only burn the allocation."""
 
 
+def _no_watchdog() -> None:
+    """Nobody watches."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RunContext:
     """One rank of one attempt. Methods marked collective must be called by all ranks.
@@ -44,6 +49,8 @@ class RunContext:
     tracker: Tracker = field(default_factory=NoTracker)
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
+    beat: Callable[[], None] = _no_watchdog
+    """Says that this rank lives. Called by `log`, `save`, `heartbeat` and `should_stop`; a loop may call it too."""
     loop_start_time: float = field(default_factory=time.time)
     saved_step: int | None = None
     first_step: int = 0
@@ -66,6 +73,7 @@ class RunContext:
 
         A reduction of its own, so that any loop can use it; the shared loop has the vote in its gradients instead.
         """
+        self.beat()
         del step  # the agreement is made where the step is: all ranks ask at the same one
         wish = torch.tensor(float(self.stop.is_set), device=self.device)
         return self.group.sum(wish).item() > 0
@@ -106,6 +114,7 @@ class RunContext:
 
     def save(self, state: TrainState) -> None:
         """Writes a checkpoint of this step, unless it stands already. Collective."""
+        self.beat()
         if self.saved_step == state.step:
             return
         begin = time.perf_counter()
@@ -121,6 +130,7 @@ class RunContext:
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once."""
+        self.beat()
         if not self.is_rank_zero:
             return
         self._speed = values.get("steps_per_s", self._speed)
@@ -133,6 +143,7 @@ class RunContext:
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
+        self.beat()
         now = time.time()
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
             return

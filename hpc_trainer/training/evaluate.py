@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -15,11 +17,15 @@ from hpc_trainer.training.precision import autocast
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig
-) -> dict[str, float]:
+    model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
+    beat: Callable[[], None] = lambda: None,
+) -> dict[str, float]:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1).
 
     Collective: every rank evaluates its share, sums are added up in float64. Draws no random number: dropout is off.
+
+    Args:
+        beat: called after each batch.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
@@ -32,6 +38,7 @@ def evaluate(
             logits = model(inputs).flatten(0, -2)
             loss = functional.cross_entropy(logits, targets, reduction="sum")
         sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
+        beat()
     for module, mode in modes:
         module.training = mode
     loss_sum, num_right, count = group.sum(sums).tolist()

@@ -174,6 +174,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
         group=run.group,
         batch_size=max(256, config.train.micro_batch_size),
         precision=config.precision,
+        beat=run.beat,
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, HpcTrainerError
+from hpc_trainer.errors import ExitCode, HpcTrainerError, StuckError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -19,10 +21,11 @@ from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, RunContext
 from hpc_trainer.training.loop import Outcome, train
-from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
@@ -67,8 +70,9 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,
             )
-            outcome = train(config, run)
-            group.barrier()
+            with _watched(run, ended(None)):
+                outcome = train(config, run)
+                group.barrier()
             if outcome is Outcome.done:
                 if run.is_rank_zero:
                     journal.end(
@@ -89,7 +93,33 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
             traceback.print_exc()
             return ExitCode.OK
-        _fail(error, paths, env, attempt)
+        _fail(error, ended(None))
+
+
+@contextlib.contextmanager
+def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
+    """Ends this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
+    limit_s = stop.config.monitor.watchdog_s
+    if stop.env.world_size > 1:
+        limit_s = min(limit_s, 0.8 * stop.config.parallel.timeout_s)
+    if not limit_s:
+        yield
+        return
+
+    def give_up(why: str) -> None:
+        _fail(
+            StuckError(f"{why}; the stacks of its threads are in {stop.paths.log(stop.attempt, stop.env.rank)}."), stop
+        )
+
+    watchdog = Watchdog(
+        limit_s,
+        has_failed=lambda: stop.paths.failure(stop.attempt).exists(),
+        give_up=give_up,
+        follows=stop.env.launcher != "slurm",  # srun ends the ranks that are left
+    )
+    with watchdog.watching():
+        run.beat = watchdog.beat
+        yield
 
 
 def _device(config: TrainConfig, env: RankEnv) -> torch.device:
@@ -105,30 +135,33 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
     return torch.device("cuda", env.local_rank % count)
 
 
-def _fail(error: BaseException, paths: RunPaths, env: RankEnv, attempt: int) -> NoReturn:
+def _fail(error: BaseException, stop: Stop) -> NoReturn:
     """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
-    traceback.print_exc()
-    record: dict[str, Any] = {
-        "rank": env.rank,
-        "node": env.node,
-        "type": type(error).__name__,
-        "message": str(error)[:2000],
-        "traceback": traceback.format_exc()[-8000:],
-        "time": time.time(),
-    }
+    traceback.print_exception(error)
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
     code = ExitCode.CONFIG if code is ExitCode.USAGE else code
     if isinstance(error, NoProgressError):
         code = ExitCode.NO_PROGRESS
+    record: dict[str, Any] = {
+        "rank": stop.env.rank,
+        "node": stop.env.node,
+        "exit_code": int(code),
+        "type": type(error).__name__,
+        "message": str(error)[:2000],
+        "traceback": "".join(traceback.format_exception(error))[-8000:],
+        "time": time.time(),
+    }
     try:
-        first = _first_failure(paths, attempt, record)
-        if env.rank == 0:
-            cause = "no_progress" if isinstance(error, NoProgressError) else "exception"
-            Journal(paths).end(attempt, state=RunState.FAILED, cause=cause, error=first)
+        first = _first_failure(stop.paths, stop.attempt, record)
+        cause = "stuck" if first["type"] == StuckError.__name__ else _CAUSES.get(first["exit_code"], "exception")
+        conclude_failure(stop, code=code, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
+
+
+_CAUSES = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
 
 
 def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
@@ -138,8 +171,10 @@ def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dic
     write_json(mine, record)
     try:
         os.link(mine, path)  # fails if there is one: the first stays
-    except OSError:
-        return read_json(path) or record
+    except FileExistsError:
+        return {**record, **(read_json(path) or {})}
+    except OSError:  # a file system without links: the last one stays
+        mine.replace(path)
     finally:
         mine.unlink(missing_ok=True)
     return record

@@ -1,22 +1,41 @@
-"""The end of a stopped attempt: rank 0 asks Slurm how things stand, records the cause, and requeues once."""
+"""The end of an attempt whose run is not done: asks Slurm how things stand, records the cause, brings it back once."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, SlurmError
-from hpc_trainer.runs.journal import Journal
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.journal import Journal, failures_of_storage
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runtime.decide import AT_WORK, Action, StopFacts, decide_stop
+from hpc_trainer.runtime.decide import (
+    AT_WORK,
+    Action,
+    Answer,
+    Decision,
+    StopFacts,
+    decide_answer,
+    decide_failure,
+    decide_stop,
+    decide_successor,
+)
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
 from hpc_trainer.slurm.queue import read_accounting
+
+# sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
+_SUCCESSOR_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,40 +69,126 @@ def conclude_start(stop: Stop) -> ExitCode:
     while time.monotonic() < deadline:
         attempts = Journal(stop.paths).read()
         if attempts and attempts[-1].attempt == stop.attempt and attempts[-1].has_ended:
-            # The requeue follows the record, and rank 0 must not be killed in it because we left.
-            time.sleep(WORKER_TIMEOUT_S if attempts[-1].action == Action.requeue.value else 1.0)
+            # What was decided follows the record, and rank 0 must not be killed in it because we left.
+            time.sleep(WORKER_TIMEOUT_S if attempts[-1].action != Action.none.value else 1.0)
             break
         time.sleep(0.2)
     return ExitCode.REQUEUED
 
 
+def conclude_failure(stop: Stop, *, code: ExitCode, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
+    """After an error: journals it, and brings the run back if storage or data failed and the budget allows.
+
+    Not collective, and may be called by any rank: rank 0 journals, and the one that failed first acts.
+
+    Args:
+        error: the first failing rank's record.
+        is_first: that is this rank.
+    """
+
+    def record(state: RunState, action: Action = Action.none) -> None:
+        if stop.env.rank == 0:
+            Journal(stop.paths).end(stop.attempt, state=state, cause=cause, error=dict(error), action=action.value)
+
+    made = None
+    budget = stop.config.cluster.max_failures
+    if is_first and code is ExitCode.STORAGE and budget:  # anything else spares Slurm the question
+        num_failures = failures_of_storage(stop.paths)
+        made = decide_failure(_facts(stop), is_storage=True, num_failures=num_failures, max_failures=budget)
+    if made is None:
+        record(RunState.FAILED)
+        return
+    record(made.state, made.action)
+    if _bring_back(stop, made).state is not RunState.REQUEUED:
+        record(RunState.FAILED)
+
+
 def _conclude(stop: Stop) -> ExitCode:
     decision = decide_stop(_facts(stop))
-    _record(stop, decision.state, decision.cause, decision.action.value)
+    _record(stop, decision)
     took = "" if stop.flag.time is None else f", {time.time() - stop.flag.time:.1f} s after the signal"
     what = "before the first step" if stop.saved_step is None else f"at step {stop.saved_step}, saved"
     print(f"stopped {what}: {decision.cause} ({stop.flag.signal_name}){took}.")
+    ended = _bring_back(stop, decision)
+    if Action.successor in (decision.action, ended.action) or ended != decision:
+        # A second record of the same end: the first one's promise did not hold, or came true another way.
+        _record(stop, ended)
+    return ended.exit_code
+
+
+def _bring_back(stop: Stop, decision: Decision) -> Decision:
+    """Does what was decided, and what follows from Slurm's answers; returns what has become true, and how."""
+    done = decision
+    if done.action is Action.requeue:
+        write_json(stop.paths.requeue_token, _incarnation(stop.env))
+        answer = _ask_requeue(stop.env.job_id)
+        made = decide_answer(done, answer, can_submit=_can_submit())
+        if made.action is Action.none and made.state is RunState.REQUEUED:
+            return done
+        done = made
+    if done.action is Action.batch_requeue:
+        sweep = SweepPaths(stop.paths.folder.parent)
+        write_json(sweep.requeue_request(stop.env.job_id, stop.env.restart_count), _incarnation(stop.env))
+        print("the batch script will requeue the job.")
+    if done.action is Action.successor:
+        is_accepted = _submit_successor(stop)
+        ended = decide_successor(done, is_accepted=is_accepted)
+        # The action is kept: it tells the journal's reader how the run came back.
+        return Decision(
+            action=Action.successor if is_accepted else Action.none,
+            state=ended.state, cause=ended.cause, exit_code=ended.exit_code,
+        )  # fmt: skip
+    return done
+
+
+def _ask_requeue(job_id: str) -> Answer:
+    try:
+        answer = Answer(requeue(job_id))
+    except SlurmError as error:
+        print(f"job {job_id} was not requeued: {error}")
+        text = str(error)
+        if "not on PATH" in text or "could not be started" in text:
+            return Answer.no_scontrol
+        is_silent = "did not answer" in text or "Unable to contact" in text or "timed out" in text
+        return Answer.silent if is_silent else Answer.refused
+    print(f"job {job_id}: {answer.value}")
+    return answer
+
+
+def _submit_successor(stop: Stop) -> bool:
+    """Another process, which knows how to submit: a worker does not (its layer lies below launch/)."""
     job_id = stop.env.job_id
-    if decision.action is Action.requeue:
-        try:
-            print(f"job {job_id}: {requeue(job_id)}")
-        except SlurmError as error:
-            # A second record of the same end: the first one's promise did not hold.
-            _record(stop, RunState.PREEMPTED, decision.cause, "requeue refused")
-            print(f"job {job_id} was not requeued: {error}. `hpc-trainer submit` brings the run back.")
-    return decision.exit_code
+    argv = [sys.executable, "-m", "hpc_trainer", "successor", str(stop.paths.folder), "--after", job_id]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_SUCCESSOR_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"no successor job: {error}. `hpc-trainer submit` brings the run back.")
+        return False
+    print(done.stdout.strip() or done.stderr.strip())
+    return done.returncode == 0
 
 
-def _record(stop: Stop, state: RunState, cause: str, action: str) -> None:
+def _record(stop: Stop, decision: Decision) -> None:
+    state = decision.state
+    if decision.action is Action.successor and decision.fallback is not None:
+        state = decision.fallback  # true until sbatch has accepted
     Journal(stop.paths).end(
         stop.attempt,
         state=state,
-        cause=cause,
+        cause=decision.cause,
         step=stop.saved_step,
         saved_step=stop.saved_step,
-        action=action,
+        action=decision.action.value,
         signal=stop.flag.signal_name,
     )
+
+
+def _incarnation(env: RankEnv) -> dict[str, object]:
+    return {"job_id": env.job_id, "restart_count": env.restart_count}
+
+
+def _can_submit() -> bool:
+    return shutil.which("sbatch") is not None
 
 
 def _facts(stop: Stop) -> StopFacts:
@@ -93,14 +198,20 @@ def _facts(stop: Stop) -> StopFacts:
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
     lead_s = shape_of(stop.config).signal_lead_s
+    has_token = read_json(stop.paths.requeue_token) == _incarnation(stop.env)
     try:
         job = show_job(job_id)
     except SlurmError as error:
         print(f"Slurm did not say how job {job_id} stands: {error}")
-        return StopFacts(on_slurm=True, has_cancel_marker=has_cancel_marker, signal_lead_s=lead_s)
+        return StopFacts(
+            on_slurm=True, has_cancel_marker=has_cancel_marker, has_token=has_token, can_submit=_can_submit(),
+            signal_lead_s=lead_s,
+        )  # fmt: skip
     return StopFacts(
         on_slurm=True,
         has_cancel_marker=has_cancel_marker,
+        has_token=has_token,
+        can_submit=_can_submit(),
         job_state=job.state,
         seconds_left=job.seconds_left(stop.flag.time),
         ran_full_time=job.ran_full_time,

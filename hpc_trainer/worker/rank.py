@@ -50,6 +50,10 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
             return ExitCode.OK
     paths.folder.mkdir(exist_ok=True)
     check_trusted(paths.folder)
+    newer = _newer_job(sweep, paths, env)
+    if newer is not None:
+        print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
+        return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
         folder.mkdir(exist_ok=True)
     attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
@@ -61,6 +65,18 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
     from hpc_trainer.worker.attempt import run_attempt
 
     return run_attempt(config, paths, env, stop, attempt)
+
+
+def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:
+    """The job that the run was given to after ours, if any: one that Slurm brings back late must not start it too."""
+    jobs = {
+        each.time: each.element_id(each.run_ids.index(paths.run_id))
+        for each in (*read_submissions(sweep), *read_submissions(paths))
+        if each.executor == "slurm" and paths.run_id in each.run_ids
+    }
+    # Ours may not be among them: its confirmation is still being written.
+    newest = jobs[max(jobs)] if env.job_id in jobs.values() else None
+    return newest if newest != env.job_id else None
 
 
 def _run_of_element(sweep: SweepPaths, uuid: str) -> str:

@@ -37,5 +37,7 @@ class ClusterConfig:
     """Partition of the one-core job that submits what waits in a sweep's own queue; null: that of the runs."""
     srun_args: list[str] = field(default_factory=list)
     """Further arguments of srun."""
+    max_failures: int = 3
+    """Times that a run comes back after an error of storage or data (exit 74), ≥ 0; your own code's errors never do."""
     max_no_progress: int = 3
     """Restarts without a new step after which a run stops for good (exit 76), ≥ 1."""

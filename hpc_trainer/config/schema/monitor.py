@@ -11,3 +11,7 @@ class MonitorConfig:
     """Steps between lines of metrics.jsonl, ≥ 1. The loss is read from the device only then."""
     heartbeat_every_s: float = 2.0
     """Least seconds between two writes of heartbeat.json, ≥ 0."""
+    watchdog_s: float = 480.0
+    """Seconds without a step, a batch of an evaluation or a save after which a rank writes the stacks of its threads
+    into its log and the run fails (it comes back, cluster.max_failures), ≥ 10; with more ranks than one at most 0.8 of
+    parallel.timeout_s, or a hung collective would end without the stacks. 0: no watchdog."""

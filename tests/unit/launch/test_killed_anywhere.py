@@ -98,7 +98,7 @@ def _accepted(folder: Path, fake: FakeSlurm) -> Counter[str]:
 
 
 POINTS = {
-    "lock taken": ("hpc_trainer.api.settle_intents", "before", 1),
+    "lock taken": ("hpc_trainer.api.submit_plan", "before", 1),
     "before the specs": (f"{SUBMIT}.append_specs", "before", 1),
     "after the specs": (f"{SUBMIT}.append_specs", "after", 1),
     "before sweep.json": (f"{SUBMIT}.write_json", "before", 1),

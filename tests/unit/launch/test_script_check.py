@@ -75,16 +75,18 @@ def requests(draw: st.DrawFn) -> ScriptRequest:
     setup += draw(st.sampled_from([[], ["", "# command", "export SUBMITIT_EXECUTOR=slurm", "srun true"], ["echo '"]]))
     values = _LINE.filter(lambda line: not words.has_control(line))
     srun_args = draw(st.lists(st.sampled_from(["--x=", "-c", "--cpu-bind="]).flatmap(lambda k: values.map(k.__add__))))
+    is_successor = draw(st.booleans())
     request = ScriptRequest(
         shape=draw(shapes()),
         folder=sweep / "slurm",
         job_name=name,
         uuid=uuid,
-        num_elements=draw(st.integers(1, 10_000)),
-        array_parallelism=draw(_COUNT),
+        num_elements=None if is_successor else draw(st.integers(1, 10_000)),
+        array_parallelism=None if is_successor else draw(_COUNT),
         setup=tuple(setup),
         srun_args=tuple(each for each in srun_args if not list(words.srun_problem(each))),
-        command=tuple(worker_command(sweep, ["--array", uuid], python)),
+        command=tuple(worker_command(sweep, ["--run", name] if is_successor else ["--array", uuid], python)),
+        exit_codes=draw(st.sampled_from([(), ((75, 79),), ((74, 80), (76, 81), (78, 125))])),
     )
     assert not list(words.folder_problem(runs_dir)), "validation lets this folder through"
     return request
@@ -177,8 +179,8 @@ REPLACED = [
     ("module load cuda\n", "module load cuda\n#BSUB -q other\n", "has no place among commands"),
     ("module load cuda\n", "module load cuda\ntouch pwned\n", "setup is"),
     ("module load cuda\n", "", "setup is"),
-    ("export SUBMITIT_EXECUTOR=slurm\n", "export SUBMITIT_EXECUTOR=slurm\ntouch pwned\n", "must be the last, after"),
-    ("export SUBMITIT_EXECUTOR=slurm\n", "", "must be the last, after"),
+    ("export SUBMITIT_EXECUTOR=slurm\n", "export SUBMITIT_EXECUTOR=slurm\ntouch pwned\n", "must follow"),
+    ("export SUBMITIT_EXECUTOR=slurm\n", "", "must follow"),
     ("srun --unbuffered ", "srun ", "must begin with srun"),
     ("srun --unbuffered ", "srun --unbuffered --uid=0 ", "must begin with srun"),
     ("srun --unbuffered ", "srun  --unbuffered ", "a word is not quoted"),
@@ -190,10 +192,18 @@ REPLACED = [
     (" -- python3 ", " -- sh ", "command is"),
     (" -- python3 -u ", " -- python3 ", "no command of a worker"),
     (" --array 0123", " ; touch pwned; --array 0123", "a word is not quoted"),
-    (f" --array {UUID}", f" --array {UUID} --run x", "the worker takes --sweep-dir DIR --array UUID"),
-    (f" --array {UUID}", "", "the worker takes --sweep-dir DIR --array UUID"),
+    (f" --array {UUID}", f" --array {UUID} --run x", "the worker takes --sweep-dir DIR, and --array UUID"),
+    (f" --array {UUID}", "", "the worker takes --sweep-dir DIR, and --array UUID"),
     (f" --array {UUID}", f" --array {UUID} &", "a word is not quoted"),
-    (f" --array {UUID}\n", f" --array {UUID}\nscancel $SLURM_JOB_ID\n", "must be the last, after"),
+    (f" --array {UUID}\n", f" --array {UUID}\nscancel $SLURM_JOB_ID\n", "no line of ours after the ranks"),
+    (f" --array {UUID}\n", f" --array {UUID}\nsrun true\n", "must follow"),
+    ("set +e\n", "", "must follow"),
+    ("code=$?\n", "code=0\n", "no line of ours after the ranks"),
+    ("exit $code\n", "exit 0\n", "no line of ours after the ranks"),
+    ("exit $code\n", "exit $code\ntrue\n", "no line of ours after the ranks"),
+    ("exit $code\n", "case $code in 75) code=0;; esac\nexit $code\n", "exit_codes is ((75, 0),), not ()"),
+    ("exit $code\n", "case $code in 75) code=79;; *) id;; esac\nexit $code\n", "no line of ours after the ranks"),
+    ("requeue Incomplete", "requeue", "no line of ours after the ranks"),
     ("echo 'x y'\n", "echo 'x\u2028y'\n", "control characters"),
     ("echo 'x y'\n", "echo 'x\ry'\n", "control characters"),
     ("echo 'x y'\n", "echo 'x\x00y'\n", "control characters"),

@@ -114,7 +114,10 @@ def test_both_ways_to_ask_for_gpus_differ_in_one_line() -> None:
 def command_of(script: str) -> list[str]:
     """The words of the srun line."""
     lines = [line for line in script.splitlines() if line.startswith("srun ")]
-    assert lines == [script.rstrip("\n").splitlines()[-1]], "srun is the script's last command: its code is the job's"
+    assert len(lines) == 1
+    last = script.rstrip("\n").splitlines()
+    assert last[last.index(lines[0]) + 1] == "code=$?"
+    assert last[-1] == "exit $code", "the ranks' code is the job's"
     return shlex.split(lines[0])
 
 
@@ -170,7 +173,8 @@ def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
         "python3", "-u", f"{sweep}/code/0123456789ab.zip", "--sweep-dir", sweep, "--array", UUID,
     ]  # fmt: skip
     installed = array_script_of(without, without.arrays[0], UUID)
-    assert script.splitlines()[:-1] == installed.splitlines()[:-1], "all else is as in the golden script"
+    others = [[line for line in text.splitlines() if not line.startswith("srun ")] for text in (script, installed)]
+    assert others[0] == others[1], "all else is as in the golden script"
     assert parse_script(script).archive == Path(sweep, "code/0123456789ab.zip")
     assert parse_script(installed).archive is None
 

@@ -59,7 +59,7 @@ def test_the_script_is_made_without_slurm_and_without_a_file(tmp_path: Path, no_
     text = render_script(_request(folder, 3))
     assert text.startswith("#!/bin/bash\n")
     assert "#SBATCH --array=0-2%3" in text
-    assert text.rstrip().splitlines()[-1].endswith(f" -m hpc_trainer.worker --sweep-dir {tmp_path} --array abc123")
+    assert f" -m hpc_trainer.worker --sweep-dir {tmp_path} --array abc123\ncode=$?\n" in text
     assert not folder.exists()
 
 
@@ -71,7 +71,7 @@ def test_a_single_job_has_no_array(tmp_path: Path) -> None:
     text = render_script(request)
     assert "--array" not in text
     assert f"#SBATCH --output={tmp_path}/slurm/%j.out" in text
-    assert text.rstrip().splitlines()[-1].endswith(f" python3 -u -m hpc_trainer top-up {tmp_path}")
+    assert f" python3 -u -m hpc_trainer top-up {tmp_path}\ncode=$?\n" in text
     assert parse_script(text) == request.as_rendered()
 
 

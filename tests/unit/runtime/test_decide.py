@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runtime.decide import AT_WORK, SIGNAL_SLACK_S, Action, Decision, StopFacts, decide_stop
+from hpc_trainer.runtime.decide import (
+    AT_WORK,
+    SIGNAL_SLACK_S,
+    Action,
+    Answer,
+    Decision,
+    StopFacts,
+    decide_answer,
+    decide_failure,
+    decide_stop,
+    decide_successor,
+)
 
 # Slurm's job states (slurm.schedmd.com/job_state_codes.html), and one that no release has.
 STATES = [
@@ -19,14 +32,15 @@ STATES = [
 ]  # fmt: skip
 ACCOUNTING = [None, "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "REQUEUED", "RUNNING", "TIMEOUT"]
 BOTH = (False, True)
-SECONDS = [None, -5.0, 0.0, 120.0, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1, 1e6]
+SECONDS = [None, -5.0, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1]
 ALL = [
     StopFacts(
-        on_slurm=on_slurm, has_cancel_marker=marker, job_state=state, seconds_left=seconds, ran_full_time=full,
-        was_preempted=preempted, was_requeued=requeued, accounting_state=accounting,
+        on_slurm=on_slurm, has_cancel_marker=marker, has_token=token, can_submit=can_submit, job_state=state,
+        seconds_left=seconds, ran_full_time=full, was_preempted=preempted, was_requeued=requeued,
+        accounting_state=accounting,
     )
-    for on_slurm, marker, state, seconds, full, preempted, requeued, accounting in itertools.product(
-        BOTH, BOTH, STATES, SECONDS, BOTH, BOTH, BOTH, ACCOUNTING
+    for on_slurm, marker, token, can_submit, state, seconds, full, preempted, requeued, accounting in itertools.product(
+        BOTH, BOTH, BOTH, BOTH, STATES, SECONDS, BOTH, BOTH, BOTH, ACCOUNTING
     )
 ]  # fmt: skip
 
@@ -48,8 +62,13 @@ def test_a_cancelled_run_never_comes_back() -> None:
 def test_a_requeue_is_asked_only_for_a_job_that_is_at_work_or_unknown() -> None:
     assert not _broken(
         lambda facts, made: (
-            made.action is Action.none
-            or (facts.on_slurm and not facts.has_cancel_marker and facts.job_state in {None, *AT_WORK})
+            made.action is not Action.requeue
+            or (
+                facts.on_slurm
+                and not facts.has_cancel_marker
+                and not facts.has_token
+                and facts.job_state in {None, *AT_WORK}
+            )
         )
     )
     assert not AT_WORK & {"CANCELLED", "COMPLETING", "COMPLETED", "FAILED", "TIMEOUT", "PENDING", "PREEMPTED"}
@@ -65,6 +84,7 @@ def test_a_job_at_work_is_requeued_unless_cancelled() -> None:
             made.action is Action.requeue
             or not facts.on_slurm
             or facts.has_cancel_marker
+            or facts.has_token
             or facts.job_state not in {None, *AT_WORK}
         )
     )
@@ -97,7 +117,7 @@ def test_what_slurm_says_plainly_is_not_called_cancelled() -> None:
 
 # --- the rows of the table, one by one ---
 
-NONE, REQUEUE = Action.none, Action.requeue
+NONE, REQUEUE, SUCCESSOR = Action.none, Action.requeue, Action.successor
 ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
     ("cancel marker, still running", {"has_cancel_marker": True, "job_state": "RUNNING"},
      NONE, RunState.CANCELLED, "cancelled", 0),
@@ -130,6 +150,13 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
     ("another node of it died", {"job_state": "NODE_FAIL"}, NONE, RunState.NODE_FAIL, "node_fail", 75),
     ("another node of it died, by sacct", {"job_state": "COMPLETING", "accounting_state": "NODE_FAIL"},
      NONE, RunState.NODE_FAIL, "node_fail", 75),
+    ("the limit is over, another job can follow", {"job_state": "TIMEOUT", "can_submit": True},
+     SUCCESSOR, RunState.REQUEUED, "timeout", 75),
+    ("preempted for good, another job can follow",
+     {"job_state": "COMPLETING", "was_preempted": True, "can_submit": True},
+     SUCCESSOR, RunState.REQUEUED, "preempted", 75),
+    ("this incarnation has asked before", {"job_state": "RUNNING", "has_token": True, "can_submit": True},
+     NONE, RunState.REQUEUED, "signal", 75),
     ("not on Slurm", {"on_slurm": False}, NONE, RunState.PREEMPTED, "stopped", 75),
     ("not on Slurm, cancelled", {"on_slurm": False, "has_cancel_marker": True},
      NONE, RunState.CANCELLED, "cancelled", 0),
@@ -141,7 +168,7 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
 )
 def test_a_row_of_the_table(facts: dict[str, Any], action: Action, state: RunState, cause: str, code: int) -> None:
     made = decide_stop(StopFacts(**{"on_slurm": True, "has_cancel_marker": False, **facts}))
-    assert made == Decision(action=action, state=state, cause=cause, exit_code=ExitCode(code))
+    assert (made.action, made.state, made.cause, made.exit_code) == (action, state, cause, ExitCode(code))
 
 
 @pytest.mark.parametrize(
@@ -154,3 +181,104 @@ def test_the_warning_is_told_from_other_signals_by_the_time_that_was_asked_for(
         on_slurm=True, has_cancel_marker=False, job_state="RUNNING", seconds_left=left, signal_lead_s=lead_s
     )
     assert decide_stop(facts).cause == cause
+
+
+# --- the whole machine: every beginning, every answer of Slurm ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How one attempt went: what Slurm did for us, and what stands in the journal at the end."""
+
+    num_requeues: int
+    num_successors: int
+    asked_batch: bool
+    decision: Decision
+
+
+def _endings(facts: StopFacts, first: Decision) -> Iterator[Ending]:
+    """Every way on from a decision; a requeue without an answer may have been done or not."""
+    if first.action is Action.requeue:
+        for answer in Answer:
+            then = decide_answer(first, answer, can_submit=facts.can_submit)
+            for done in {Answer.requeued: (1,), Answer.silent: (0, 1)}.get(answer, (0,)):
+                yield from _after(then, done, is_requeued=answer is Answer.already_pending or bool(done))
+    else:
+        yield from _after(first, 0, is_requeued=facts.was_requeued)
+
+
+def _after(made: Decision, num_requeues: int, *, is_requeued: bool) -> Iterator[Ending]:
+    if made.action is Action.successor:
+        for is_accepted in BOTH:
+            yield Ending(
+                num_requeues=num_requeues, num_successors=int(is_accepted), asked_batch=False,
+                decision=decide_successor(made, is_accepted=is_accepted),
+            )  # fmt: skip
+    elif made.action is Action.batch_requeue:
+        # `Incomplete`: nothing happens to a job that waits already.
+        yield Ending(num_requeues=num_requeues + (not is_requeued), num_successors=0, asked_batch=True, decision=made)
+    else:
+        yield Ending(num_requeues=num_requeues, num_successors=0, asked_batch=False, decision=made)
+
+
+def _all_endings() -> Iterator[tuple[StopFacts, Ending]]:
+    for facts in ALL:
+        for ending in _endings(facts, decide_stop(facts)):
+            yield facts, ending
+
+
+def test_a_run_comes_back_at_most_once_whatever_slurm_answers() -> None:
+    count = 0
+    for facts, ending in _all_endings():
+        count += 1
+        assert ending.num_requeues + ending.num_successors <= 1, (facts, ending)
+        if facts.has_cancel_marker or facts.job_state == "CANCELLED":
+            assert ending.num_requeues + ending.num_successors == 0, (facts, ending)
+            assert ending.decision.state is RunState.CANCELLED, (facts, ending)
+        if facts.was_requeued and facts.job_state not in {None, *AT_WORK}:
+            assert ending.num_requeues + ending.num_successors == 0, (facts, ending)
+    assert count > 100_000
+
+
+def test_requeued_in_the_journal_means_that_somebody_brings_it_back() -> None:
+    for facts, ending in _all_endings():
+        state = ending.decision.state
+        came_back = ending.num_requeues + ending.num_successors or ending.asked_batch
+        by_others = facts.was_requeued or facts.has_token or facts.job_state in ("PENDING", "REQUEUED")
+        if state is RunState.REQUEUED and not came_back:
+            answered = facts.job_state is None or facts.job_state in AT_WORK
+            assert by_others or answered, (facts, ending)  # "already pending", said scontrol
+        if came_back:
+            assert state is RunState.REQUEUED, (facts, ending)
+        assert ending.decision.cause, (facts, ending)
+        assert ending.decision.action in (Action.none, Action.batch_requeue), (facts, ending)
+
+
+def test_a_refused_requeue_without_sbatch_is_left_to_the_next_submit() -> None:
+    facts = StopFacts(on_slurm=True, has_cancel_marker=False, job_state="RUNNING", seconds_left=100.0)
+    made = decide_answer(decide_stop(facts), Answer.refused, can_submit=False)
+    assert (made.action, made.state, made.cause) == (Action.none, RunState.TIMEOUT, "timeout")
+    assert made.state.needs_submit
+
+
+@pytest.mark.parametrize("max_failures", [0, 1, 3])
+def test_errors_of_storage_have_a_budget_and_others_none(max_failures: int) -> None:
+    running = StopFacts(on_slurm=True, has_cancel_marker=False, job_state="RUNNING")
+    for number in range(1, 6):
+        made = decide_failure(running, is_storage=True, num_failures=number, max_failures=max_failures)
+        assert (made is not None) == (number <= max_failures)
+        if made is not None:
+            assert (made.action, made.cause, made.exit_code) == (Action.requeue, "storage", ExitCode.STORAGE)
+            refused = decide_answer(made, Answer.refused, can_submit=False)
+            assert (refused.state, refused.exit_code) == (RunState.FAILED, ExitCode.STORAGE)
+        assert decide_failure(running, is_storage=False, num_failures=number, max_failures=max_failures) is None
+
+
+def test_a_failure_never_brings_back_what_was_cancelled_or_is_leaving() -> None:
+    for facts in ALL:
+        made = decide_failure(facts, is_storage=True, num_failures=1, max_failures=3)
+        if made is not None:
+            assert facts.on_slurm
+            assert facts.job_state in AT_WORK
+            assert not facts.has_cancel_marker
+            assert not facts.has_token

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.runs.submissions import read_submissions
+from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 
@@ -77,3 +77,20 @@ def test_a_spec_that_others_may_write_is_refused(sweep: SweepOnDisk) -> None:
     sweep.paths.specs.chmod(0o600)
     sweep.paths.folder.chmod(0o777)
     assert "UntrustedFileError" in _worker(sweep, "--run", sweep.specs[0].run_id).stderr
+
+
+def test_a_job_that_comes_back_late_leaves_the_run_to_the_newer_one(sweep: SweepOnDisk) -> None:
+    """Slurm may requeue a job whose run was submitted again meanwhile: never two incarnations at a time."""
+    sweep.submit("600", age_s=60.0)
+    run_id = sweep.specs[1].run_id
+    sweep.run(1).folder.chmod(0o700)
+    task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_NODEID": "0"}
+    old = {**task, "SLURM_JOB_ID": "501", "SLURM_ARRAY_JOB_ID": "500", "SLURM_ARRAY_TASK_ID": "1"}
+    done = _worker(sweep, "--run", run_id, **old)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{run_id}: job 600_1 has this run now; nothing to do for job 500_1.", "light"]
+    assert not sweep.run(1).attempts.exists()
+    successor = write_intent(sweep.run(1), executor="slurm", hardware="cpu_x1", run_ids=[run_id], kind="successor")
+    write_confirmation(sweep.run(1), successor, "700")
+    done = _worker(sweep, "--run", run_id, **{**old, "SLURM_ARRAY_JOB_ID": "600"})
+    assert "job 700 has this run now" in done.stdout

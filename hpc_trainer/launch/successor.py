@@ -1,0 +1,58 @@
+"""The successor job: brings a run back where its own job cannot be requeued.
+
+Some partitions preempt by cancelling, some sites refuse requeues, and a job whose time limit is over does not come
+back by itself. The worker, about to lose its nodes, has this done by a process of its own: one more job for the one
+run, which begins when the worker's job has ended. Its intent and confirmation stand in the run's own folder, where
+rank 0's attempt is the only writer; the sweep's file has another.
+"""
+
+from __future__ import annotations
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.hand_over import hand_over, make_request
+from hpc_trainer.launch.plan import clear_exit_codes
+from hpc_trainer.launch.snapshot import archive_of
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.spec import read_spec
+from hpc_trainer.runs.states import CANCEL, DONE
+from hpc_trainer.runs.submissions import (
+    SUCCESSOR,
+    latest_of_each_run,
+    newest_of_run,
+    read_submissions,
+    write_intent,
+)
+from hpc_trainer.slurm.limits import read_limits
+
+
+def submit_successor(run: RunPaths, after: str) -> str | None:
+    """Submits one job for `run`, to begin when the job `after` has ended; returns its id.
+
+    None if there is nothing to do: the run is done or cancelled, or `after` is no longer its newest job, so that
+    somebody has brought it back already.
+
+    Raises:
+        RunStateError: the sweep does not hold this run.
+        SubmitError: sbatch refused, or did not answer.
+    """
+    from hpc_trainer.launch.submitit_bridge import worker_command
+
+    sweep = SweepPaths(run.folder.parent)
+    spec = read_spec(sweep, run.run_id)
+    newest = newest_of_run(run, latest_of_each_run(read_submissions(sweep)).get(run.run_id))
+    is_superseded = newest is None or newest[0].element_id(newest[1]) != after
+    if is_superseded or any(run.marker(name).exists() for name in (DONE, CANCEL)):
+        return None
+    assert newest is not None
+    code, cluster = newest[0].code, spec.config["cluster"]
+    intent = write_intent(
+        run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code
+    )
+    archive = archive_of(sweep, code) if code else None
+    command = worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive)
+    try:
+        codes = clear_exit_codes(read_limits(with_nodes=False).requeue_exit)
+    except SlurmError:
+        codes = ()
+    request = make_request(sweep, intent.uuid, spec.shape, cluster, command, exit_codes=codes)
+    return hand_over(sweep, intent, request, [f"--dependency=afterany:{after}"], book=run)

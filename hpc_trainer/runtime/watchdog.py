@@ -1,0 +1,88 @@
+"""Ends a rank that shows no sign of life: a hung collective or a stuck loader must not keep the allocation. No torch.
+
+Every rank has its own watchdog. Where one rank is stuck the others wait for it in a collective, so all of them fall
+silent within a step, and all write the stacks of their threads into their logs before the first of them leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+# How long the first rank that gives up waits for the others to write their stacks too.
+STACKS_S = 4.0
+# A thread that holds the interpreter's lock stops our thread too: faulthandler's own, which needs no lock, then ends
+# the process so much later.
+_LOCKED_S = 15.0
+_ARM_EVERY_S = 5.0
+_STDERR = 2  # the descriptor: the worker has led it into the rank's log
+
+
+class Watchdog:
+    """Watches one rank. `beat` says that it lives, and costs 0.1 µs.
+
+    Args:
+        limit_s: seconds without a beat after which the rank has left, > STACKS_S.
+        has_failed: True if another rank of this attempt has recorded its failure.
+        give_up: called once, in a thread of its own, with a sentence; it must end the process.
+        follows: leave soon after another rank has failed, where nothing else ends this one (no srun).
+    """
+
+    def __init__(
+        self, limit_s: float, *, has_failed: Callable[[], bool], give_up: Callable[[str], None], follows: bool
+    ) -> None:
+        self._limit_s, self._follows = limit_s, follows
+        self._has_failed, self._give_up = has_failed, give_up
+        self._last = time.monotonic()
+        self._ended = threading.Event()
+
+    def beat(self) -> None:
+        """Says that this rank lives."""
+        self._last = time.monotonic()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches while the block runs; an error of the block is not hidden."""
+        self.beat()
+        self._arm()
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        armed = time.monotonic()
+        poll_s = min(1.0, self._limit_s / 10)
+        while not self._ended.wait(poll_s):
+            now = time.monotonic()
+            if now - armed > min(_ARM_EVERY_S, self._limit_s / 2):
+                armed = now
+                self._arm()
+            silent_s = now - self._last
+            if silent_s > self._limit_s - STACKS_S:
+                self._leave(f"no sign of life for {silent_s:.0f} s")
+            is_late = silent_s > min(self._limit_s / 2, STACKS_S)
+            if is_late and (self._follows or silent_s > self._limit_s / 2) and self._has_failed():
+                self._leave("another rank has failed, and this one waits for it")
+
+    def _arm(self) -> None:
+        faulthandler.dump_traceback_later(self._limit_s + _LOCKED_S, exit=True, file=_STDERR)
+
+    def _leave(self, why: str) -> None:
+        last = self._last
+        sys.stderr.write(f"watchdog: {why}. Every thread of this rank:\n")
+        faulthandler.dump_traceback(file=_STDERR, all_threads=True)
+        if self._ended.wait(STACKS_S):
+            return
+        if self._last > last:
+            sys.stderr.write("watchdog: it lives again, and may go on.\n")
+        else:
+            self._give_up(why)

@@ -1,0 +1,79 @@
+"""A rank that hangs: the run ends, every rank's stacks are in its log, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+# Rank 1 stands still in its 6th batch; or fails there, while rank 0 is busy with something of its own.
+DATA = """
+import os, time
+from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.datasets.digits import build as digits
+
+class Standing:
+    def __init__(self, inner, how):
+        self._inner, self._how, self._calls = inner, how, 0
+        self.input_shape, self.num_classes = inner.input_shape, inner.num_classes
+    def __len__(self):
+        return len(self._inner)
+    def __getitems__(self, indices):
+        self._calls += 1
+        rank = os.environ["SUBMITIT_LOCAL_GLOBALID"]
+        if self._calls == 6 and rank == "1" and self._how == "hangs":
+            wait_for_a_disk_that_is_gone()
+        if self._calls == 6 and rank == "1" and self._how == "fails":
+            raise RuntimeError("rank one is broken")
+        if self._calls == 6 and rank == "0" and self._how == "fails":
+            time.sleep(300)
+        return self._inner.__getitems__(indices)
+
+def wait_for_a_disk_that_is_gone():
+    time.sleep(300)
+
+def build(split, how):
+    return Standing(digits(DigitsConfig(), split), how) if split == "train" else digits(DigitsConfig(), split)
+"""
+WORDS = (
+    "experiment=digits", "cluster=local", "hardware=cpu_x2", "model=mlp", "train.num_steps=50", "data=custom",
+    "data._target_=standing.build", "data.num_workers=0", "monitor.watchdog_s=25", "monitor.heartbeat_every_s=0",
+)  # fmt: skip
+
+
+def _ended(local: LocalDriver, how: str) -> float:
+    """Seconds from the last step to the end of the run's processes."""
+    (local.folder / "standing.py").write_text(DATA)
+    done = local.run(
+        "submit", *WORDS, f"+data.kwargs.how={how}", f"sweep_name={how}", "--trust", "standing", "--wait", check=False
+    )
+    ended = time.time()
+    assert done.returncode == 1, (done.stdout, done.stderr, local.logs())
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(local.folder) in str(p.info["cmdline"])]
+    assert not [p for p in left if p.pid != os.getpid() and "--run" in p.info["cmdline"]]
+    return ended - (local.run_folder(how) / "heartbeat.json").stat().st_mtime
+
+
+@pytest.mark.dist
+def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
+    assert _ended(local, "hangs") < 25 + 15
+    (run,) = local.json("status", "hangs")["runs"]
+    assert (run["state"], run["cause"]) == ("FAILED", "stuck")
+    logs = {rank: next(local.run_folder("hangs").glob(f"logs/*.rank-{rank}.log")).read_text() for rank in (0, 1)}
+    assert "in wait_for_a_disk_that_is_gone" in logs[1]
+    assert "in backward" in logs[0], "where it waits for the other's gradients"
+    assert all("watchdog: " in text for text in logs.values())
+    assert "no sign of life" in local.run("status", "hangs").stdout
+
+
+@pytest.mark.dist
+def test_a_failing_rank_ends_one_that_is_busy(local: LocalDriver) -> None:
+    """No srun here: the busy rank looks for itself."""
+    assert _ended(local, "fails") < 10
+    assert "rank one is broken" in local.run("status", "fails").stdout

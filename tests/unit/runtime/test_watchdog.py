@@ -1,0 +1,100 @@
+"""A rank that shows no sign of life writes its stacks and leaves; one that lives is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHILD = """
+import ctypes, os, sys, threading, time
+from hpc_trainer.runtime import watchdog
+watchdog.STACKS_S, watchdog._LOCKED_S = 0.6, 1.0
+how, flag = sys.argv[1], sys.argv[2]
+
+def give_up(why):
+    print(why, flush=True)
+    os._exit(74)
+
+def wait_for_peers():
+    time.sleep(60)
+
+def count(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        dog.beat()
+        time.sleep(0.01)
+
+limit_s = float(sys.argv[3])
+dog = watchdog.Watchdog(
+    limit_s, has_failed=lambda: os.path.exists(flag), give_up=give_up, follows=how == "follows"
+)
+with dog.watching():
+    if how in ("stuck", "follows"):
+        wait_for_peers()
+    elif how == "locked":  # holds the interpreter's lock: no other thread of Python runs
+        ctypes.PyDLL(None).usleep(60_000_000)
+    else:
+        if how == "late":
+            time.sleep(limit_s - 0.2)  # within the time that the stacks are waited for
+        count(2 * limit_s)
+print("lives", threading.active_count(), flush=True)
+"""
+
+
+def _run(how: str, flag: Path, limit_s: float) -> tuple[subprocess.CompletedProcess[str], float]:
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, how, str(flag), str(limit_s)], capture_output=True, text=True, timeout=50,
+        check=False,
+    )  # fmt: skip
+    return done, time.monotonic() - begin
+
+
+def test_a_silent_rank_writes_every_stack_and_gives_up(tmp_path: Path) -> None:
+    done, _ = _run("stuck", tmp_path / "none", 1.0)
+    assert done.returncode == 74
+    assert done.stdout.startswith("no sign of life for ")
+    assert "in wait_for_peers" in done.stderr
+    assert "in _watch" in done.stderr
+
+
+def test_one_that_holds_the_interpreters_lock_ends_too(tmp_path: Path) -> None:
+    done, _ = _run("locked", tmp_path / "none", 1.0)
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr
+    assert "<string>" in done.stderr
+
+
+def test_one_that_lives_is_left_alone(tmp_path: Path) -> None:
+    done, _ = _run("lives", tmp_path / "none", 1.0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "lives 1\n", "")
+
+
+def test_one_that_comes_back_to_life_goes_on(tmp_path: Path) -> None:
+    done, _ = _run("late", tmp_path / "none", 2.0)
+    assert (done.returncode, done.stdout) == (0, "lives 1\n"), done.stderr
+    assert done.stderr.endswith("watchdog: it lives again, and may go on.\n")
+
+
+@pytest.mark.parametrize("how", ["follows", "stuck"])
+def test_the_others_do_not_wait_for_one_that_has_failed(how: str, tmp_path: Path) -> None:
+    """Where nothing else ends them (no srun) within seconds; else within half of the limit."""
+    (tmp_path / "failed").touch()
+    done, took = _run(how, tmp_path / "failed", 12.0)
+    assert done.stdout.startswith("another rank has failed"), (done.stdout, done.stderr)
+    assert "in wait_for_peers" in done.stderr
+    assert took < (5.0 if how == "follows" else 11.0)
+
+
+def test_a_beat_costs_less_than_a_microsecond() -> None:
+    from hpc_trainer.runtime.watchdog import Watchdog
+
+    dog = Watchdog(10.0, has_failed=lambda: False, give_up=lambda _: None, follows=False)
+    begin = time.perf_counter()
+    for _ in range(100_000):
+        dog.beat()
+    assert time.perf_counter() - begin < 1.0, "1 s for 100,000 is ten times what it takes"

@@ -1,0 +1,187 @@
+"""The end of an attempt, Slurm played by scripts: what is asked, in which order, and what is journalled."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.errors import ExitCode
+from hpc_trainer.operate.status import read_status
+from hpc_trainer.runs.files import read_lines, write_json
+from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
+from tests.unit.launch.grids import make_grid, submit
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+DISABLED = "echo 'Requested operation is presently disabled for job 101_0' >&2; exit 1"
+UNREACHABLE = "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"
+PENDING = "echo 'Job is pending execution for job 101_0' >&2; exit 1"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepPaths:
+    """One run, submitted as 101_0 and started."""
+    paths = SweepPaths(tmp_path / "runs" / "sweep")
+    (spec,) = make_specs(1, "cluster=slurm")
+    submit(make_grid(paths.folder, [spec]))
+    run = paths.run(spec.run_id)
+    run.logs.mkdir(mode=0o700, parents=True)
+    Journal(run).start(0, job_id="101_0", restart_count=0, node="n1", pid=os.getpid(), executor="slurm", world_size=1)
+    return paths
+
+
+def _play(fake: FakeSlurm, job: str = "JobState=RUNNING Restarts=0", requeue: str = "exit 0") -> None:
+    """scontrol says this of the job, and does this when it is asked to requeue."""
+    path = fake.bin / "scontrol"
+    path.write_text(
+        f"#!/bin/sh\necho \"scontrol $*\" >> '{fake.folder}/calls'\n"
+        f"case \"$1\" in\nrequeue) {requeue} ;;\nshow) echo 'JobId=101 {job}' ;;\nesac\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    fake.answer("sacct", "")
+    fake.forget_calls()
+
+
+def _stop(sweep: SweepPaths, rank: int = 0, restart_count: int = 0) -> Stop:
+    (spec,) = make_specs(1, "cluster=slurm")
+    flag = StopFlag()
+    flag.request("SIGTERM")
+    env = RankEnv(
+        rank=rank, local_rank=0, world_size=1, local_world_size=1, node_rank=0, num_nodes=1, launcher="slurm",
+        job_id="101_0", restart_count=restart_count, node="n1",
+    )  # fmt: skip
+    return Stop(
+        config=spec.typed(), paths=sweep.run(spec.run_id), env=env, flag=flag, attempt=restart_count, saved_step=7
+    )
+
+
+def _ends(run: RunPaths) -> list[tuple[str, str, str]]:
+    return [(r["state"], r["cause"], r["action"]) for r in read_lines(run.attempts) if r["event"] == "end"]
+
+
+def test_a_job_at_work_is_requeued_once(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm)
+    stop = _stop(sweep)
+    assert conclude_start(stop) is ExitCode.REQUEUED
+    assert fake_slurm.calls()[-1] == "scontrol requeue Incomplete 101_0"
+    assert _ends(stop.paths) == [("REQUEUED", "signal", "requeue")]
+    fake_slurm.forget_calls()
+    conclude_start(stop)
+    assert [call for call in fake_slurm.calls() if "requeue" in call] == [], "the token holds"
+    conclude_start(_stop(sweep, restart_count=1))
+    assert fake_slurm.calls()[-1] == "scontrol requeue Incomplete 101_0", "the next incarnation has its own"
+
+
+def test_a_requeue_that_others_have_asked_for_is_as_good(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm, requeue=PENDING)
+    assert conclude_start(_stop(sweep)) is ExitCode.REQUEUED
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("job", "cause", "requeue"),
+    [
+        ("JobState=RUNNING Restarts=0", "signal", DISABLED),
+        ("JobState=PREEMPTED Restarts=0", "preempted", "exit 9"),
+        ("JobState=TIMEOUT Restarts=0", "timeout", "exit 9"),
+    ],
+)
+def test_another_job_follows_where_this_one_cannot_come_back(
+    job: str, cause: str, requeue: str, sweep: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    _play(fake_slurm, job, requeue)
+    stop = _stop(sweep)
+    assert conclude_start(stop) is ExitCode.REQUEUED
+    (call,) = fake_slurm.calls("sbatch")
+    assert call.startswith("sbatch --dependency=afterany:101_0 ")
+    assert _ends(stop.paths)[-1] == ("REQUEUED", cause, "successor")
+    assert [each.job_id for each in read_ledger(stop.paths).submissions] == ["102"]
+    (run,) = read_status(sweep).runs
+    assert (run.state, run.job_id) == (RunState.REQUEUED, "102")
+
+
+def test_where_sbatch_is_refused_the_next_submit_brings_it_back(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm, "JobState=TIMEOUT Restarts=0")
+    fake_slurm.answer("sbatch", code=1, error="sbatch: error: Batch job submission failed: Access/permission denied")
+    stop = _stop(sweep)
+    assert conclude_start(stop) is ExitCode.REQUEUED
+    assert _ends(stop.paths)[-1] == ("TIMEOUT", "timeout", "none")
+    fake_slurm.clear_queue()
+    (run,) = read_status(sweep).runs
+    assert run.state is RunState.TIMEOUT
+    assert run.state.needs_submit
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_the_batch_script_requeues_for_who_cannot(
+    is_missing: bool, sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container without Slurm's commands, or with a controller that does not answer."""
+    _play(fake_slurm, requeue=UNREACHABLE)
+    if is_missing:
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    stop = _stop(sweep)
+    assert conclude_start(stop) is ExitCode.REQUEUED
+    assert _ends(stop.paths)[-1] == ("REQUEUED", "signal", "requeue by the batch script")
+    assert sweep.requeue_request("101_0", 0).exists()
+    assert not sweep.requeue_request("101_0", 1).exists()
+
+
+def test_a_cancelled_run_asks_for_nothing(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm)
+    stop = _stop(sweep)
+    stop.paths.marker(CANCEL).touch()
+    assert conclude_start(stop) is ExitCode.OK
+    assert [call for call in fake_slurm.calls() if "show" not in call] == []
+    assert _ends(stop.paths) == [("CANCELLED", "cancelled", "none")]
+
+
+# --- errors ---
+
+
+def _fail(stop: Stop, code: ExitCode) -> list[tuple[str, str, str]]:
+    error: dict[str, Any] = {"rank": stop.env.rank, "exit_code": int(code), "message": "the disk is gone"}
+    write_json(stop.paths.failure(stop.attempt), error)
+    conclude_failure(stop, code=code, cause="storage", error=error, is_first=True)
+    return _ends(stop.paths)
+
+
+def test_storage_errors_bring_the_run_back_within_their_budget(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm)
+    for number in range(3):
+        stop = _stop(sweep, restart_count=number)
+        if number:
+            Journal(stop.paths).start(
+                number, job_id="101_0", restart_count=number, node="n1", pid=1, executor="slurm", world_size=1
+            )
+        assert _fail(stop, ExitCode.STORAGE)[-1] == ("REQUEUED", "storage", "requeue")
+    last = _stop(sweep, restart_count=3)
+    Journal(last.paths).start(3, job_id="101_0", restart_count=3, node="n1", pid=1, executor="slurm", world_size=1)
+    fake_slurm.forget_calls()
+    assert _fail(last, ExitCode.STORAGE)[-1] == ("FAILED", "storage", "none"), "three times, says cluster.max_failures"
+    assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+
+
+def test_another_rank_than_0_brings_the_run_back_and_leaves_the_journal_alone(
+    sweep: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    _play(fake_slurm)
+    assert _fail(_stop(sweep, rank=3), ExitCode.STORAGE) == []
+    assert fake_slurm.calls()[-1] == "scontrol requeue Incomplete 101_0"
+
+
+def test_a_persons_own_error_asks_slurm_nothing(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm)
+    assert _fail(_stop(sweep), ExitCode.FAILED) == [("FAILED", "storage", "none")]
+    assert fake_slurm.calls() == []
