@@ -84,7 +84,7 @@ def check_stays(scene: Scene, state: str, cause: str | tuple[str, ...] = "", run
         row = scene.driver.status("scene")[which.folder.name]
         return row["state"] == state and (not cause or row["cause"] in causes)
 
-    scene.wait_for(shown, f"{state} {cause} of {which.folder.name}", 30)
+    scene.wait_for(shown, f"{state} {cause} of {which.folder.name}", 60)
     attempts = which.records("start")
     assert not (scene.gates / "two_at_once").exists()
     assert scene.submit_again()["submitted"] == 0

@@ -24,7 +24,7 @@ class Scenario:
         variant: of the test Slurm.
         is_long: takes minutes; never in the rotating sample.
         timeout_s: after which pytest gives up.
-        faults: release (or ANY) -> what the product does wrong there; the test then must fail.
+        faults: release, hardware or ANY -> what the product does wrong there; the test then must fail.
     """
 
     name: str
@@ -34,6 +34,10 @@ class Scenario:
     is_long: bool = False
     timeout_s: int = 300
     faults: Mapping[str, str] = field(default_factory=dict)
+
+    def fault(self, release: str, hardware: str) -> str | None:
+        """What the product is known to do wrong here."""
+        return next((self.faults[key] for key in (release, hardware, ANY) if key in self.faults), None)
 
     @property
     def says(self) -> str:

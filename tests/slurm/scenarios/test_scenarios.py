@@ -12,7 +12,7 @@ import pytest
 from tests.slurm.scenarios.checks import Reference, References
 from tests.slurm.scenarios.sample import PER_DAY, VARIABLE, chosen
 from tests.slurm.scenarios.scene import Scene
-from tests.slurm.scenarios.table import ANY, Scenario, all_scenarios, short_names
+from tests.slurm.scenarios.table import Scenario, all_scenarios, short_names
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import default_release
 
@@ -38,8 +38,8 @@ def references(slurm_variant: Variants, tmp_path_factory: pytest.TempPathFactory
 def _rows() -> Iterator[object]:
     sample = chosen(list(all_scenarios()), short_names())
     for name, each in sorted(all_scenarios().items()):
-        fault = each.faults.get(default_release(), each.faults.get(ANY))
         for hardware in each.hardware:
+            fault = each.fault(default_release(), hardware)
             marks = [pytest.mark.timeout(each.timeout_s)]
             if name not in sample:
                 marks.append(pytest.mark.long)
