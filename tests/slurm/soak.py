@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.slurm.scenarios.checks import Reference, check_result
 from tests.slurm.scenarios.scene import NUM_STEPS, Run, Scene
-from tests.slurm.testbed import bed
+from tests.slurm.testbed import bed, daemons
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import NODES, Spec
 
@@ -46,6 +46,8 @@ class Soak:
     blows: Counter[str] = field(default_factory=Counter)
     brought_back: int = 0
     _preemptors: list[tuple[float, int]] = field(default_factory=list)
+    _pulled: set[str] = field(default_factory=set)
+    """Jobs whose start was pulled forward, until they run."""
     _down: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -214,14 +216,24 @@ class Soak:
             self.slurm.start_missing()
             self.slurm.set_node(node, "resume")
             del self._down[node]
+        for node, state in daemons.nodes_by_state(self.slurm.spec).items():
+            if node not in self._down and state.startswith(("down", "drain", "drng", "fail")):
+                self.slurm.set_node(node, "resume")
         for until, job_id in list(self._preemptors):
             if until < now:
                 self.slurm.run("scancel", str(job_id), check=False)
                 self._preemptors.remove((until, job_id))
         queue = self.queue()
         for job_id, (state, reason) in queue.items():
-            if (state, reason) == ("PENDING", "BeginTime"):
-                self.slurm.run("scontrol", "update", f"jobid={job_id}", "starttime=now+2seconds", check=False)
+            if (state, reason) == ("PENDING", "BeginTime") and job_id not in self._pulled:
+                # Longer than KillWait (6 s): a start beside the last one's processes is refused, and held.
+                self.slurm.run("scontrol", "update", f"jobid={job_id}", "starttime=now+8seconds", check=False)
+                self._pulled.add(job_id)
+            elif state == "RUNNING":
+                self._pulled.discard(job_id)
+            elif "held" in reason.lower():
+                self.slurm.run("scontrol", "release", job_id, check=False)
+                self.blows["released"] += 1
         for scene in self.scenes:
             mine = [run for owner, run in self.left() if owner is scene]
             if any(run.job_id not in queue for run in mine):

@@ -67,7 +67,7 @@ def finished_within_the_grace(scene: Scene, references: References) -> None:
     scene.wait_for_job("COMPLETED", "PREEMPTED", "PENDING")
     scene.slurm.run("scancel", str(preemptor))
     if scene.slurm.job_state(scene.run.job_id) == "PENDING":
-        scene.slurm.start_now(scene.run.job_id)  # since 24.05: whoever exits in the grace is requeued
+        scene.start_now()  # since 24.05: whoever exits in the grace is requeued
     wait_until_gone(scene)
     assert scene.driver.only_run("scene")["state"] == "COMPLETED"
     check_story(scene, scene.run, ["done"])

@@ -14,8 +14,7 @@ def requeued_by_hand_five_times(scene: Scene, references: References) -> None:
     for attempt in range(5):
         scene.wait_for_step(10 + 20 * attempt, attempt)
         scene.requeue()
-        scene.wait_for_job("PENDING")
-        scene.slurm.start_now(scene.run.job_id)
+        scene.start_now()
     check_completed(scene, references, [*[("requeued", "signal")] * 5, "done"])
 
 
@@ -96,8 +95,7 @@ def no_progress_where_the_site_requeues_it(scene: Scene, references: References)
     scene.submit("cluster.max_no_progress=1")
     scene.wait_at("train")
     scene.requeue()
-    scene.wait_for_job("PENDING")
-    scene.slurm.start_now(scene.run.job_id)
+    scene.start_now()
     scene.wait_for_end(1)
     check_stays(scene, "FAILED", "no_progress")
 
@@ -111,8 +109,7 @@ def no_progress(scene: Scene, references: References) -> None:
     for attempt in range(allowed):
         scene.wait_for(lambda attempt=attempt: len(scene.run.records("resume")) > attempt, "the loop to begin")
         scene.requeue()
-        scene.wait_for_job("PENDING")
-        scene.slurm.start_now(scene.run.job_id)
+        scene.start_now()
     scene.wait_for_end(allowed)
     scene.open("train")
     check_stays(scene, "FAILED", "no_progress")

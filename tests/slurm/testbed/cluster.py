@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.slurm.testbed import bed, daemons
 from tests.slurm.testbed.processes import daemons as living_daemons
-from tests.slurm.testbed.processes import end, is_alive, job_processes, kill, listeners, node_processes
+from tests.slurm.testbed.processes import end, is_alive, job_processes, kill, listeners, node_processes, without_daemons
 from tests.slurm.testbed.spec import NODES, Spec
 
 POLL_S = 0.2
@@ -175,7 +175,7 @@ class SlurmCluster:
 
     def job_processes(self) -> list[int]:
         """Every process of the jobs on this cluster."""
-        return [pid for pid in job_processes(self.spec) if is_alive(pid)]
+        return [pid for pid in without_daemons(job_processes(self.spec)) if is_alive(pid)]
 
     def restore_nodes(self) -> None:
         """Bring back nodes that a test drained, set down, or whose slurmd it ended."""

@@ -140,6 +140,11 @@ def node_processes(spec: Spec, node: str) -> list[int]:
     return own + steps
 
 
+def without_daemons(pids: Iterable[int]) -> list[int]:
+    """Those that are no slurmctld, slurmd or helper of theirs: in a chroot `job_processes` has these too."""
+    return [pid for pid in pids if not _read(pid, "comm").startswith(("slurmctld", "slurmd", "slurmscriptd"))]
+
+
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
