@@ -38,9 +38,15 @@ def preempted_with_the_warning_signal(scene: Scene, references: References) -> N
 
 
 @scenario(variant="cancel")
-def preempted_where_slurm_cancels(scene: Scene, references: References) -> None:
-    """PreemptMode=CANCEL: this job id never returns, so another job carries the run on."""
-    scene.submit(partition="preempt")
+def preempted_with_grace_where_slurm_cancels(scene: Scene, references: References) -> None:
+    """PreemptMode=CANCEL with a grace: the run requeues itself in it, before Slurm cancels the job."""
+    _play(scene, references, "preempt")
+
+
+@scenario(variant="cancel")
+def preempted_without_grace_where_slurm_cancels(scene: Scene, references: References) -> None:
+    """PreemptMode=CANCEL without a grace: this job id never returns, so another job carries the run on."""
+    scene.submit(partition="preempt0")
     scene.wait_for_step(20)
     first = scene.run.job_id
     preemptor = scene.preempt()
