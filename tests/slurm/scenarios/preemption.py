@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.slurm.scenarios.checks import References, check_completed, check_result, check_story, wait_until_gone
+from tests.slurm.scenarios.checks import (
+    References,
+    check_completed,
+    check_result,
+    check_stays,
+    check_story,
+    wait_until_gone,
+)
 from tests.slurm.scenarios.scene import Scene
 from tests.slurm.scenarios.table import scenario
 
@@ -78,3 +85,18 @@ def finished_within_the_grace(scene: Scene, references: References) -> None:
     assert scene.driver.only_run("scene")["state"] == "COMPLETED"
     check_story(scene, scene.run, ["done"])
     check_result(scene.run, references(scene.hardware, 0))
+
+
+@scenario()
+def raises_after_a_preemption(scene: Scene, references: References) -> None:
+    """An exception in the start after a preemption: FAILED, and no start follows."""
+    scene.submit(partition="preempt")
+    scene.wait_for_step(20)
+    preemptor = scene.preempt()
+    scene.wait_for_end(0)
+    scene.wait_for_job("PENDING")
+    scene.slurm.run("scancel", str(preemptor))
+    (scene.gates / "raise.rank-0").touch()
+    scene.start_now()
+    scene.wait_for_end(1)
+    check_stays(scene, "FAILED", "exception")

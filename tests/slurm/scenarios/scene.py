@@ -79,6 +79,8 @@ class Scene:
     seen: dict[int, int] = field(default_factory=dict)
     """Attempt of the first run -> the step that it had reached when something was done to it."""
     words: tuple[str, ...] = ()
+    echoes: int = 0
+    """Starts of a job whose run was complete already."""
 
     def __post_init__(self) -> None:
         self.gates.mkdir()
