@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
+
 from tests.slurm.scenarios.checks import References, check_completed
 from tests.slurm.scenarios.scene import NUM_STEPS, Scene
 from tests.slurm.scenarios.table import scenario
@@ -69,12 +74,16 @@ def warned_after_the_last_step(scene: Scene, references: References) -> None:
 
 @scenario()
 def warned_again_and_again(scene: Scene, references: References) -> None:
-    """Ten signals of both kinds within a second: one stop, one save, one requeue."""
+    """Ten signals of both kinds to each rank within a tenth of a second: one stop, one save, one requeue."""
     scene.submit()
     scene.wait_for_step(20)
-    for _ in range(5):
-        scene.signal("USR2")
-        scene.signal("TERM")
+    scene.note()
+    pids = [scene.pid_of(rank) for rank in range(scene.num_ranks)]
+    for number in (signal.SIGUSR2, signal.SIGTERM) * 5:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # that quick
+                os.kill(pid, number)
+        time.sleep(0.01)
     scene.wait_for_end(0)
     scene.come_back()
     assert scene.slurm.job(scene.run.job_id)["Restarts"] == "1"
