@@ -23,10 +23,11 @@ from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
+from hpc_trainer.runs.spec import Shape, read_specs
+from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
-from hpc_trainer.slurm.limits import read_limits
+from hpc_trainer.slurm.read_limits import read_limits
 
 # A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
 _TOP_UP_LOCK_S = 900.0
@@ -64,7 +65,7 @@ def plan(
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files.
-        trust: packages whose classes `_target_` may name.
+        trust: packages that `_target_` and `train.main` may name.
         retry_failed: plan failed runs too.
 
     Raises:
@@ -82,7 +83,7 @@ def submit(
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
         config_dirs: folders of your own conf/ files.
-        trust: packages whose classes `_target_` may name.
+        trust: packages that `_target_` and `train.main` may name.
         retry_failed: submit failed runs again; they go on from their newest checkpoint.
 
     Raises:
@@ -99,8 +100,14 @@ def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     return _checked(grid, known_of(grid.sweep), retry_failed, must_answer=False)[0]
 
 
-def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequence[str] | None = None) -> Submitted:
-    """`submit` of a grid that is frozen already."""
+def submit_grid(
+    grid: Grid, *, retry_failed: bool = False, revive: bool = False, command_line: Sequence[str] | None = None
+) -> Submitted:
+    """`submit` of a grid that is frozen already.
+
+    Args:
+        revive: take back the cancel of cancelled runs, and submit them too.
+    """
     # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
     is_new = not grid.sweep.specs.exists()
     checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
@@ -114,9 +121,15 @@ def submit_grid(grid: Grid, *, retry_failed: bool = False, command_line: Sequenc
             before = _top_up(grid.sweep, lock)
             status = read_status(grid.sweep)
         known = _known(status) if status is not None else Known()
+        cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) is RunState.CANCELLED]
+        if revive and cancelled:
+            known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
         if checked is None or known.states:
             # What waits has had its turn, with the code that it was submitted with.
             checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
+        if revive and not checked.problems:
+            for run_id in cancelled:
+                grid.sweep.run(run_id).marker(CANCEL).unlink(missing_ok=True)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
@@ -133,7 +146,7 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
 
 
 def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
-    """Submits these runs of a sweep again, as they were frozen; those that failed, or were interrupted.
+    """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
 
     Raises:
         RunStateError: the sweep has no such run.
@@ -144,7 +157,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
     if missing or not run_ids:
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    done = submit_grid(grid, retry_failed=True)
+    done = submit_grid(grid, retry_failed=True, revive=True)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 
@@ -222,8 +235,17 @@ def _known(status: SweepStatus) -> Known:
             )
             for each in accepted if active[each.uuid]
         ),
+        stop_s=_slowest_stops(status),
         shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids),
     )  # fmt: skip
+
+
+def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
+    slowest: dict[Shape, float] = {}
+    for run in status.runs:
+        if run.stop_s is not None:
+            slowest[run.spec.shape] = max(run.stop_s, slowest.get(run.spec.shape, 0.0))
+    return slowest
 
 
 def _checked(

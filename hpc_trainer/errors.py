@@ -7,6 +7,7 @@
     ├── RunStateError                exit 1    a run folder does not hold what it must
     │   └── UntrustedFileError       exit 1    another user owns the file or may write it
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
+    ├── LoopError                    exit 1    a person's main(config, run) broke a rule of RunContext
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
     │   └── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
     ├── DataError                    exit 74   a data set is missing or unreadable
@@ -69,6 +70,10 @@ class RankEnvError(HpcTrainerError):
     """The environment does not say which rank this is, or contradicts itself."""
 
     exit_code = ExitCode.CONFIG
+
+
+class LoopError(HpcTrainerError):
+    """A person's main(config, run) broke a rule of RunContext; docs/own_loop.md has the rules."""
 
 
 class CheckpointError(HpcTrainerError):

@@ -70,13 +70,17 @@ def run_submit(
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Submits the failed (or interrupted) ones among the runs that `names` name."""
+    """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
-    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY)
-    wanted = [run.run_id for run in chosen if run.state in failed or run.state.needs_submit]
+    again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
+    if names and list(names) != [status.sweep.name]:  # a sweep's name alone takes no cancel back
+        again.add(RunState.CANCELLED)
+    wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
     if not wanted:
+        cancelled = any(run.state is RunState.CANCELLED for run in chosen)
+        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if cancelled else ""
         raise RunStateError(
-            f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}."
+            f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )
     done = retry(status.sweep, wanted)
     print_json(submit_json(done)) if as_json else print_submitted(done)

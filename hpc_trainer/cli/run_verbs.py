@@ -153,13 +153,13 @@ def _most_interesting(runs: list[RunStatus]) -> RunStatus:
     return max(runs, key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
 
 
-def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
     """Cancels the named runs or sweep. Nothing undoes it, so nothing is guessed: a name must be given."""
     if not names and sweep is None:
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
     set_umask(any(run.spec.config["paths"]["group_readable"] for run in runs))
-    cancelled = cancel_runs(status, runs)
+    cancelled = cancel_runs(status, runs, save=save)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
         return

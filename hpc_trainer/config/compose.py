@@ -23,7 +23,7 @@ from yaml import YAMLError
 from hpc_trainer.config.hydra_parts import HydraParts
 from hpc_trainer.config.load import to_typed
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import register_schemas
+from hpc_trainer.config.store import FREE_KEYS, register_schemas
 from hpc_trainer.config.user import read_user_config
 from hpc_trainer.errors import ConfigError
 
@@ -160,7 +160,9 @@ class Composer:
         """What is wrong with the key of `override`, or None; `base` composes the groups that stand beside it."""
         key = override.key_or_group
         groups = self.choices_of_root()
-        if override.package is not None or override.is_delete() or key.startswith("hydra.") or key in groups:
+        if override.package is not None or override.is_delete() or key in groups:
+            return None
+        if key.partition(".")[0] in {"hydra", *FREE_KEYS}:
             return None
         return self._problem_in(override, base(), groups)
 

@@ -25,6 +25,7 @@ from hpc_trainer.config.hydra_parts import Defaults, HydraParts, leaf_of, sectio
 from hpc_trainer.config.lines import Line, UnusualOverrideError, read_line
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import FREE_KEYS
 
 if TYPE_CHECKING:
     from hpc_trainer.config.compose import Composer
@@ -176,6 +177,19 @@ class _Section:
         return _typed_section(root, self._name)
 
 
+class _FreeSection(_Section):
+    """A mapping that takes any name: a single value under a plain name needs nobody's leave."""
+
+    def _make(self, lines: tuple[Line, ...]) -> tuple[Any, bool]:
+        if not all(line.is_scalar and line.field for line in lines):
+            return self._through_omegaconf(lines), False
+        return {**self.typed, **{line.field: line.override.value() for line in lines}}, True
+
+
+def _section(name: str, typed: Any, bare: DictConfig, cfg: DictConfig, owner: _Bases) -> _Section:
+    return (_FreeSection if name in FREE_KEYS else _Section)(name, typed, bare, cfg, owner)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Base:
     """One choice of groups with the fixed values."""
@@ -261,7 +275,7 @@ class _Bases:
             typed = OmegaConf.to_object(cfg)
             assert isinstance(typed, TrainConfig)
             base.typed = typed
-            base.sections = {name: _Section(name, getattr(typed, name), bare, cfg, self) for name in sorted(_SECTIONS)}
+            base.sections = {name: _section(name, getattr(typed, name), bare, cfg, self) for name in sorted(_SECTIONS)}
         return base
 
     def _bare(self, groups: tuple[Line, ...]) -> tuple[Defaults, DictConfig]:
@@ -342,7 +356,7 @@ class _Bases:
             [each for each in defaults.entries if section_of(each) in touched or not section_of(each)]
         )
         cfg = self._with_fixed(bare, [each for each in reference.fixed if each.section in touched])
-        sections = {name: _Section(name, _typed_section(cfg, name), bare, cfg, self) for name in sorted(touched)}
+        sections = {name: _section(name, _typed_section(cfg, name), bare, cfg, self) for name in sorted(touched)}
         changed = {
             group: choice
             for group, choice in defaults.choices.items()

@@ -25,6 +25,8 @@ _OTHER_KEYS = {
     "data": ("num_workers",),
     "parallel": ("timeout_s",),
 }  # fmt: skip
+# Keys that came later count from the moment they are set: runs of before keep their ids.
+_NOT_SET: dict[str, Any] = {"params": {}, "train": {"main": None}}
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -38,22 +40,26 @@ def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
     parts = [
         f'"{name}":{of(_section_text, name, value) if isinstance(value, dict) else _text(value)}'
         for name, value in sorted(plain.items())
-        if name not in _OTHER_SECTIONS
+        if name not in _OTHER_SECTIONS and value != _NOT_SET.get(name, ...)
     ]
     return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()
 
 
 def _section_text(name: str, section: Mapping[str, Any]) -> str:
-    left_out = _OTHER_KEYS.get(name, ())
-    return _text({key: value for key, value in section.items() if key not in left_out})
+    left_out, not_set = _OTHER_KEYS.get(name, ()), _NOT_SET.get(name, {})
+    return _text(
+        {key: value for key, value in section.items() if key not in left_out and value != not_set.get(key, ...)}
+    )
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:
-    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`.
+    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`; `<train.main>-s<seed>-<10 hex digits>` of a person's own loop.
 
     The label depends on the configuration alone, never on the other points of the grid: a grid that grows by an
     axis or a value keeps the runs it has. Ten digits: two of 10,000 points
     of one label share an id with probability 5e-5.
     """
     label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}-s{config.seed}"
+    if config.train.main is not None:
+        label = f"{config.train.main.removesuffix('.main')}-s{config.seed}"
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)[:80]}-{digest[:10]}"

@@ -12,11 +12,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS, variant_of
+from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
 
-# Key of the root -> whether it is a section.
-ROOT_KEYS = {each.name: dataclasses.is_dataclass(each.default_factory) for each in dataclasses.fields(TrainConfig)}
+# Key of the root -> whether it is a section: a dataclass, or a mapping of free names.
+ROOT_KEYS = {
+    each.name: each.name in FREE_KEYS or dataclasses.is_dataclass(each.default_factory)
+    for each in dataclasses.fields(TrainConfig)
+}
 
 
 def to_typed(composed: DictConfig) -> TrainConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 from hpc_trainer.config.schema import data, model, optim
 from hpc_trainer.config.schema.train import TrainConfig
@@ -28,10 +29,23 @@ VARIANTS: dict[str, dict[str, type]] = {
 }
 
 
+# Keys of the root that take names of the person's own, without `+`.
+FREE_KEYS = frozenset({"params"})
+
+
+def root_schema() -> DictConfig:
+    """The typed root; everything in it is closed against new names but `FREE_KEYS`, once Hydra closes the root."""
+    root = OmegaConf.structured(TrainConfig)
+    assert isinstance(root, DictConfig)
+    for key in FREE_KEYS:
+        OmegaConf.set_struct(root[key], False)
+    return root
+
+
 def register_schemas() -> None:
     """Makes the schemas known to Hydra under the names that `conf/` uses. Safe to call again."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig, provider="hpc_trainer")
+    store.store(name="schema", node=root_schema(), provider="hpc_trainer")
     for group, variants in VARIANTS.items():
         for name, node in variants.items():
             store.store(group=group, name=f"{name}_schema", node=node, provider="hpc_trainer")

@@ -1,4 +1,4 @@
-"""`_target_`: names of classes and functions, built only if their prefix is on the allow-list.
+"""`_target_` and `train.main`: names of classes and functions, used only if their prefix is on the allow-list.
 
 A name in a configuration is code that will run. Hydra's own blocklist is no boundary (1.3.8 still opens files
 for writing), so an allow-list decides: ours, torch, and what the person trusts by `--trust`.

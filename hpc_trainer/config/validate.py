@@ -10,6 +10,7 @@ from typing import Any
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -19,7 +20,6 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
-from hpc_trainer.config.targets import check_target
 from hpc_trainer.errors import ConfigError
 
 # Larger than any real count, step or second; past it figures overflow where they are used.
@@ -68,11 +68,8 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
-    trusted = config.trust
-    for key in ("model", "data"):
-        problem = check_target(f"{key}._target_", getattr(config, key)._target_, trusted)
-        if problem:
-            yield problem
+    yield from target_problems(config)
+    yield from memo.of(param_problems, config.params)
 
 
 def _figure(value: float) -> str:

@@ -28,6 +28,8 @@ class Known:
     """A top-up job that has not begun."""
     shapes: frozenset[Shape] = frozenset()
     """Shapes that Slurm has accepted in this sweep before."""
+    stop_s: Mapping[Shape, float] = field(default_factory=dict)
+    """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def build_plan(
         no_longer_in_grid=tuple(run_id for run_id in known.states if run_id not in states),
         waiting=fitted.waiting,
         binding=fitted.binding,
-        notes=(*limits.notes, *_taken_codes_note(exit_codes)),
+        notes=(*limits.notes, *_taken_codes_note(exit_codes), *_grace_notes(arrays, known, limits)),
         exit_codes=exit_codes,
         known=known,
         keeps_room=fitted.keeps_room,
@@ -177,6 +179,23 @@ def clear_exit_codes(taken: frozenset[int]) -> tuple[tuple[int, int], ...]:
     """
     spare = (code for code in _SPARE_CODES if code not in taken)
     return tuple((int(code), next(spare)) for code in _OWN_CODES if code in taken)
+
+
+def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> Iterator[str]:
+    """Where a preempted run of these has less time than it needs to save: it then loses up to a checkpoint interval."""
+    for array in arrays:
+        needed = known.stop_s.get(array.shape)
+        partition = limits.partition_of(array.shape.partition)
+        if needed is None or partition is None or limits.kill_wait_s is None or partition.preempt_mode == "OFF":
+            continue
+        given = partition.grace_s + limits.kill_wait_s
+        if needed > given:
+            yield (
+                f"a stop on {array.hardware} takes {needed:.1f} s (a step and a save, the slowest 1 %), and partition "
+                f"{partition.name} gives {given} s (GraceTime={partition.grace_s}, KillWait={limits.kill_wait_s}): a "
+                "preempted run loses up to a checkpoint interval. Use a partition with more grace, or "
+                "checkpoint.every=auto."
+            )
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

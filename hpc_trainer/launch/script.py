@@ -17,9 +17,12 @@ from typing import NoReturn
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runtime.pace import JOB_START
 
 # Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
 EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+# Slurm 22.05 does not tell a job when it began, and the worker must know when it will end.
+EXPORT_START = f"export {JOB_START}=$(date +%s)"
 # A person's setup may say `set -e`: the lines after srun must be reached all the same.
 GO_ON = "set +e"
 # One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
@@ -319,18 +322,20 @@ def _gigabytes(key: str, directives: Mapping[str, str]) -> float | None:
 
 def _body(lines: Sequence[str], start: int) -> tuple[list[str], int]:
     """The setup lines, which may hold any shell, and the number of the line that starts the ranks."""
-    if start >= len(lines) or lines[start] != EXPORT_CPUS:
-        _refuse(start + 1, lines[start] if start < len(lines) else "", f"the first command must be {EXPORT_CPUS}")
+    for index, command in enumerate((EXPORT_CPUS, EXPORT_START), start):
+        line = lines[index] if index < len(lines) else ""
+        if line != command:
+            _refuse(index + 1, line, f"the first commands must be {EXPORT_CPUS} and {EXPORT_START}")
     # From the end: setup is any shell, and might hold lines that look like ours.
     number = max((index for index, line in enumerate(lines, 1) if line.startswith("srun ")), default=len(lines))
     frame = [GO_ON, "", "# command", "export SUBMITIT_EXECUTOR=slurm"]
     last = number - 1 - len(frame)
-    if last <= start or list(lines[last : number - 1]) != frame:
+    if last <= start + 1 or list(lines[last : number - 1]) != frame:
         _refuse(number, lines[number - 1], f"the line that starts the ranks must follow {frame[1:]}")
     for index, line in enumerate(lines[start:last], start + 1):
         for problem in words.setup_problem(line):
             _refuse(index, line, problem)
-    return list(lines[start + 1 : last]), number
+    return list(lines[start + 2 : last]), number
 
 
 def _srun_line(number: int, line: str, folder: str, output: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

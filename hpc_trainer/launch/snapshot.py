@@ -1,7 +1,7 @@
 """Freezes the code at submit: runs/<sweep>/code/<digest>.zip, from which waiting and requeued runs start.
 
-Frozen is what a person edits: the checkout or folder that holds the packages which the runs' `_target_` name, and
-hpc_trainer itself where it runs from a checkout. What pip installed (site-packages) is not.
+Frozen is what a person edits: the checkout or folder that holds the packages which the runs' `_target_` and
+`train.main` name, and hpc_trainer itself where it runs from a checkout. What pip installed (site-packages) is not.
 docs/decisions/0008-frozen-code.md has the reasons.
 """
 
@@ -126,6 +126,7 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
         max_files=config["max_files"],
     )
     targets = {str(spec.config[key]["_target_"]) for spec in specs for key in ("model", "data")}
+    targets |= {main for spec in specs if (main := spec.config["train"].get("main")) is not None}
     packages = {target.split(".", 1)[0] for target in targets} | set(config["packages"])
     roots = _find_roots(packages - {"hpc_trainer"}, rules, prefer_git=config["mode"] == SnapshotMode.git.value)
     return _read(roots, config) if roots else None

@@ -20,6 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_trainer.config.script_words import split_python
 from hpc_trainer.launch.script import (
     EXPORT_CPUS,
+    EXPORT_START,
     GO_ON,
     SRUN_OPTIONS,
     TOP_UP,
@@ -105,7 +106,7 @@ def slurm_parameters(request: ScriptRequest) -> dict[str, Any]:
         "wckey": None,
         # submitit takes the signal's name from SUBMITIT_PREEMPT_SIGNAL, which a surrounding job may have set.
         "additional_parameters": {"requeue": True, "output": request.output, "signal": f"USR2@{shape.signal_lead_s}"},
-        "setup": [EXPORT_CPUS, *request.setup, GO_ON],
+        "setup": [EXPORT_CPUS, EXPORT_START, *request.setup, GO_ON],
         # "--" ends srun's options: one that lacks its value cannot swallow the worker's program.
         "srun_args": ["--output", request.output, *SRUN_OPTIONS, *request.srun_args, "--"],
     }

@@ -22,7 +22,7 @@ from hpc_trainer.runs.submissions import (
     read_submissions,
     write_intent,
 )
-from hpc_trainer.slurm.limits import read_limits
+from hpc_trainer.slurm.read_limits import read_limits
 
 
 def submit_successor(run: RunPaths, after: str) -> str | None:

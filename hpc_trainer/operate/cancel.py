@@ -15,10 +15,14 @@ from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 
 
-def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> list[str]:
+def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False) -> list[str]:
     """Cancels those of `runs` that wait or work, and returns their ids. Nothing brings them back by itself.
 
     The marker is written before the signal: whatever the worker sees first, it finds the marker when it decides.
+
+    Args:
+        save: let those that run save a checkpoint, however long it takes. Without, Slurm kills them after KillWait (30
+            s by default): most save in that time, too.
 
     Raises:
         SlurmError: scancel failed; the markers stand, and the same command may be given again.
@@ -30,15 +34,22 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> list[str]:
         write_json(paths.marker(CANCEL), {"time": time.time()})
     # A run that an earlier cancel marked may still have its job: that scancel may have failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and not _has_left(run)]
-    jobs = [run.job_id for run in (*chosen, *marked) if run.job_id and run.job_id[0].isdecimal()]
+    saving = [run for run in chosen if save and run.state is RunState.RUNNING]
+    jobs = _jobs([*marked, *(run for run in chosen if not (save and run.state is RunState.RUNNING))])
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
     cancel_jobs(jobs)
+    cancel_jobs(_jobs(saving), signal="USR2")
     for run in chosen:
         if run.state is RunState.RUNNING and run.attempts and run.attempts[-1].executor == "local":
             _stop_local(run)
     return [run.run_id for run in chosen]
+
+
+def _jobs(runs: Sequence[RunStatus]) -> list[str]:
+    """Slurm's ids of these runs' jobs; local ones have none."""
+    return [run.job_id for run in runs if run.job_id is not None and run.job_id[:1].isdecimal()]
 
 
 def _has_left(run: RunStatus) -> bool:

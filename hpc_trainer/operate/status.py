@@ -36,6 +36,8 @@ class RunStatus:
     eta_s: float | None
     age_s: float | None
     failure: Mapping[str, Any] = field(default_factory=dict)
+    stop_s: float | None = None
+    """How long this run needs to stop: a step and a save, the slowest 1 % of both, as it measured itself."""
     submission: Submission | None = None
     """The newest: an array of the sweep's, or a successor job."""
     waits_in_sweep: bool = False
@@ -192,7 +194,8 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
     return RunStatus(
         spec=spec,
         state=state,
-        step=spec.num_steps if state is RunState.COMPLETED else _step(folder),
+        # A loop of a person's own may finish before num_steps.
+        step=int(folder.result.get("step", spec.num_steps)) if state is RunState.COMPLETED else _step(folder),
         attempts=folder.attempts,
         job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
         cause=cause,
@@ -201,11 +204,16 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
         age_s=None if seen is None else max(0.0, time.time() - seen),
+        stop_s=_stop_s(beat),
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
         failure=(read_json(folder.paths.failure(newest.attempt)) or {}) if newest and state is RunState.FAILED else {},
     )
+
+
+def _stop_s(beat: Mapping[str, Any]) -> float | None:
+    return beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None
 
 
 def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -54,6 +54,11 @@ class RunPaths:
         return self.folder / "checkpoints"
 
     @property
+    def own_checkpoints(self) -> Path:
+        """What a person's loop writes there by itself (`RunContext.checkpoint_dir`); nothing else reads it."""
+        return self.folder / "own_checkpoints"
+
+    @property
     def logs(self) -> Path:
         """attempt-000.rank-0.log and so on."""
         return self.folder / "logs"

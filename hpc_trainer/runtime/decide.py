@@ -53,6 +53,7 @@ class StopFacts:
         was_preempted: Slurm noted a preemption (jobs in their grace period carry its time).
         was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
         accounting_state: what sacct says of a job that is no longer at work; None without accounting.
+        is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
     """
 
@@ -66,6 +67,7 @@ class StopFacts:
     was_preempted: bool = False
     was_requeued: bool = False
     accounting_state: str | None = None
+    is_deadline: bool = False
     signal_lead_s: int = 120
 
 
@@ -188,6 +190,8 @@ def _successor(fallback: RunState, cause: str, *, can_submit: bool) -> Decision:
 def _cause(facts: StopFacts) -> str:
     if facts.was_preempted:
         return "preempted"
+    if facts.is_deadline:
+        return "timeout"
     if facts.seconds_left is not None and facts.seconds_left <= facts.signal_lead_s + SIGNAL_SLACK_S:
         return "timeout"
     return "signal"

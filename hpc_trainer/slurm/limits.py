@@ -1,21 +1,12 @@
-"""What the cluster allows, as it says itself: partitions, nodes, associations, QOS, array and submit limits.
+"""What the cluster allows: partitions, nodes, associations, QOS, array and submit limits. Reading them: read_limits.py.
 
-Three reads, whatever the size of the grid: one scontrol (configuration, partitions, and the controller's own view of
-associations and QOS with what is in use), one sacctmgr where limits are enforced, one sinfo for the nodes. A site
-that hides or lacks one of them leaves fields None: unknown, and no rule is made up from it.
+None is unknown (a site may hide or lack a source), and no rule is made up from it.
 """
 
 from __future__ import annotations
 
-import os
-import pwd
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from hpc_trainer.errors import SlurmError
-from hpc_trainer.slurm.commands import run_slurm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +27,10 @@ class Partition:
     allow_qos: tuple[str, ...] | None = None
     deny_qos: tuple[str, ...] = ()
     qos: str | None = None
+    preempt_mode: str | None = None
+    """How its jobs are preempted: OFF, CANCEL, REQUEUE, ...; None where the cluster's PreemptMode counts."""
+    grace_s: int = 0
+    """Seconds between the warning and the end of a preempted job (GraceTime)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +88,8 @@ class Limits:
     qos_caps: Mapping[str, tuple[SubmitCap, ...]] = field(default_factory=dict)
     qos_max_time_min: Mapping[str, int | None] = field(default_factory=dict)
     qos_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    kill_wait_s: int | None = None
+    """Seconds between SIGTERM and SIGKILL (KillWait)."""
     requeue_exit: frozenset[int] = frozenset()
     """Exit codes after which the site requeues or holds a job by itself (RequeueExit, RequeueExitHold)."""
     notes: tuple[str, ...] = ()
@@ -145,258 +142,3 @@ class Limits:
         # Where nobody says which one a job gets, `normal` is Slurm's last resort (sacctmgr(1)).
         names = {self.qos_of(qos, account, partition) or "normal", asked.qos if asked is not None else None}
         return caps + [cap for name in sorted(filter(None, names)) for cap in self.qos_caps.get(name, ())]
-
-
-def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
-    """Asks the cluster: one scontrol; one sacctmgr if limits are enforced; one sinfo `with_nodes`.
-
-    Raises:
-        SlurmError: scontrol, without which nothing is known, does not answer.
-    """
-    user = _user_name()
-    asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
-    controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=timeout_s)
-    notes: list[str] = []
-    accounting = nodes = ""
-    enforced = _enforced(controller)
-    if enforced:
-        # The controller shows limits of a QOS for each user only while that user has jobs.
-        # A database may serve several clusters: only this one's associations count.
-        name = re.search(r"^ClusterName\s*= (\S+)$", controller, re.MULTILINE)
-        here = f" cluster={name[1]}" if name else ""
-        asked = (
-            f"show assoc where user={user}{here} format=account,partition,qos,defaultqos,maxsubmit\n"
-            "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags\n"
-        )
-        try:
-            accounting = run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=timeout_s)
-        except SlurmError as error:
-            notes.append(f"limits of QOS are unknown: {error}")
-    if with_nodes:
-        try:
-            nodes = run_slurm(["sinfo", "-h", "-a", "-e", "-o", _SINFO_FORMAT], timeout_s=timeout_s)
-        except SlurmError as error:
-            notes.append(f"nodes are unknown: {error}")
-    return parse_limits(controller, accounting=accounting, nodes=nodes, user=user, notes=tuple(notes))
-
-
-def _user_name() -> str:
-    # Not getpass.getuser(): it believes $LOGNAME, which sudo and containers leave wrong.
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
-
-
-_SINFO_FORMAT = "%R|%D|%c|%m|%G|%f"
-
-
-def parse_limits(
-    controller: str, *, accounting: str = "", nodes: str = "", user: str = "", notes: tuple[str, ...] = ()
-) -> Limits:
-    """Reads what scontrol, sacctmgr and sinfo printed; what cannot be read is unknown, never an error."""
-    config = dict(re.findall(r"^(\w+)\s+= (.*)$", controller, re.MULTILINE))
-    scheduler = re.search(r"max_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
-    records = [dict(_FIELD.findall(line)) for line in controller.splitlines() if "=" in line]
-    associations = [each for each in records if "UserName" in each and "GrpSubmitJobs" in each]
-    root = next((each for each in associations if each["Account"] == "root" and not each["UserName"]), {})
-    max_jobs = _number(config.get("MaxJobCount"))
-    enforced = _enforced(controller)
-    has_caps = "limits" in enforced
-    return Limits(
-        max_array_size=_number(config.get("MaxArraySize")),
-        max_array_tasks=int(scheduler[1]) if scheduler else None,
-        # The controller keeps ended jobs for MinJobAge; what it counts as submitted is the best that a user can see.
-        job_cap=SubmitCap(name="MaxJobCount", limit=max_jobs, used=_cap(root.get("GrpSubmitJobs"))[1])
-        if max_jobs
-        else None,
-        enforced=enforced,
-        partitions={each["PartitionName"]: _partition(each) for each in records if "PartitionName" in each},
-        nodes=tuple(_node_groups(nodes)),
-        associations=tuple(_associations(accounting, associations, user)),
-        account_caps=dict(_account_caps(associations, user)) if has_caps else {},
-        qos_caps=dict(_qos_caps(records, accounting, user)) if has_caps else {},
-        parents=dict(_parents(associations)),
-        qos_max_time_min=_qos_times(accounting) if has_caps else {},
-        qos_flags={row[0]: frozenset(row[5].split(",")) for row in _sections(accounting)[1]},
-        requeue_exit=frozenset(
-            code for key in ("RequeueExit", "RequeueExitHold") for code in _numbers(config.get(key, ""))
-        ),
-        notes=notes,
-    )
-
-
-_FIELD = re.compile(r"([\w/:]+)=(\S*)")
-
-
-def _enforced(controller: str) -> frozenset[str]:
-    found = re.search(r"^AccountingStorageEnforce\s*= (\S+)$", controller, re.MULTILINE)
-    words = set(found[1].lower().split(",")) if found else set()
-    return frozenset(words - {"none"})
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
-
-
-def _numbers(text: str) -> Iterator[int]:
-    """`75,80-82` is 75, 80, 81, 82."""
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        yield from range(int(first), int(last or first) + 1)
-
-
-def _cap(text: str | None) -> tuple[int | None, int]:
-    """`15(14)` is (15, 14); `N(3)` has no limit."""
-    found = re.match(r"(N|\d+)\((\d+)\)", text or "")
-    return (_number(found[1]), int(found[2])) if found else (None, 0)
-
-
-def parse_minutes(text: str) -> int | None:
-    """Slurm's `days-hours:minutes:seconds`, `minutes:seconds`, `minutes` as whole minutes; None for no limit."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
-    if not found:
-        return None
-    days, first, second, third = (None if each is None else int(each) for each in found.groups())
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        return days * 1440 + (first or 0) * 60 + (second or 0)
-    if third is not None:  # hours:minutes:seconds
-        return (first or 0) * 60 + (second or 0)
-    return first or 0
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    return None if text in (None, "", "ALL", "(null)", "NONE") else tuple(str(text).split(","))
-
-
-def _partition(record: Mapping[str, str]) -> Partition:
-    qos = record.get("QoS")
-    return Partition(
-        name=record["PartitionName"],
-        is_default=record.get("Default") == "YES",
-        state=record.get("State", "UP"),
-        max_time_min=parse_minutes(record.get("MaxTime", "")),
-        max_nodes=_number(record.get("MaxNodes")),
-        max_mem_per_node_mb=_number(record.get("MaxMemPerNode")),
-        max_mem_per_cpu_mb=_number(record.get("MaxMemPerCPU")),
-        max_cpus_per_node=_number(record.get("MaxCPUsPerNode")),
-        total_nodes=_number(record.get("TotalNodes")),
-        allow_accounts=_names(record.get("AllowAccounts")),
-        deny_accounts=_names(record.get("DenyAccounts")) or (),
-        allow_qos=_names(record.get("AllowQos")),
-        deny_qos=_names(record.get("DenyQos")) or (),
-        qos=None if qos in (None, "N/A", "") else qos,
-    )
-
-
-def _node_groups(text: str) -> Iterator[NodeGroup]:
-    for line in text.splitlines():
-        parts = line.split("|")
-        if len(parts) != 6:
-            continue
-        name, count, cpus, memory, gres, features = parts
-        sizes = [re.match(r"\d+", each) for each in (count, cpus, memory)]  # `8+` where nodes differ
-        if all(sizes):
-            yield NodeGroup(
-                partition=name,
-                num_nodes=int(sizes[0][0]),  # type: ignore[index]
-                cpus=int(sizes[1][0]),  # type: ignore[index]
-                memory_mb=int(sizes[2][0]),  # type: ignore[index]
-                gpus=parse_gpus(gres),
-                features=frozenset(filter(None, features.replace("(null)", "").split(","))),
-            )
-
-
-def parse_gpus(gres: str) -> dict[str, int]:
-    """`gpu:a100:4(S:0-1),nvme:1` is {"a100": 4}; a GPU without a type is {"gpu": n}."""
-    found: Counter[str] = Counter()
-    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
-        name, *kind, count = word.split(":") if ":" in word else (word, "")
-        if name == "gpu" and count.isdecimal():
-            found[":".join(kind) or "gpu"] += int(count)
-    return dict(found)
-
-
-def _rows(accounting: str, width: int) -> Iterator[list[str]]:
-    for line in accounting.splitlines():
-        parts = line.split("|")
-        if len(parts) == width and not line.startswith("sacctmgr:"):
-            yield parts
-
-
-_ASSOC_WIDTH, _QOS_WIDTH = 5, 6
-
-
-def _sections(accounting: str) -> tuple[list[list[str]], list[list[str]]]:
-    """The rows of associations and those of QOS: sacctmgr echoes each request before its answer."""
-    first, _, second = accounting.partition("show qos")
-    return list(_rows(first, _ASSOC_WIDTH)), list(_rows(second, _QOS_WIDTH))
-
-
-def _associations(accounting: str, controller: list[dict[str, str]], user: str) -> Iterator[Association]:
-    default = {each["Account"] for each in controller if _is_user(each, user) and each.get("DefAssoc") == "Yes"}
-    rows, _ = _sections(accounting)
-    for account, partition, qos, default_qos, _max_submit in rows:
-        yield Association(
-            account=account, partition=partition, qos=_names(qos) or (), default_qos=default_qos,
-            is_default=account in default,
-        )  # fmt: skip
-    if not rows:
-        for each in controller:
-            if _is_user(each, user):
-                yield Association(account=each["Account"], is_default=each["Account"] in default)
-
-
-def _is_user(record: Mapping[str, str], user: str) -> bool:
-    return bool(user) and record["UserName"].split("(")[0] == user
-
-
-def _parents(records: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
-    for record in records:
-        above = record.get("ParentAccount", "").split("(")[0]
-        if not record["UserName"] and above and above != record["Account"]:
-            yield record["Account"], above
-
-
-def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[tuple[str, str], tuple[SubmitCap, ...]]]:
-    """Each account of the user with its caps: the user's own, the account's, and those of the accounts above."""
-    accounts = {each["Account"]: each for each in records if not each["UserName"]}
-    parents = dict(_parents(records))
-    for record in records:
-        if not _is_user(record, user):
-            continue
-        account, caps = record["Account"], list[SubmitCap]()
-        limit, used = _cap(record.get("MaxSubmitJobs"))
-        if limit is not None:
-            caps.append(SubmitCap(name=f"MaxSubmitJobs of {user} in account {account}", limit=limit, used=used))
-        above: str | None = account
-        while above in accounts:
-            limit, used = _cap(accounts[above].get("GrpSubmitJobs"))
-            if limit is not None:
-                caps.append(SubmitCap(name=f"GrpSubmitJobs of account {above}", limit=limit, used=used))
-            above = parents.get(above)
-        yield (account, record.get("Partition", "")), tuple(caps)
-
-
-def _qos_caps(records: list[dict[str, str]], accounting: str, user: str) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
-    """Each QOS with its caps: limits from sacctmgr, what is in use from the controller."""
-    in_use = {each["QOS"].split("(")[0]: each for each in records if "QOS" in each and "GrpSubmitJobs" in each}
-    _, rows = _sections(accounting)
-    limits = {row[0]: row for row in rows}
-    for name in in_use.keys() | limits.keys():
-        record = in_use.get(name, {})
-        row = limits.get(name, [""] * _QOS_WIDTH)
-        caps = []
-        for label, column, key in (
-            (f"MaxSubmitJobsPerUser of QOS {name}", row[1], "MaxSubmitJobsPU"),
-            (f"MaxSubmitJobsPerAccount of QOS {name}", row[2], "MaxSubmitJobsPA"),
-            (f"GrpSubmitJobs of QOS {name}", row[3], "GrpSubmitJobs"),
-        ):
-            limit, used = _cap(record.get(key))
-            limit = limit if limit is not None else _number(column)
-            if limit is not None:
-                caps.append(SubmitCap(name=label, limit=limit, used=used))
-        yield name, tuple(caps)
-
-
-def _qos_times(accounting: str) -> dict[str, int | None]:
-    return {row[0]: parse_minutes(row[4]) for row in _sections(accounting)[1]}

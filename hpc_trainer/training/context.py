@@ -1,17 +1,20 @@
-"""RunContext: one rank's view of its run. The shared loop uses it, and so can a person's own."""
+"""RunContext: one rank's view of its run. The shared loop uses it, and so does a person's own (docs/own_loop.md)."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpc_trainer.errors import CheckpointError, HpcTrainerError
-from hpc_trainer.runs.files import read_lines, write_json
+from hpc_trainer.errors import CheckpointError, HpcTrainerError, LoopError
+from hpc_trainer.runs.files import check_trusted, read_lines, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
@@ -19,13 +22,37 @@ from hpc_trainer.runs.states import CANCEL, DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.training.checkpoint.files import FOLDER_MODE
+from hpc_trainer.training.checkpoint.objects import check_keys, put_back, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
-from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.save_plan import DEADLINE, SavePlan
 from hpc_trainer.training.tracker import NoTracker, Tracker
+
+# Of each line of metrics.jsonl.
+_RESERVED = ("step", "time")
 
 
 class NoProgressError(HpcTrainerError):
     """The run was restarted again and again without a new step: going on would only burn the allocation."""
+
+
+class Outcome(enum.Enum):
+    """How a loop ended."""
+
+    done = "done"
+    stopped = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `restore` found: optimizer steps done (0: a fresh start), and each object or value by its name."""
+
+    step: int
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
 
 
 def _no_watchdog() -> None:
@@ -34,9 +61,10 @@ def _no_watchdog() -> None:
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """One rank of one attempt. Methods marked collective must be called by all ranks.
+    """One rank of one attempt. Methods marked collective must be called by all ranks, at the same step.
 
-    `attempt` counts the starts of this run from 0; `num_steps` is where it ends.
+    `attempt` counts the starts of this run from 0; `num_steps` is where it ends; `step` is the last that was heard of.
+    Steps that methods are given never go down.
     """
 
     paths: RunPaths
@@ -46,14 +74,21 @@ class RunContext:
     store: CheckpointStore
     attempt: int
     num_steps: int
-    tracker: Tracker = field(default_factory=NoTracker)
+    saves: SavePlan = field(default_factory=SavePlan)
+    make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
     beat: Callable[[], None] = _no_watchdog
-    """Says that this rank lives. Called by `log`, `save`, `heartbeat` and `should_stop`; a loop may call it too."""
+    """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
     loop_start_time: float = field(default_factory=time.time)
+    step: int = 0
     saved_step: int | None = None
+    stop_step: int | None = None
     first_step: int = 0
+    _names: frozenset[str] | None = None
+    _rng: dict[str, Any] | None = None
+    _tracker: Tracker = field(default_factory=NoTracker)
+    _result: dict[str, float] | None = None
     _last_heartbeat: float = 0.0
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
@@ -64,86 +99,172 @@ class RunContext:
         return self.group.device
 
     @property
+    def rank(self) -> int:
+        """0 to world_size - 1."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of this run, ≥ 1."""
+        return self.group.world_size
+
+    @property
     def is_rank_zero(self) -> bool:
         """True on the one rank that writes metrics and results."""
         return self.group.is_rank_zero
 
-    def should_stop(self, step: int) -> bool:
-        """True on all ranks if any rank got a stop signal: save, then return. Collective.
+    @property
+    def checkpoint_dir(self) -> Path:
+        """A folder of the run's own, for frameworks that write checkpoints themselves; made when first asked for.
 
-        A reduction of its own, so that any loop can use it; the shared loop has the vote in its gradients instead.
+        Nothing here reads it or deletes from it. It is beside the folder that `save` writes to.
+
+        Raises:
+            UntrustedFileError: another user owns it or may write it, or it is a symbolic link.
         """
+        folder = self.paths.own_checkpoints
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        check_trusted(folder)
+        return folder
+
+    def restore(self, /, **objects: Any) -> Restored:
+        """Fills the objects from the newest valid checkpoint, if there is one; once, before the first step. Collective.
+
+        Objects are told apart in `training/checkpoint/objects.py`: what has a state_dict, generators, tensors and
+        arrays are filled in place; other values come back in the answer. The random state of Python, numpy and torch
+        is that of the save.
+
+        Raises:
+            CheckpointError: the checkpoint and the objects do not fit each other; the first difference, by name.
+            LoopError: it was called before.
+            NoProgressError: the run comes back again and again at this step.
+        """
+        if self._names is not None:
+            raise LoopError("run.restore was called before; one call takes all objects: run.restore(model=model, ...).")
         self.beat()
-        del step  # the agreement is made where the step is: all ranks ask at the same one
-        wish = torch.tensor(float(self.stop.is_set), device=self.device)
-        return self.group.sum(wish).item() > 0
-
-    def restore(self, state: TrainState) -> dict[str, Any]:
-        """Loads the newest valid checkpoint into `state`, if there is one. Collective.
-
-        Returns:
-            The saved random state of this rank, to be set when the data loader stands (`state.restore_rng`);
-            {} for a fresh start.
-        """
-        rank_state: dict[str, Any] = {}
+        self._names = frozenset(objects)
+        restored = Restored(0, objects)
         newest = self.store.newest_valid()
         if newest is not None:
             _check_owner(newest, self.paths.run_id)
-            replicated, rank_state = self.store.load(newest)
-            state.load(replicated, rank_state)
-            self.saved_step = newest.step
-        self.first_step, self.loop_start_time = state.step, time.time()
+            shared, own = self.store.load(newest)
+            check_keys("checkpoint", shared, {"step", "objects"})
+            check_keys("checkpoint, this rank's part", own, {"rng", "objects"})
+            restored = Restored(shared["step"], put_back(objects, shared["objects"], own["objects"]))
+            self.saved_step, self._rng = newest.step, own["rng"]
+        self.step = self.first_step = restored.step
+        self.loop_start_time = time.time()
+        self.saves.start(self.step)
+        self._tell_start(newest is not None)
+        self.restore_rng()
+        return restored
+
+    def restore_rng(self) -> None:
+        """Sets this rank's random state to that of the checkpoint again; nothing on a fresh start.
+
+        For loops that, after `restore`, build what draws random numbers, as iterators of torch's DataLoader do.
+        """
+        if self._rng is not None:
+            set_rng_state(self._rng)
+
+    def _tell_start(self, is_resumed: bool) -> None:
         restarts = 0
         if self.is_rank_zero:
-            MetricsLog(self.paths.metrics).rewind(state.step)
-            Journal(self.paths).resume(self.attempt, state.step)
+            self._tracker = self.make_tracker(self.step)
+            MetricsLog(self.paths.metrics).rewind(self.step)
+            Journal(self.paths).resume(self.attempt, self.step)
             restarts = restarts_without_progress(Journal(self.paths).read())
-            print(f"attempt {self.attempt}: {f'resumed at step {state.step}' if newest else 'starts at step 0'}")
+            print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
         restarts = self.group.broadcast(restarts)
         if restarts >= self.max_no_progress:
             raise NoProgressError(
-                f"started {restarts + 1} times at step {state.step} without a new step: stopped for good. Read the "
+                f"started {restarts + 1} times at step {self.step} without a new step: stopped for good. Read the "
                 f"logs of the attempts before, in {self.paths.logs}."
             )
-        return rank_state
 
     def has_evaluated(self) -> bool:
         """True if the newest line of metrics.jsonl with an evaluation is of the step resumed at. Collective."""
         steps = [record["step"] for record in read_lines(self.paths.metrics) if "eval_loss" in record]
         return bool(self.group.broadcast(bool(steps) and steps[-1] == self.first_step))
 
-    def save(self, state: TrainState) -> None:
-        """Writes a checkpoint of this step, unless it stands already. Collective."""
-        self.beat()
-        if self.saved_step == state.step:
+    def should_stop(self, step: int) -> bool:
+        """True on all ranks if any rank got a stop signal: save, then return. Collective.
+
+        Ask after every step: on one rank that costs a microsecond, on several an all-reduce of one number, for which
+        a GPU has to finish the step. Never True at `num_steps`: nothing is left to stop. Also the sign of life that
+        `status` shows.
+        """
+        step = self._reach(step)
+        self.heartbeat(step)
+        if step == self.num_steps:
+            return False
+        wish = self.stop.is_set
+        if self.world_size > 1:
+            wish = self.group.sum(torch.tensor(float(wish), device=self.device)).item() > 0
+        if wish:
+            self.agree_to_stop(step)
+        return wish
+
+    def agree_to_stop(self, step: int) -> None:
+        """All ranks know that they stop at this step. For loops that vote in a reduction of their own."""
+        self.stop_step = self._reach(step)
+
+    def should_save(self, step: int) -> bool:
+        """True when a checkpoint is due (`checkpoint.every`); the same on all ranks."""
+        return self.saves.is_due(step)
+
+    def save(self, step: int, /, **objects: Any) -> None:
+        """Writes a checkpoint of this step, unless it stands already: the objects that `restore` got. Collective.
+
+        Objects as in `restore`; values (numbers, texts, lists, dicts) as they are now. What is not each rank's own is
+        rank 0's. Each rank's random state goes with it. When it returns, the checkpoint is on the disk.
+
+        Raises:
+            CheckpointError: on all ranks, if any rank could not write; older checkpoints are as they were.
+            LoopError: other names than `restore` got, or `restore` was not called.
+        """
+        step = self._reach(step)
+        if objects.keys() != self._names:
+            raise LoopError(
+                f"run.save got {sorted(objects)} and run.restore {sorted(self._names or ())}: they must be the same "
+                "names, or the run could not be resumed. Give both the same."
+            )
+        if self.saved_step == step:
             return
         begin = time.perf_counter()
+        shared, own = to_trees(objects)
         self.store.save(
-            state.step,
-            replicated=state.replicated_state(),
-            per_rank=state.rank_state(),
+            step,
+            replicated={"step": step, "objects": shared},
+            per_rank={"rng": rng_state(), "objects": own},
             meta={"run_id": self.paths.run_id, "attempt": self.attempt},
         )
-        self.saved_step = state.step
+        self.saved_step, seconds = step, time.perf_counter() - begin
+        self.saves.saved(step, seconds, self.group)
         if self.is_rank_zero:
-            print(f"step {state.step}: checkpoint saved in {time.perf_counter() - begin:.2f} s")
+            print(f"step {step}: checkpoint saved in {seconds:.2f} s")
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once."""
-        self.beat()
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once.
+
+        Values are numbers, also tensors and arrays that hold one. Raises LoopError for anything else.
+        """
+        step = self._reach(step)
         if not self.is_rank_zero:
             return
-        self._speed = values.get("steps_per_s", self._speed)
-        self._metrics |= values
-        MetricsLog(self.paths.metrics).append(step, {**values, "time": time.time()})
-        self.tracker.log(step, values)
-        shown = "  ".join(f"{key}={value:.4g}" for key, value in values.items())
+        numbers = _numbers(values)
+        self._speed = numbers.get("steps_per_s", self._speed)
+        self._metrics |= numbers
+        MetricsLog(self.paths.metrics).append(step, {**numbers, "time": time.time()})
+        self._tracker.log(step, numbers)
+        shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
         print(f"step {step}/{self.num_steps}  {shown}", flush=True)
         self.heartbeat(step, force=True)
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
         self.beat()
+        self.saves.saw_step(step)
         now = time.time()
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
             return
@@ -151,6 +272,8 @@ class RunContext:
         if self.paths.marker(CANCEL).exists():
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
+        if self.saves.must_stop:
+            self.stop.request(DEADLINE)
         done = step - self.first_step
         speed = self._speed or (done / (now - self.loop_start_time) if done > 0 else None)
         beat = {
@@ -163,26 +286,89 @@ class RunContext:
             "job_id": self.env.job_id,
             "node": self.env.node,
             "metrics": self._metrics,
+            **self.saves.figures(),
         }
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)
 
-    def finish(self, metrics: dict[str, float]) -> None:
-        """The run is complete: writes result.json, then DONE. Collective; rank 0 writes."""
-        if self.is_rank_zero:
-            write_json(
-                self.paths.result,
-                {
-                    "run_id": self.paths.run_id,
-                    "num_steps": self.num_steps,
-                    "attempts": self.attempt + 1,
-                    "world_size": self.group.world_size,
-                    "metrics": metrics,
-                },
+    def finish(self, metrics: Mapping[str, Any]) -> None:
+        """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns."""
+        self._reach(self.step)
+        self._result = _numbers(metrics)
+
+    def conclude(self, name: str) -> Outcome:
+        """How the loop ended, agreed among the ranks; if it is done, result.json and DONE are written. Collective.
+
+        For the worker, when `name` (its main) has returned.
+
+        Raises:
+            LoopError: main neither finished nor stopped where all had agreed, or the ranks differ.
+        """
+        mine = "finished" if self._result is not None else "left early" if self.stop_step is None else "stopped"
+        ends = self.group.gather([mine, self.step])
+        if len({how for how, _ in ends}) > 1:
+            listed = ", ".join(f"rank {rank} {how} at step {step}" for rank, (how, step) in enumerate(ends))
+            raise LoopError(f"{name}: all ranks must finish, or all must stop, and {listed}.")
+        if mine == "left early":
+            raise LoopError(
+                f"{name} returned at step {self.step} of {self.num_steps}, neither finished nor stopped. Call "
+                "run.finish(metrics) when all steps are done; before, return only after run.should_stop(step) is True."
             )
-            # DONE last: who sees it may count on the result.
-            write_json(self.paths.marker(DONE), {"time": time.time()})
+        if mine == "stopped":
+            assert self.stop_step is not None
+            if self.is_rank_zero and (self.saved_step is None or self.saved_step < self.stop_step):
+                print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
+            return Outcome.stopped
+        if self.is_rank_zero:
+            self._write_result()
         self.group.barrier()
+        return Outcome.done
+
+    def close(self) -> None:
+        """Writes what the tracker holds back: the worker leaves without Python's clean-up."""
+        tracker, self._tracker = self._tracker, NoTracker()
+        tracker.close()
+
+    def _write_result(self) -> None:
+        write_json(
+            self.paths.result,
+            {
+                "run_id": self.paths.run_id,
+                "step": self.step,
+                "num_steps": self.num_steps,
+                "attempts": self.attempt + 1,
+                "world_size": self.world_size,
+                "metrics": self._result,
+            },
+        )
+        # DONE last: who sees it may count on the result.
+        write_json(self.paths.marker(DONE), {"time": time.time()})
+
+    def _reach(self, step: int) -> int:
+        self.beat()
+        if self._names is None:
+            raise LoopError(
+                "run.restore(...) must be called before the first step: a run that comes back would start anew. "
+                "Without anything to restore: run.restore()."
+            )
+        step = operator.index(step)
+        if step < self.step:
+            raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
+        self.step = step
+        return step
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {}
+    for key, value in values.items():
+        try:
+            numbers[key] = value if isinstance(value, (int, float)) else value.item()
+            float(numbers[key])
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise LoopError(f"the metric {key}={value!r} must be one number.") from error
+        if key in _RESERVED:
+            raise LoopError(f"the metric {key!r} has a name that each line of metrics.jsonl has already. Rename it.")
+    return numbers
 
 
 def _check_owner(checkpoint: CheckpointInfo, run_id: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
@@ -25,14 +23,6 @@ from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper, StepResult
-from hpc_trainer.training.tracker import build_tracker
-
-
-class Outcome(enum.Enum):
-    """How the loop ended."""
-
-    done = "done"
-    stopped = "stopped"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,16 +36,14 @@ class Task:
     eval_set: MapDataset
 
 
-def train(config: TrainConfig, run: RunContext) -> Outcome:
-    """Trains until `train.num_steps`, or until any rank was asked to stop. Collective.
+def train(config: TrainConfig, run: RunContext) -> None:
+    """Trains until `train.num_steps`, or until any rank was asked to stop. Collective. The `main` of most runs.
 
     However it ends, everything is saved: started again it goes on with the same bits.
     """
     task = build_task(config, run)
     state = task.state
-    rank_state = run.restore(state)
-    if run.is_rank_zero:
-        run.tracker = build_tracker(config.tracker, run.paths.folder / "tensorboard", state.step)
+    state.resume(run.restore(**state.objects()))
     batches = train_batches(
         task.train_set,
         task.order,
@@ -68,14 +56,13 @@ def train(config: TrainConfig, run: RunContext) -> Outcome:
         num_workers=config.data.num_workers,
     )
     try:
-        state.restore_rng(rank_state)  # last: building a loader draws from the random state
-        return _run_steps(config, run, task, batches)
+        run.restore_rng()  # building a loader may draw from the random state
+        _run_steps(config, run, task, batches)
     finally:
         batches.close()
-        run.tracker.close()  # the worker leaves without Python's clean-up: what is held back would be lost
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> Outcome:
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> None:
     state, num_steps = task.state, config.train.num_steps
     if 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps) and not run.has_evaluated():
         run.log(state.step, _evaluate(config, run, task))  # the attempt before stopped between save and evaluation
@@ -91,19 +78,19 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
-            run.save(state)
-            return Outcome.stopped
-        if state.step < num_steps and _is_due(state.step, config.checkpoint.every_steps):
-            run.save(state)  # before an evaluation that is due too: a kill in it loses nothing
+            run.agree_to_stop(state.step)
+            run.save(state.step, **state.objects())
+            return
+        if state.step < num_steps and run.should_save(state.step):
+            run.save(state.step, **state.objects())  # before an evaluation that is due too: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
             run.log(state.step, _evaluate(config, run, task))
             clock.restart(state.step)
 
-    run.save(state)  # before the evaluation: a kill in it loses nothing
+    run.save(state.step, **state.objects())  # before the evaluation: a kill in it loses nothing
     metrics = _evaluate(config, run, task)
     run.log(state.step, metrics)
     run.finish(metrics)
-    return Outcome.done
 
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
@@ -114,9 +101,6 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         DataError: the data set is missing or too small.
     """
     train_config, device = config.train, run.device
-    if train_config.deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=False)
-        torch.backends.cudnn.benchmark = False
     train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, train_set).to(device)

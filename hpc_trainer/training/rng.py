@@ -37,7 +37,7 @@ def rng_state() -> dict[str, Any]:
     assert version == _PYTHON_STATE_VERSION
     return {
         "python": {"words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
-        "numpy": _arrays_to_tensors(np.random.get_state(legacy=False)),
+        "numpy": arrays_to_tensors(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
     }
@@ -50,7 +50,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """
     python = state["python"]
     random.setstate((_PYTHON_STATE_VERSION, tuple(python["words"].tolist()), python["gauss"]))
-    np.random.set_state(_tensors_to_arrays(state["numpy"]))
+    np.random.set_state(tensors_to_arrays(state["numpy"]))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -67,15 +67,17 @@ def _mix(seed: int, rank: int | None, generator: str) -> int:
     return int.from_bytes(hashlib.sha256(f"hpc_trainer {seed} {place} {generator}".encode()).digest(), "little")
 
 
-def _arrays_to_tensors(value: Any) -> Any:
+def arrays_to_tensors(value: Any) -> Any:
+    """A numpy generator's state with tensors for arrays, as `pack` takes it."""
     if isinstance(value, dict):
-        return {key: _arrays_to_tensors(item) for key, item in value.items()}
+        return {key: arrays_to_tensors(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _tensors_to_arrays(value: Any) -> Any:
+def tensors_to_arrays(value: Any) -> Any:
+    """Undoes `arrays_to_tensors`."""
     if isinstance(value, dict):
-        return {key: _tensors_to_arrays(item) for key, item in value.items()}
+        return {key: tensors_to_arrays(item) for key, item in value.items()}
     return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -8,23 +8,28 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
+from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, HpcTrainerError, StuckError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, RunContext
-from hpc_trainer.training.loop import Outcome, train
+from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.tracker import build_tracker
+from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 
 
@@ -67,19 +72,25 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 ),
                 attempt=attempt,
                 num_steps=config.train.num_steps,
+                saves=SavePlan(
+                    config.checkpoint.every_steps,
+                    is_auto=config.checkpoint.every is SaveEvery.auto,
+                    end_time=job_end_time(config.hardware.time_limit_min),
+                    attempts=journal.read(),
+                ),
+                make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,
             )
             with _watched(run, ended(None)):
-                outcome = train(config, run)
-                group.barrier()
+                outcome = run_main(config, run)
             if outcome is Outcome.done:
                 if run.is_rank_zero:
                     journal.end(
                         attempt,
                         state=RunState.COMPLETED,
                         cause="done",
-                        step=run.num_steps,
+                        step=run.step,
                         saved_step=run.saved_step,
                     )
                 code = ExitCode.OK

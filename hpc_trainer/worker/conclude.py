@@ -33,6 +33,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
 from hpc_trainer.slurm.queue import read_accounting
+from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
@@ -198,6 +199,7 @@ def _facts(stop: Stop) -> StopFacts:
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
     lead_s = shape_of(stop.config).signal_lead_s
+    is_deadline = stop.flag.signal_name == DEADLINE
     has_token = read_json(stop.paths.requeue_token) == _incarnation(stop.env)
     try:
         job = show_job(job_id)
@@ -205,7 +207,7 @@ def _facts(stop: Stop) -> StopFacts:
         print(f"Slurm did not say how job {job_id} stands: {error}")
         return StopFacts(
             on_slurm=True, has_cancel_marker=has_cancel_marker, has_token=has_token, can_submit=_can_submit(),
-            signal_lead_s=lead_s,
+            is_deadline=is_deadline, signal_lead_s=lead_s,
         )  # fmt: skip
     return StopFacts(
         on_slurm=True,
@@ -218,6 +220,7 @@ def _facts(stop: Stop) -> StopFacts:
         was_preempted=job.preempt_time is not None,
         was_requeued=job.restarts > stop.env.restart_count,
         accounting_state=None if job.state in AT_WORK else _accounting_state(job_id),
+        is_deadline=is_deadline,
         signal_lead_s=lead_s,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -57,6 +58,14 @@ def test_byte_gpt_reads_the_file_that_is_named(tmp_path: Path) -> None:
     assert "EVAL_LOSS" in printed
     (specs,) = (tmp_path / "runs").glob("byte_gpt/specs.jsonl")
     assert str(text) in specs.read_text()
+
+
+def test_own_loop_goes_on_and_takes_values_of_its_own(tmp_path: Path) -> None:
+    words = ("train.num_steps=30", "params.width=16", "checkpoint.every_steps=10")
+    assert "COMPLETED at step 30/30" in _run_job("own_loop.sh", *words, folder=tmp_path)
+    assert "all is done" in _run_job("own_loop.sh", *words, folder=tmp_path)
+    (specs,) = (tmp_path / "runs").glob("own_loop/specs.jsonl")
+    assert '"params": {"width": 16}' in specs.read_text()
 
 
 @pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.sh")), ids=lambda path: path.name)
@@ -157,3 +166,27 @@ def test_custom_model_and_data_of_the_page_train(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert "COMPLETED at step 200/200" in done.stdout, (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("name", ["own", "sgd"])
+def test_loops_of_the_page_train(name: str, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "own_loop.md"
+    _write_files_of(page, tmp_path)
+    (command,) = (each for each in COMMANDS if each.page == page and f"sweep_name={name}" in each.words)
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_trainer", "submit", *command.words, "cluster=local", "--wait"], cwd=tmp_path,
+        env={**os.environ, "HPC_TRAINER_RUNS": str(tmp_path / "runs"), "XDG_CONFIG_HOME": str(tmp_path / "config")},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    logs = [path.read_text()[-2000:] for path in tmp_path.glob("runs/*/*/logs/*")]
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    results = [json.loads(path.read_text())["metrics"] for path in tmp_path.glob("runs/*/*/result.json")]
+    assert len(results) == {"own": 2, "sgd": 1}[name]
+    assert all(each.get("eval_accuracy", 1) > 0.85 and each.get("error", 0) < 0.1 for each in results), results
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs").glob("*.py")), ids=lambda path: path.name)
+def test_loops_of_jobs_are_short_and_say_what_to_expect(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 40
+    assert all(f"{word}:" in text for word in ("Command", "Cost", "Expected"))

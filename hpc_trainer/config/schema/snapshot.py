@@ -18,7 +18,7 @@ class SnapshotConfig:
     """git: the checkout's files, uncommitted and new ones too, ignored ones not; outside a checkout as copy.
     copy: what Python can import from the folder that holds the package. off: runs import what stands there then."""
     packages: list[str] = field(default_factory=list)
-    """Top-level packages to freeze besides those that model._target_ and data._target_ name."""
+    """Top-level packages to freeze besides those that train.main, model._target_ and data._target_ name."""
     include: list[str] = field(default_factory=lambda: ["*.so", "_version.py", "*_pb2.py"])
     """Names or paths (* and ? as in a shell) to freeze although git ignores them or they look like weights."""
     exclude: list[str] = field(default_factory=list)

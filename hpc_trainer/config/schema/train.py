@@ -24,6 +24,8 @@ from hpc_trainer.config.schema.tracker import TrackerConfig
 class LoopConfig:
     """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × world_size."""
 
+    main: str | None = None
+    """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""
     num_steps: int = 200
     """Optimizer steps of the whole run, ≥ 1."""
     global_batch_size: int = 64
@@ -99,6 +101,8 @@ class TrainConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     train: LoopConfig = field(default_factory=LoopConfig)
+    params: dict[str, Any] = field(default_factory=dict)
+    """Values for your own code, by names of your own: `params.dim=64` needs no `+`. What JSON can hold."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -108,4 +112,4 @@ class TrainConfig:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     trust: list[str] = field(default_factory=list)
-    """Module prefixes whose `_target_` may be built, besides ours and torch (`--trust`)."""
+    """Module prefixes whose `_target_` and `train.main` may be used, besides ours and torch (`--trust`)."""

@@ -22,6 +22,7 @@
 
 # setup
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export HPC_TRAINER_JOB_START=$(date +%s)
 module load cuda/12.4
 source "$HOME/my env/bin/activate"
 set +e

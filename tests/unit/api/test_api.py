@@ -78,6 +78,21 @@ def test_failed_runs_are_submitted_by_retry_alone(runs_dir: Path, fake_slurm: Fa
         api.retry(sweep, ["nope"])
 
 
+def test_a_cancelled_run_is_submitted_by_retry_alone(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
+    hpc_trainer.submit(*GRID)
+    fake_slurm.clear_queue()
+    fake_slurm.answer("sacct", "")
+    sweep = SweepPaths(runs_dir / "mine")
+    first, second = api.known_of(sweep).states
+    for run_id in (first, second):
+        sweep.run(run_id).folder.mkdir()
+        sweep.run(run_id).marker("CANCEL").touch()
+    assert hpc_trainer.submit(*GRID, retry_failed=True).num_submitted == 0
+    done = api.retry(sweep, [first])
+    assert [array.run_ids for array in done.arrays] == [(first,)]
+    assert [sweep.run(run_id).marker("CANCEL").exists() for run_id in (first, second)] == [False, True]
+
+
 def test_budgets_count_what_is_in_the_queue_too(fake_slurm: FakeSlurm) -> None:
     hpc_trainer.submit(*GRID, "hardware=gpu_x8")
     (problem,) = hpc_trainer.plan(*GRID, "hardware=gpu_x8", "seed=0,1", "budget.max_gpu_hours=31").problems

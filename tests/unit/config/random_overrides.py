@@ -41,6 +41,8 @@ FILES = {
     "model/flexible": "defaults:\n  - custom_schema\n  - _self_\n_target_: torch.nn.Linear\nkwargs:\n  a: 1\n",
     "debug/both": "# @package _global_\ndefaults:\n  - override /schedule: constant\noptim:\n  weight_decay: 0.25\n",
     "schedule/elsewhere": "# @package train\nmax_grad_norm: 3.5\n",
+    "experiment/own": "# @package _global_\nparams:\n  lr: 0.5\n  layers: [1, 2]\n  deep:\n    a: 1\n",
+    "debug/tiny": "# @package _global_\nparams:\n  lr: 0.25\n  n: x\n",
     "sweep/free": "# @package _global_\nsweep:\n  axes:\n    seed: [1, 2]\n",
 }
 
@@ -75,7 +77,7 @@ def _values_of(hint: object) -> list[str]:
 
 
 def _keys() -> dict[str, list[str]]:
-    table: dict[str, list[str]] = {}
+    table = {f"params.{key}": _TEXT + _FLOAT + _INT + _BOOL + ["null", *_LIST, *_DICT] for key in ("lr", "n", "deep.a")}
     hints = typing.get_type_hints(TrainConfig)
     for name, hint in hints.items():
         if not dataclasses.is_dataclass(hint):
@@ -102,7 +104,9 @@ _SPECIAL = [
     "hydra.verbose=true", "hydra/job_logging=disabled", "+tracker=none", "model@data=cnn", "+experiment=plain",
     "model=null", "model=[mlp,cnn]", "hardware/part@hardware=small", "seed=1,2", "seed", "=3", "optim.lr==3",
     "model={hidden_dim:5}", "hardware={}", "parallel.timeout_s=${seed}", "seed= 5 ",
-    "sweep_name=a b",
+    "sweep_name=a b", "params.lr=1e-3", "params.lr='1e-3'", "params.n=null", "+params.n=1", "++params.n=2", "~params.n",
+    "params.a.b=[1,2]", "params.a=[1,{b:c}]", "params={lr:1,n:{m:2}}", "params=3", "params=null", "params.a.b.c=x",
+    "params.n=${seed}", "params.n=???", "params.s=$\\{seed\\}", "params.optim=sgd", "params.lr=1,2", "params.x=a b",
     "sweep_name=$\\{seed\\}", "hardware.source=$\\{optim.lr\\}", "cluster.setup=[$\\{seed\\}]",
     "hardware.source='\\???'",
     "++model.kwargs.deep={a:[$\\{seed\\}]}", "hardware.source=?\\??",

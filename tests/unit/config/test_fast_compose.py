@@ -77,6 +77,9 @@ def _exact(config: object) -> str:
     ("lines", "way"),
     [
         (["model=cnn", "optim.lr=0.1", "seed=3", "precision.compute_dtype=bf16"], "plain"),
+        (["params.lr=0.1", "params.name='a b'", "params.none=null"], "plain"),
+        (["params.layers=[1,2]"], "omegaconf"),
+        (["params.deep.a=1"], "omegaconf"),
         (["optim.betas=[0.5,0.6]"], "omegaconf"),
         (["+cluster.env.A=b"], "omegaconf"),
         (["train.eval_every_steps=${train.num_steps}"], "omegaconf"),

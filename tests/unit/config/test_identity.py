@@ -66,7 +66,8 @@ def test_where_when_and_how_loudly_does_not_matter(changes: dict[str, Any]) -> N
         {"train__global_batch_size": 32}, {"train__micro_batch_size": 16}, {"train__max_grad_norm": None},
         {"train__deterministic": False}, {"schedule__warmup_steps": 3}, {"schedule__min_lr_ratio": 0.5},
         {"precision__compute_dtype": Dtype.bf16}, {"hardware__tasks_per_node": 2}, {"hardware__num_nodes": 2},
-        {"hardware__cpus_per_task": 2}, {"hardware__device": Device.cuda},
+        {"hardware__cpus_per_task": 2}, {"hardware__device": Device.cuda}, {"params": {"dim": 3}},
+        {"train__main": "mine.main", "trust": ["mine"]},
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
@@ -91,6 +92,14 @@ def test_run_ids_of_earlier_versions_stay(overrides: tuple[str, ...], run_id: st
     assert build_run_id(config, config_digest(to_plain(config))) == run_id
 
 
+def test_params_count_by_name_and_value() -> None:
+    digests = [
+        _digest(params=params) for params in ({}, {"dim": 3}, {"dim": 4}, {"size": 3}, {"dim": None}, {"dim": {}})
+    ]
+    assert len(set(digests)) == len(digests)
+    assert _digest(params={"a": 1, "b": 2}) == _digest(params={"b": 2, "a": 1})
+
+
 def test_a_batch_size_left_open_and_the_same_one_written_out_are_one_run() -> None:
     assert _digest(train__micro_batch_size=64, train__grad_accum_steps=1) == _digest()
 
@@ -100,6 +109,8 @@ def test_the_label_is_readable_and_safe_as_a_folder() -> None:
     assert build_run_id(config, "0123456789abcdef") == "mlp-digits-lr0.001-s0-0123456789"
     config.model.name = "../my net"
     assert build_run_id(config, "0123456789abcdef") == ".._my_net-digits-lr0.001-s0-0123456789"
+    config.train.main = "my_lab.loop.main"  # the sections of the shared loop say nothing about it
+    assert build_run_id(config, "0123456789abcdef") == "my_lab.loop-s0-0123456789"
 
 
 @pytest.mark.usefixtures("no_slurm")

@@ -31,6 +31,37 @@ def test_a_grid_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ["params.lr=1e-3,3e-3", "params.deep.size=1,2"],
+        ["+sweep.axes={params.lr:[1e-3,3e-3],params.deep.size:[1,2]}"],
+        ["params.lr=1e-3,3e-3", "params.deep.size=1,2,3", "sweep.exclude=['params.deep.size > 2']"],
+        ["+params.lr=1e-3,3e-3", "+sweep.zip=[{params.deep.size:[1,2]}]"],
+    ],
+    ids=["command line", "sweep", "exclude", "zip"],
+)
+def test_values_of_ones_own_are_axes_like_any_other(axes: list[str]) -> None:
+    grid = freeze_grid(["train.main=my_lab.loop.main", "params.name=x", *axes], trust=["my_lab"])
+    assert [spec.axes for spec in grid.specs] == [
+        {"params.lr": lr, "params.deep.size": size} for lr in ("0.001", "0.003") for size in ("1", "2")
+    ]
+    for spec in grid.specs:
+        config = spec.typed()
+        lr, size = (float(spec.axes["params.lr"]), int(spec.axes["params.deep.size"]))
+        assert config.params == {"name": "x", "lr": lr, "deep": {"size": size}}
+        assert config.train.main == "my_lab.loop.main"
+    assert len({spec.run_id for spec in grid.specs}) == 4
+    assert all(spec.run_id.startswith("my_lab.loop-s0-") for spec in grid.specs)
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_loop_of_ones_own_needs_trust() -> None:
+    with pytest.raises(ConfigError, match=r"train\.main=my_lab\.loop\.main: not on the list.*add --trust my_lab"):
+        freeze_grid(["train.main=my_lab.loop.main"])
+
+
+@pytest.mark.usefixtures("no_slurm")
 def test_where_a_sweep_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert freeze_grid([]).sweep.folder == tmp_path / "runs" / "train"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.launch.plan import Known, build_plan, specs_to_write
+from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, clear_exit_codes, specs_to_write
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.slurm.limits import Limits, Partition
 from tests.unit.launch.grids import make_grid, make_plan
 from tests.unit.runs.builders import make_spec, make_specs
 
@@ -70,3 +71,33 @@ def test_specs_are_written_once_and_again_when_they_ask_for_something_else(tmp_p
     assert specs_to_write(plan, {spec.run_id: spec for spec in specs}) == []
     longer = [make_spec(*SLURM, seed=seed, hardware__time_limit_min=600) for seed in range(2)]
     assert specs_to_write(make_plan(tmp_path, longer), {spec.run_id: spec for spec in specs}) == longer
+
+
+def _planned(
+    *, stop_s: float, mode: str = "REQUEUE", grace_s: int = 20, taken: frozenset[int] = frozenset()
+) -> SweepPlan:
+    (spec,) = make_specs(1, "cluster=slurm", "hardware.partition=spare")
+    partition = Partition(name="spare", preempt_mode=mode, grace_s=grace_s)
+    limits = Limits(partitions={"spare": partition}, kill_wait_s=30, requeue_exit=taken)
+    grid = make_grid(Path("/runs/sweep"), [spec])
+    return build_plan(grid, Known(stop_s={spec.shape: stop_s}), limits=limits)
+
+
+def test_a_grace_that_is_too_short_for_a_save_is_said_with_its_figures() -> None:
+    (note,) = _planned(stop_s=61.26).notes
+    assert note.startswith("a stop on cpu_x1 takes 61.3 s (a step and a save, the slowest 1 %), and partition spare")
+    assert "gives 50 s (GraceTime=20, KillWait=30)" in note
+    assert _planned(stop_s=49.0).notes == ()
+    assert _planned(stop_s=61.0, grace_s=60).notes == ()
+    assert _planned(stop_s=61.0, mode="OFF").notes == (), "nobody preempts its jobs"
+
+
+def test_exit_codes_that_the_site_has_taken_are_left_to_it() -> None:
+    plan = _planned(stop_s=1.0, taken=frozenset({75, 79, 99}))
+    assert plan.exit_codes == ((75, 80),)
+    assert "jobs end with 80 instead of 75" in plan.notes[0]
+    assert _planned(stop_s=1.0, taken=frozenset({99})).exit_codes == ()
+    every = clear_exit_codes(frozenset(range(64, 120)))
+    assert [ours for ours, _ in every] == [74, 75, 76, 78]
+    assert all(119 < instead < 126 for _, instead in every)
+    assert len({instead for _, instead in every}) == 4

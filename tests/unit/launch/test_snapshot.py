@@ -109,6 +109,14 @@ def test_hostile_names_stay_names(project: Path, runs: Path, tmp_path: Path) -> 
     assert not list(tmp_path.rglob("pwned"))
 
 
+def test_the_package_of_a_loop_of_ones_own_is_frozen(project: Path, runs: Path) -> None:
+    write_files(project, {"my_lab/loop.py": "def main(config, run): ...\n"})
+    spec = make_spec("cluster=local", train__main="my_lab.loop.main", trust=["my_lab"])
+    code = read_code([spec], runs)
+    assert code is not None
+    assert set(names(code, "project")) == {*PACKAGE, "my_lab/loop.py"}
+
+
 def test_a_git_hook_around_the_command_is_not_seen(
     project: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,9 +24,9 @@ def sweep(tmp_path: Path) -> SweepOnDisk:
     return SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(4, "cluster=slurm"))
 
 
-def _cancel(sweep: SweepOnDisk) -> list[str]:
+def _cancel(sweep: SweepOnDisk, *, save: bool = False) -> list[str]:
     status = read_status(sweep.paths)
-    return cancel_runs(status, status.runs)
+    return cancel_runs(status, status.runs, save=save)
 
 
 def _busy(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
@@ -45,6 +45,15 @@ def test_what_waits_or_works_is_cancelled_by_one_command(sweep: SweepOnDisk, fak
     assert _cancel(sweep) == [spec.run_id for spec in sweep.specs[:2]]
     (call,) = fake_slurm.calls("scancel")
     assert sorted(call.split()) == sorted(["scancel", "--quiet", "500_[0-1]"])
+    assert [sweep.run(index).marker("CANCEL").exists() for index in range(4)] == [True, True, False, False]
+
+
+def test_what_works_may_save_first(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    _busy(sweep, fake_slurm)
+    assert _cancel(sweep, save=True) == [spec.run_id for spec in sweep.specs[:2]]
+    assert fake_slurm.calls("scancel") == [
+        "scancel --quiet 500_[0]", "scancel --quiet --signal=USR2 500_[1]",
+    ]  # fmt: skip
     assert [sweep.run(index).marker("CANCEL").exists() for index in range(4)] == [True, True, False, False]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.status import RunStatus, gpu_hours, read_status
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
@@ -148,6 +149,14 @@ def test_the_state(
         assert fake_slurm.calls() == [], "nothing was submitted: nobody is asked"
     if queue:
         assert fake_slurm.calls("sacct") == [], "squeue knows it: sacct is not asked"
+
+
+def test_a_loop_that_finished_early_has_the_step_that_it_reached(sweep: SweepOnDisk) -> None:
+    _submitted(sweep)
+    sweep.done(eval_accuracy=0.9)
+    write_json(sweep.run(0).result, {"step": 120, "metrics": {"eval_accuracy": 0.9}})
+    run = _one(sweep)
+    assert (run.state, run.step) == (S.COMPLETED, 120)
 
 
 @pytest.mark.parametrize("queue", ["", QUEUED, RUNS], ids=["gone", "waits", "runs"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,13 +14,15 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.checkpoint.pack import pack
+from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.pack import pack, unpack
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.context import Restored
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.optim import build_optimizer, learning_rate, set_learning_rate
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.precision import autocast, build_scaler
-from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.rng import rng_state, seed_everything, set_rng_state
 from hpc_trainer.training.state import TrainState
 
 NUM_STEPS, BATCH = 14, 12
@@ -54,13 +57,14 @@ def fresh(dtype: str = "fp32", optim: OptimConfig = OPTIMIZERS["adamw"], width: 
 
 
 def advance(
-    state: TrainState, last_step: int, dtype: str, rank_state: dict[str, Any] | None = None
+    state: TrainState, last_step: int, dtype: str, rng: dict[str, Any] | None = None
 ) -> list[tuple[float, float]]:
     order = BatchOrder(40, BATCH, 1)
     layout = {"rank": 0, "world_size": 1, "micro_batch_size": BATCH // 2, "grad_accum_steps": 2, "num_workers": 0}
     losses = []
     with train_batches(Points(), order, first_step=state.step, num_steps=NUM_STEPS, **layout) as batches:
-        state.restore_rng(rank_state or {})
+        if rng is not None:
+            set_rng_state(rng)
         while state.step < last_step:
             set_learning_rate(state.optimizer, learning_rate(SCHEDULE, 0.05, state.step, NUM_STEPS))
             for _ in range(2):
@@ -80,7 +84,7 @@ def advance(
 
 
 def bits(state: TrainState) -> tuple[dict[str, bytes], Any]:
-    tensors, structure = pack({"replicated": state.replicated_state(), "rank": state.rank_state()})
+    tensors, structure = pack({"trees": to_trees(state.objects()), "rng": rng_state(), "step": state.step})
     return {
         name: each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for name, each in tensors.items()
     }, (structure)
@@ -94,18 +98,19 @@ def test_a_resumed_run_has_the_same_bits(make_store: Callable[..., CheckpointSto
 
     store = make_store()
     first = fresh(dtype, OPTIMIZERS[optim])
-    resumed_losses, state, rank_state = [], first, None
+    resumed_losses, state, rng = [], first, None
     for stop in (0, 1, 5, 9, 10):  # before the first step, mid-epoch, at an edge (3 steps an epoch)
-        resumed_losses += advance(state, stop, dtype, rank_state)
+        resumed_losses += advance(state, stop, dtype, rng)
         state.best_metric = 0.5
-        store.save(stop, replicated=state.replicated_state(), per_rank=state.rank_state(), meta={})
+        shared, own = to_trees(state.objects())
+        store.save(stop, replicated=shared, per_rank={"own": own, "rng": rng_state()}, meta={})
         info = store.newest_valid()
         assert info is not None
-        replicated, rank_state = store.load(info)
-        state = fresh(dtype, OPTIMIZERS[optim], seed=99)
-        state.load(replicated, rank_state)
+        shared, per_rank = store.load(info)
+        state, rng = fresh(dtype, OPTIMIZERS[optim], seed=99), per_rank["rng"]
+        state.resume(Restored(info.step, put_back(state.objects(), shared, per_rank["own"])))
         assert (state.step, state.samples_seen, state.best_metric) == (stop, stop * BATCH, 0.5)
-    resumed_losses += advance(state, NUM_STEPS, dtype, rank_state)
+    resumed_losses += advance(state, NUM_STEPS, dtype, rng)
     state.best_metric = None
 
     assert resumed_losses == losses
@@ -126,7 +131,11 @@ def test_without_the_random_state_the_bits_differ() -> None:
 
 def trees(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
     advance(state, 2, "fp16" if state.scaler.is_enabled() else "fp32")
-    return state.replicated_state(), state.rank_state()
+    return to_trees(state.objects())
+
+
+def load(state: TrainState, shared: dict[str, Any], own: dict[str, Any]) -> None:
+    put_back(state.objects(), shared, own)
 
 
 @pytest.mark.parametrize(
@@ -146,23 +155,23 @@ def trees(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
         (lambda r, _: r["optimizer"]["state"].update({17: {}}), "weight 17"),
         (lambda r, _: r["optimizer"]["state"][0].update(exp_avg=torch.ones(2)), "exp_avg"),
         (lambda r, _: r["optimizer"]["state"][0].update(exp_avg=torch.ones(8, 6, dtype=torch.float64)), "exp_avg"),
-        (lambda _, p: p.pop("rng"), "rng"),
+        (lambda _, p: p.pop("model"), "model"),
         (lambda _, p: p.update(more=1), "more"),
-        (lambda _, p: p["buffers"].pop("1.running_mean"), "1.running_mean"),
+        (lambda _, p: p["model"].pop("1.running_mean"), "1.running_mean"),
     ],
 )
 def test_what_is_unread_or_unfilled_is_named(change: Callable[[Any, Any], Any], name: str) -> None:
-    replicated, per_rank = trees(fresh("fp16"))
-    change(replicated, per_rank)
+    shared, own = trees(fresh("fp16"))
+    change(shared, own)
     with pytest.raises(CheckpointError, match=name):
-        fresh("fp16").load(replicated, per_rank)
+        load(fresh("fp16"), shared, own)
 
 
 def test_moments_of_a_fresh_optimizer_are_filled() -> None:
     """Its state_dict is empty: a loader that fills only what is there would drop them."""
     state = fresh()
     assert state.optimizer.state_dict()["state"] == {}
-    state.load(*trees(fresh()))
+    load(state, *trees(fresh()))
     assert all(set(each) == {"step", "exp_avg", "exp_avg_sq"} for each in state.optimizer.state.values())
     assert len(state.optimizer.state) == 6
 
@@ -170,18 +179,109 @@ def test_moments_of_a_fresh_optimizer_are_filled() -> None:
 @pytest.mark.parametrize(("saved", "here"), [("fp16", "fp32"), ("fp32", "fp16")])
 def test_a_scaler_on_one_side_only_is_refused(saved: str, here: str) -> None:
     with pytest.raises(CheckpointError, match="scale"):
-        fresh(here).load(*trees(fresh(saved)))
+        load(fresh(here), *trees(fresh(saved)))
 
 
 def test_another_optimizer_or_model_is_refused() -> None:
     with pytest.raises(CheckpointError, match="momentum"):
-        fresh(optim=OPTIMIZERS["sgd"]).load(*trees(fresh()))
+        load(fresh(optim=OPTIMIZERS["sgd"]), *trees(fresh()))
     with pytest.raises(CheckpointError, match=r"0\.weight"):
-        fresh(width=9).load(*trees(fresh()))
+        load(fresh(width=9), *trees(fresh()))
 
 
-def test_a_fresh_start_has_no_random_state_to_restore() -> None:
-    state = fresh()
-    before = torch.get_rng_state()
-    state.restore_rng({})
-    assert torch.equal(torch.get_rng_state(), before)
+class Average:
+    """A class of a person's own, with the two methods that count."""
+
+    def __init__(self, names: tuple[str, ...] = ("mean",)) -> None:
+        self.values = {name: torch.zeros(3) for name in names}
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self.values:
+            self.values[name] = state["values"][name]
+        self.count = state["count"]
+
+
+def _objects() -> dict[str, Any]:
+    return {
+        "average": Average(),
+        "chance": torch.Generator().manual_seed(1),
+        "shuffle": np.random.default_rng(2),
+        "old_shuffle": np.random.Generator(np.random.MT19937(3)),
+        "tensor": torch.zeros(2, 3, dtype=torch.bfloat16),
+        "array": np.zeros((2, 2)),
+        "best": 0.5,
+        "note": {"words": ["a", None], "counts": (1, 2**70)},
+    }
+
+
+def _draw(objects: dict[str, Any]) -> list[Any]:
+    torch_draw = torch.rand(2, generator=objects["chance"]).tolist()
+    return [torch_draw, objects["shuffle"].random(), objects["old_shuffle"].integers(1000, size=3).tolist()]
+
+
+def _through_files(objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    shared, own = to_trees(objects)
+    packed = [pack(shared), pack(own)]
+    copies = [({name: each.clone() for name, each in tensors.items()}, structure) for tensors, structure in packed]
+    return unpack(*copies[0]), unpack(*copies[1])
+
+
+def test_everything_that_a_person_may_save_comes_back() -> None:
+    objects = _objects()
+    _draw(objects)
+    objects["average"].values["mean"] += 1.5
+    objects["average"].count = 7
+    objects["tensor"] += 2
+    objects["array"][0, 1] = np.nextafter(1, 2)
+    objects["best"], objects["note"]["words"] = float("-inf"), ["b"]
+    trees_of_it = _through_files(objects)
+    expected = _draw(objects)
+
+    new = _objects()
+    values = put_back(new, *trees_of_it)
+    assert _draw(new) == expected
+    assert new["average"].values["mean"].tolist() == [1.5] * 3
+    assert (new["average"].count, values["best"]) == (7, float("-inf"))
+    assert new["tensor"].tolist() == [[2.0] * 3] * 2, "filled in place"
+    assert new["array"][0, 1] == np.nextafter(1, 2), "filled in place"
+    assert values["note"] == {"words": ["b"], "counts": (1, 2**70)}
+    assert all(values[name] is new[name] for name in ("average", "chance", "tensor", "array"))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"average": Average(("mean", "more"))}, "more"),
+        ({"average": Average(())}, "mean"),
+        ({"tensor": torch.zeros(3, 2, dtype=torch.bfloat16)}, "tensor"),
+        ({"tensor": torch.zeros(2, 3)}, "bfloat16"),
+        ({"array": np.zeros((2, 2), dtype=np.float32)}, "array"),
+        ({"another": 1}, "another"),
+        ({"best": torch.Generator()}, "best"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], name: str) -> None:
+    with pytest.raises(CheckpointError, match=name):
+        put_back({**_objects(), **change}, *_through_files(_objects()))
+
+
+def test_a_weight_that_learns_is_filled_in_place() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    put_back({"weight": weight}, {"weight": torch.tensor([3.0, 4.0])}, {})
+    assert weight.tolist() == [3.0, 4.0]
+    assert weight.requires_grad
+
+
+def test_an_array_that_no_checkpoint_holds_is_named() -> None:
+    with pytest.raises(CheckpointError, match="words is an array of <U3"):
+        to_trees({"words": np.array(["one", "two"])})
+
+
+def test_a_read_only_array_can_be_saved() -> None:
+    array = np.arange(3)
+    array.flags.writeable = False
+    assert to_trees({"array": array})[0]["array"].tolist() == [0, 1, 2]

@@ -1,0 +1,241 @@
+"""Fire drills: interrupts a run that is at work, as Slurm would, and checks that it goes on where it must.
+
+Nothing here needs more rights than the owner of a job has. What an owner cannot do (take a node down) is done as near
+as he may come, and the report says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+
+from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.runs.journal import Attempt, Journal
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.states import DONE, RunState
+from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
+
+# Files are looked at often, and Slurm, which others need too, seldom.
+_POLL_S, _POLL_SLURM_S = 0.5, 3.0
+# How long a cancelled run is watched: longer than an attempt takes to conclude and Slurm to look at its queue.
+_STAYS_DOWN_S = 10.0
+
+
+class Drill(str, enum.Enum):
+    """What is done to the run."""
+
+    preempt = "preempt"
+    timeout = "timeout"
+    cancel = "cancel"
+    nodefail = "nodefail"
+    kill = "kill"
+
+
+_ON_SLURM = {
+    Drill.preempt: "SIGTERM to every rank, as at the beginning of a grace period",
+    Drill.timeout: "SIGUSR2 to every rank, as Slurm's warning before the time limit",
+    Drill.cancel: "hpc-trainer cancel --save, then retry",
+    Drill.nodefail: "scontrol requeue: Slurm takes the nodes away (only an administrator may set one down)",
+    Drill.kill: "SIGKILL to every rank, then retry",
+}
+_LOCALLY = {
+    Drill.preempt: "SIGTERM to one rank, then retry",
+    Drill.timeout: "SIGUSR2 to one rank, then retry",
+    Drill.cancel: "hpc-trainer cancel, then retry",
+    Drill.nodefail: "SIGKILL to every rank and to the queue that started them, then retry",
+    Drill.kill: "SIGKILL to every rank, then retry",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class DrillReport:
+    """What a drill did and saw. Steps are optimizer steps, times seconds since the drill began."""
+
+    run_id: str
+    drill: Drill
+    how: str
+    newest_checkpoint: int | None
+    """The newest checkpoint when the drill began."""
+    stopped_s: float | None = None
+    saved_step: int | None = None
+    cause: str | None = None
+    back_s: float | None = None
+    resumed_step: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def choose_run(status: SweepStatus, runs: list[RunStatus]) -> RunStatus:
+    """The one run that a drill is for: the named one, or of a sweep the first that trains.
+
+    Raises:
+        RunStateError: none of them trains now.
+    """
+    training = [run for run in runs if run.state is RunState.RUNNING and run.attempts and run.step > 0]
+    if not training:
+        seen = ", ".join(f"{run.run_id} is {run.state.value} at step {run.step}" for run in runs[:3])
+        raise RunStateError(f"a drill needs a run that trains, past its first step, in {status.sweep.name}: {seen}.")
+    return training[0]
+
+
+def run_drill(
+    drill: Drill, sweep: SweepPaths, run: RunStatus, *, bring_back: Callable[[str], object], timeout_s: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> DrillReport:  # fmt: skip
+    """Interrupts `run`, waits until it trains again, and says what was not as promised.
+
+    Args:
+        bring_back: submits a run again, by its id (`retry`): where neither Slurm nor the run does.
+        timeout_s: seconds for it to stop, and again for it to come back.
+        say: takes a line about what happens.
+
+    Raises:
+        SlurmError: Slurm did not do what was asked.
+    """
+    paths, attempt = sweep.run(run.run_id), run.attempts[-1]
+    on_slurm = attempt.executor == "slurm"
+    report = DrillReport(
+        run_id=run.run_id, drill=drill, how=(_ON_SLURM if on_slurm else _LOCALLY)[drill],
+        newest_checkpoint=_newest_checkpoint(paths),
+    )  # fmt: skip
+    say(f"{run.run_id} is at step {run.step}, its newest checkpoint at {report.newest_checkpoint}. {report.how}.")
+    begin = time.monotonic()
+    _interrupt(drill, sweep, run, on_slurm=on_slurm)
+    # Who is killed tells nothing: then only Slurm knows.
+    poll_s = _POLL_SLURM_S if on_slurm and drill in (Drill.kill, Drill.nodefail) else _POLL_S
+    if not _wait(lambda: _has_stopped(sweep, run.run_id, attempt, ask=poll_s > _POLL_S), timeout_s, poll_s):
+        report.problems.append(f"it had not stopped after {timeout_s:g} s")
+        return report
+    report.stopped_s = time.monotonic() - begin
+    _see_the_end(report, paths, attempt)
+    say(f"stopped after {report.stopped_s:.1f} s: {report.cause or 'without a word'}, saved step {report.saved_step}.")
+    if paths.marker(DONE).exists():
+        report.problems.append("it was done before it could be interrupted; take a longer run")
+        return report
+    if drill is Drill.cancel:
+        _stays_down(report, sweep)
+    _come_back(report, sweep, attempt, bring_back, begin, timeout_s)
+    if report.back_s is not None:
+        say(f"back after {report.back_s:.1f} s, at step {report.resumed_step}.")
+    return report
+
+
+def _interrupt(drill: Drill, sweep: SweepPaths, run: RunStatus, *, on_slurm: bool) -> None:
+    attempt = run.attempts[-1]
+    if drill is Drill.cancel:
+        cancel_runs(read_status(sweep), [run], save=True)
+    elif on_slurm and drill is Drill.nodefail:
+        requeue_by_hand(attempt.job_id)
+    elif on_slurm:
+        names = {Drill.preempt: "TERM", Drill.timeout: "USR2", Drill.kill: "KILL"}
+        # Of a job SIGKILL is a cancel; of a step it is just that.
+        what = f"{attempt.job_id}.0" if drill is Drill.kill else attempt.job_id
+        cancel_jobs([what], signal=names[drill])
+    elif drill in (Drill.preempt, Drill.timeout):
+        _signal(attempt.pid, signal.SIGTERM if drill is Drill.preempt else signal.SIGUSR2)
+    else:
+        _kill_local(attempt, with_queue=drill is Drill.nodefail)
+
+
+def _kill_local(attempt: Attempt, *, with_queue: bool) -> None:
+    """Every rank is a child of the same controller; above it is the queue."""
+    controller = psutil.Process(attempt.pid).parent()
+    ranks = controller.children(recursive=True) if controller is not None else []
+    parents = [each for each in (controller, controller.parent() if controller else None) if each is not None]
+    for process in (*(parents if with_queue else ()), *ranks):
+        if process.pid > 1 and process.uids().real == os.getuid():
+            _signal(process.pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _has_stopped(sweep: SweepPaths, run_id: str, attempt: Attempt, *, ask: bool) -> bool:
+    """The attempt told its end, another began, or the scheduler (if we `ask`) says that it no longer runs."""
+    newest = Journal(sweep.run(run_id)).read()[-1]
+    if newest.attempt != attempt.attempt:
+        return True
+    if newest.has_ended:
+        return attempt.executor == "slurm" or not is_alive(attempt.process)
+    if attempt.executor != "slurm":
+        return is_alive(attempt.process) is False
+    return ask and _status_of(sweep, run_id).state is not RunState.RUNNING
+
+
+def _see_the_end(report: DrillReport, paths: RunPaths, attempt: Attempt) -> None:
+    ended = next(each for each in Journal(paths).read() if each.attempt == attempt.attempt)
+    report.cause, report.saved_step = ended.cause, ended.saved_step
+    if report.drill in (Drill.preempt, Drill.timeout, Drill.cancel) and ended.saved_step is None:
+        report.problems.append("it was asked to stop, and recorded no saved step")
+
+
+def _stays_down(report: DrillReport, sweep: SweepPaths) -> None:
+    if _wait(lambda: _status_of(sweep, report.run_id).state is not RunState.CANCELLED, _STAYS_DOWN_S, _POLL_SLURM_S):
+        state = _status_of(sweep, report.run_id).state
+        report.problems.append(f"it was cancelled, and is {state.value}")
+
+
+def _come_back(
+    report: DrillReport, sweep: SweepPaths, attempt: Attempt, bring_back: Callable[[str], object], begin: float,
+    timeout_s: float,
+) -> None:  # fmt: skip
+    """Brings the run back where nobody else does, and holds the step at which it goes on against what was saved."""
+    paths = sweep.run(report.run_id)
+    expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
+    state = _settled_state(sweep, report.run_id, timeout_s)
+    if not state.is_active:
+        bring_back(report.run_id)
+    elif state is RunState.REQUEUED:
+        # Slurm holds a requeued job back for two minutes (22.05 to 24.11).
+        with contextlib.suppress(SlurmError):
+            update_job(str(_status_of(sweep, report.run_id).job_id), ["StartTime=now+2"])
+
+    def resumed() -> Attempt | None:
+        later = [each for each in Journal(paths).read() if each.attempt > attempt.attempt]
+        return next((each for each in later if each.resumed_step is not None), None)
+
+    if not _wait(lambda: resumed() is not None, timeout_s):
+        state = _status_of(sweep, report.run_id).state
+        report.problems.append(f"it had not come back after {timeout_s:g} s, and is {state.value}")
+        return
+    back = resumed()
+    assert back is not None
+    report.back_s, report.resumed_step = time.monotonic() - begin, back.resumed_step
+    if report.resumed_step != (expected or 0):
+        report.problems.append(f"it went on at step {report.resumed_step}, and step {expected or 0} was saved")
+
+
+def _settled_state(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunState:
+    """The state when neither the old attempt's job nor its processes are in between."""
+    _wait(lambda: _status_of(sweep, run_id).state is not RunState.RUNNING, min(timeout_s, 60.0), _POLL_SLURM_S)
+    return _status_of(sweep, run_id).state
+
+
+def _status_of(sweep: SweepPaths, run_id: str) -> RunStatus:
+    return next(run for run in read_status(sweep).runs if run.run_id == run_id)
+
+
+def _newest_checkpoint(paths: RunPaths) -> int | None:
+    """By the folders' names; whether it is valid is for the run to find out."""
+    steps = [int(each.name[5:]) for each in paths.checkpoints.glob("step-*") if each.name[5:].isdecimal()]
+    return max(steps, default=None)
+
+
+def _wait(holds: Callable[[], bool], timeout_s: float, poll_s: float = _POLL_S) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True

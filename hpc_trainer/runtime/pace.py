@@ -1,0 +1,101 @@
+"""How long steps and saves take, when to stop before the time limit, and how often to save. No torch."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+
+# The last steps and saves that count: what was slow an hour ago says little about the next save.
+_KEPT = 200
+# Beside what was measured: the vote may take a step more, rank 0 asks Slurm and writes the journal.
+_MARGIN_S = 15.0
+# A save may take longer than the slowest so far.
+_SAVE_FACTOR = 1.5
+# What is assumed before anything has happened: one interruption a day.
+_ASSUMED_S = 24 * 3600.0
+JOB_START = "HPC_TRAINER_JOB_START"
+"""Set by the batch script, seconds since the epoch: Slurm 22.05 does not tell its jobs when they began."""
+
+
+class Pace:
+    """Durations of the last steps and saves, in seconds."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=_KEPT)
+        self._saves: deque[float] = deque(maxlen=_KEPT)
+        self.add_step, self.add_save = self._steps.append, self._saves.append
+
+    @property
+    def step_s(self) -> float | None:
+        """99th percentile of a step; None before the first."""
+        return _percentile_99(self._steps)
+
+    @property
+    def save_s(self) -> float | None:
+        """99th percentile of a save; None before the first."""
+        return _percentile_99(self._saves)
+
+    @property
+    def typical_step_s(self) -> float | None:
+        """Median of a step; None before the first."""
+        return sorted(self._steps)[len(self._steps) // 2] if self._steps else None
+
+    @property
+    def lead_s(self) -> float:
+        """How long before the end a stop must begin so that its checkpoint stands in time."""
+        return _MARGIN_S + 2 * (self.step_s or 0.0) + _SAVE_FACTOR * (self.save_s or 0.0)
+
+
+def _percentile_99(values: deque[float]) -> float | None:
+    """The nearest rank: with less than 100 values the largest."""
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1] if values else None
+
+
+def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) -> float | None:
+    """Seconds since the epoch at which Slurm ends this job; None where nobody said when it began.
+
+    Slurm 23.02 and later tell (SLURM_JOB_END_TIME); for older ones our batch script says when it started.
+    """
+    environ = os.environ if environ is None else environ
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    end, start = environ.get("SLURM_JOB_END_TIME", ""), environ.get(JOB_START, "")
+    if end.isdecimal():
+        return float(end)
+    return float(start) + 60.0 * time_limit_min if start.isdecimal() else None
+
+
+def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:
+    """True when a save that begins later may not be finished before the time limit."""
+    return end_time is not None and (time.time() if now is None else now) >= end_time - pace.lead_s
+
+
+def mean_time_between_interruptions(num_interruptions: int, observed_s: float) -> float:
+    """Seconds from one interruption to the next, from what was seen of a run and one assumed interruption a day."""
+    return (observed_s + _ASSUMED_S) / (num_interruptions + 1)
+
+
+def best_interval(save_s: float, between_s: float) -> float:
+    """Seconds of work between two saves that lose the least time to saves and to work done twice.
+
+    Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart dumps", equation 37; its
+    first term is Young's (1974), the square root of 2 · save_s · between_s.
+
+    Args:
+        save_s: seconds that training stands still for a save, > 0.
+        between_s: mean seconds between two interruptions, > 0.
+    """
+    if save_s >= 2 * between_s:
+        return between_s
+    ratio = save_s / (2 * between_s)
+    return math.sqrt(2 * save_s * between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def steps_between_saves(pace: Pace, between_s: float, default: int) -> int:
+    """`best_interval` in steps of this run, ≥ 1; `default` before a save was measured."""
+    if not pace.save_s or not pace.typical_step_s:
+        return default
+    return max(1, round(best_interval(pace.save_s, between_s) / pace.typical_step_s))

@@ -1,0 +1,48 @@
+"""Calls `main(config, run)`: the shared loop, or the one that `train.main` names. Both go this one way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import locate
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.loop import train
+from hpc_trainer.training.rng import seed_everything
+
+Main = Callable[[TrainConfig, RunContext], object]
+
+
+def run_main(config: TrainConfig, run: RunContext) -> Outcome:
+    """Runs the loop to its end, or to an agreed stop, and says which. Collective.
+
+    Raises:
+        ConfigError: `train.main` is not trusted, leads nowhere, or cannot be called.
+        LoopError: main broke a rule of RunContext.
+        Exception: whatever main raises.
+    """
+    main = find_main(config)
+    if config.train.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=False)
+        torch.backends.cudnn.benchmark = False
+    seed_everything(config.seed, run.rank)
+    try:
+        main(config, run)
+    finally:
+        run.close()
+    return run.conclude(config.train.main or "the shared loop")
+
+
+def find_main(config: TrainConfig) -> Main:
+    """The loop of this configuration. Raises ConfigError as `run_main`."""
+    name = config.train.main
+    if name is None:
+        return train
+    found = locate("train.main", name, config.trust)
+    if not callable(found):
+        raise ConfigError(f"train.main={name} must be a function main(config, run), not {type(found).__name__}.")
+    main: Main = found
+    return main
