@@ -6,7 +6,10 @@ BIN := $(VENV)/bin
 DEMO_HARDWARE ?= $(shell [ "$$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ] && echo gpu_x2 || echo cpu_x2)
 DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DEMO_HARDWARE) cluster=local --wait
 
-.PHONY: demo test lint unit slurm-tests bench slurm-up slurm-down pythons clean
+# Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
+RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
+
+.PHONY: demo test test-long soak lint unit slurm-tests bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -25,7 +28,15 @@ unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
-	$(BIN)/python -m pytest -m slurm $(SLURM_TESTS)
+	$(BIN)/python -m pytest -m "slurm and not long" $(SLURM_TESTS)
+
+test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
+	@set -e; for release in $(RELEASES); do \
+	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios tests/slurm/test_soak.py; \
+	done
+
+soak: $(VENV)/.dev  ## Forty runs, ten minutes of preemptions, lost nodes, kills, restarts and cancels; prints its seed
+	@$(BIN)/python -m tests.slurm.soak
 
 bench: $(VENV)/.dev $(VENV)/rival  ## The figures of docs/benchmarks/, as ratios measured in one run
 	$(BIN)/python -m tests.benchmarks $(VENV)/rival

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.runs.files import read_json
@@ -13,7 +13,7 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, Submission, newest_of_run
-from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry
+from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class SchedulerView:
 
     queue: Mapping[str, QueueEntry] | None
     accounting: Mapping[str, AccountingEntry] | None
+    accounted: frozenset[str] = field(init=False)
+    """Jobs and arrays of which the accounting has any row."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accounted", frozenset(map(array_of, self.accounting or ())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,10 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     assert folder.submission is not None
     if time.time() - folder.submission.time < _LAG_S:
         return RunState.PENDING, None, None
+    if account is None and current is None and array_of(job_id) in view.accounted:
+        # An element has a row of its own once it begins. Cancelled before, it has none, or the array has one for it:
+        # `7` or `7_[0-4%2]` (22.05).
+        return RunState.CANCELLED, "cancelled before it began", None
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
     return RunState.FAILED, "gone from the queue without a word, and sacct does not know the job", None

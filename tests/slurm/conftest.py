@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ _HERE = Path(__file__).resolve().parent
 if str(_HERE.parents[1]) not in sys.path:  # plain "pytest" does not put the project's folder there
     sys.path.insert(0, str(_HERE.parents[1]))
 
+from tests.slurm.scenarios.sample import VARIABLE, chosen  # noqa: E402
+from tests.slurm.scenarios.table import all_scenarios, short_names  # noqa: E402
 from tests.slurm.testbed import bed  # noqa: E402
 from tests.slurm.testbed.cluster import SlurmCluster  # noqa: E402
 from tests.slurm.testbed.spec import BedError, PackagesMissingError, Spec  # noqa: E402
@@ -23,6 +26,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.slurm)
+
+
+def pytest_report_header() -> str:
+    """Which scenarios are not marked long in this session."""
+    return f"scenarios: {', '.join(chosen(list(all_scenarios()), short_names()))} (others: {VARIABLE}=all, or names)"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The table of scenarios that were played."""
+    rows = []
+    for outcome in ("passed", "failed", "xfailed", "xpassed", "error"):
+        for report in terminalreporter.getreports(outcome):
+            values = dict(getattr(report, "user_properties", []))
+            if "scenario" in values and report.when == "call":
+                name, hardware, release, causes = values["scenario"]
+                rows.append(f"| {name} | {hardware} | {release} | {outcome} | {values['seconds']} | {causes} |")
+    if rows:
+        terminalreporter.section("scenarios")
+        terminalreporter.write_line("| scenario | hardware | Slurm | outcome | seconds | causes |")
+        terminalreporter.write_line("|---|---|---|---|---|---|")
+        for row in sorted(rows):
+            terminalreporter.write_line(row)
 
 
 def _refuse(reason: str) -> None:
@@ -77,7 +102,7 @@ def slurm(slurm_beds: Beds) -> SlurmCluster:
 
 @pytest.fixture(scope="session")
 def slurm_variant(slurm_beds: Beds) -> Callable[[str], SlurmCluster]:
-    """A cluster by variant: noaccounting, norequeue, cancel, smallarray."""
+    """A cluster by variant: noaccounting, norequeue, cancel, smallarray, usersignal, …"""
     return slurm_beds.get
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.slurm.testbed import bed, daemons
 from tests.slurm.testbed.processes import daemons as living_daemons
-from tests.slurm.testbed.processes import listeners
+from tests.slurm.testbed.processes import end, is_alive, job_processes, kill, listeners, node_processes, without_daemons
 from tests.slurm.testbed.spec import NODES, Spec
 
 POLL_S = 0.2
@@ -148,11 +148,37 @@ class SlurmCluster:
 
         self.wait_for(gone, _TIDY_S, "an empty queue")
 
-    def restore_nodes(self) -> None:
-        """Bring back nodes that a test drained, set down, or whose slurmd it ended."""
-        for name in sorted(bed.missing_daemons(self.spec)):
+    def stop_daemon(self, name: str) -> None:
+        """End slurmctld, slurmdbd or `slurmd-n1` as an administrator does, and wait until it is gone."""
+        end([self.daemons()[name]], 20)
+
+    def start_missing(self) -> None:
+        """Start the daemons that a test ended."""
+        missing = bed.missing_daemons(self.spec)
+        if "slurmdbd" in missing:
+            daemons.restart_slurmdbd(self.spec)
+        if "slurmctld" in missing:
+            daemons.start_slurmctld(self.spec)
+        for name in sorted(missing):
             if name.startswith("slurmd-"):
                 daemons.start_slurmd(self.spec, name.removeprefix("slurmd-"))
+
+    def cut_power(self, node: str) -> None:
+        """Kill a node's slurmd and all that runs on the node; Slurm finds out by itself, or is told."""
+        for _ in range(3):  # a process may have started another one while it was looked at
+            kill(node_processes(self.spec, node))
+
+    def set_node(self, node: str, state: str) -> None:
+        """`scontrol update` of a node: down or resume (which Slurm refuses if the node is back already)."""
+        check = state != "resume"
+        self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test", check=check)
+
+    def job_processes(self) -> list[int]:
+        """Every process of the jobs on this cluster."""
+        return [pid for pid in without_daemons(job_processes(self.spec)) if is_alive(pid)]
+
+    def restore_nodes(self) -> None:
+        """Bring back nodes that a test drained, set down, or whose slurmd it ended."""
 
         def all_idle() -> bool:
             states = daemons.nodes_by_state(self.spec)
@@ -165,6 +191,7 @@ class SlurmCluster:
 
     def tidy(self) -> None:
         """Make the cluster what it was before the test."""
+        self.start_missing()
         self.cancel_all()
         self.restore_nodes()
 

@@ -30,7 +30,7 @@ MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=10
+JobAcctGatherFrequency={accounting_every_s}
 SlurmdParameters=config_overrides
 PropagateResourceLimits=NONE
 ReturnToService=2
@@ -50,7 +50,7 @@ JobRequeue={requeue}
 MaxArraySize={max_array}
 MaxJobCount={max_jobs}
 {accounting}
-GresTypes=gpu
+{extra}GresTypes=gpu
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} \
 RealMemory=8000 Gres=gpu:a100:{gpus} State=UNKNOWN
 PartitionName=DEFAULT Nodes={nodes} State=UP DefaultTime=01:00:00 MaxTime=1-00:00:00 \
@@ -97,6 +97,21 @@ def _accounting(spec: Spec) -> str:
     return text
 
 
+def _extra(spec: Spec) -> str:
+    """What one variant has besides."""
+    if spec.variant == "usersignal":
+        # 23.02 gave the switch another place.
+        key = "SlurmctldParameters=preempt_" if spec.release == HOST_RELEASE else "PreemptParameters="
+        return f"{key}send_user_signal\n"
+    lines = {
+        # A site's own codes, which are ours by accident: 75 is "saved, requeued", 76 "no progress".
+        "requeueexit": "RequeueExit=75,76\n",
+        # There are no cgroups here: Slurm adds up a step's memory every second and ends it above its share.
+        "memorylimit": "JobAcctGatherParams=OverMemoryKill\n",
+    }
+    return lines.get(spec.variant, "")
+
+
 def slurm_conf(spec: Spec) -> str:
     """The text of slurm.conf."""
     return _MAIN.format(
@@ -111,6 +126,8 @@ def slurm_conf(spec: Spec) -> str:
         max_array={"smallarray": 21, "large": 20_001}.get(spec.variant, 1001),
         max_jobs=50_000 if spec.variant == "large" else 10_000,
         accounting=_accounting(spec),
+        accounting_every_s=1 if spec.variant == "memorylimit" else 10,
+        extra=_extra(spec),
         nodes=f"n[1-{len(NODES)}]",
         first=spec.node_ports[0],
         last=spec.node_ports[-1],

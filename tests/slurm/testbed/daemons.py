@@ -167,10 +167,15 @@ def _wait_for_port(spec: Spec, port: int, name: str) -> None:
     wait_for(lambda: bool(taken_ports([port])), _SLOW_S, f"{name} on port {port} ({spec.log}/{name}.log)")
 
 
-def start_slurmdbd(spec: Spec) -> None:
-    """Start slurmdbd and enter the cluster, the account and the users."""
+def restart_slurmdbd(spec: Spec) -> None:
+    """Start slurmdbd with what its database holds."""
     _run(spec, *inside(spec, "/usr/sbin/slurmdbd"), log="start.log")
     _wait_for_port(spec, spec.dbd_port, "slurmdbd")
+
+
+def start_slurmdbd(spec: Spec) -> None:
+    """Start slurmdbd and enter the cluster, the account and the users."""
+    restart_slurmdbd(spec)
     users = ["root"]
     invoker = os.environ.get("SUDO_USER")
     if invoker and invoker != "root":

@@ -128,6 +128,23 @@ def job_processes(spec: Spec) -> list[int]:
     return sorted(pid for pid in found - _own_line() if is_alive(pid))
 
 
+def node_processes(spec: Spec, node: str) -> list[int]:
+    """What a power cut of this virtual node would end: its slurmd, and the jobs' processes on it."""
+    own = [pid for name, pid in daemons(spec).items() if name == f"slurmd-{node}"]
+    log = f"/slurmd-{node}.log"
+    steps = [
+        pid
+        for pid in job_processes(spec)
+        if environment_of(pid).get("SLURMD_NODENAME") == node or any(link.endswith(log) for link in _links(pid))
+    ]
+    return own + steps
+
+
+def without_daemons(pids: Iterable[int]) -> list[int]:
+    """Those that are no slurmctld, slurmd or helper of theirs: in a chroot `job_processes` has these too."""
+    return [pid for pid in pids if not _read(pid, "comm").startswith(("slurmctld", "slurmd", "slurmscriptd"))]
+
+
 def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

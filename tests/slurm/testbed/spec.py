@@ -14,7 +14,9 @@ SUITES = {"24.11": "trixie", "26.05": "forky"}
 """Debian suites that hold the other releases; each one runs from a folder of its own."""
 
 RELEASES = (HOST_RELEASE, *SUITES)
-VARIANTS = ("", "noaccounting", "norequeue", "cancel", "smallarray", "large")
+VARIANTS = (
+    "", "noaccounting", "norequeue", "cancel", "smallarray", "large", "usersignal", "requeueexit", "memorylimit",
+)  # fmt: skip
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 4
 CPUS_PER_NODE = 8
@@ -97,8 +99,10 @@ class Spec:
         All lie below the kernel's ephemeral range (32768), whose ports any client may be given.
         """
         if self.folder == self.default_folder.absolute():
-            slot = RELEASES.index(self.release) * 8 + VARIANTS.index(self.variant)
-            return 17000 + 20 * slot
+            slot = RELEASES.index(self.release) * 16 + VARIANTS.index(self.variant)
+            # One person's clusters never collide; those of another runtime folder seldom (1 in 14).
+            block = zlib.crc32(str(base_folder()).encode()) % 15
+            return 17000 + 1000 * block + 20 * slot
         return 18000 + 20 * (zlib.crc32(str(self.folder).encode()) % 500)
 
     @property
