@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 # SIGTERM: preemption, scancel, the end of the time limit. SIGUSR2: Slurm's warning before the time limit
 # (sbatch --signal). Not SIGUSR1: NCCL takes it (submitit#1697).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+@contextlib.contextmanager
+def stop_signals_held_back() -> Iterator[None]:
+    """Holds the stop signals back, for this thread and for the processes that it starts meanwhile: they inherit it.
+
+    Slurm sends SIGTERM to every process of a job that it cancels, and twice: an scontrol that we have just started
+    would die of it, and leave us without an answer (seen on 22.05 with proctrack/linuxproc).
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StopFlag:

@@ -31,7 +31,7 @@ from hpc_trainer.runtime.decide import (
 )
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
 from hpc_trainer.slurm.queue import read_accounting
 from hpc_trainer.training.save_plan import DEADLINE
@@ -78,6 +78,7 @@ def conclude_start(stop: Stop) -> ExitCode:
     return ExitCode.REQUEUED
 
 
+@stop_signals_held_back()
 def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
     """After an error: journals it, and brings the run back if storage or data failed and the budget allows.
 
@@ -107,6 +108,7 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
         record(RunState.FAILED)
 
 
+@stop_signals_held_back()
 def _conclude(stop: Stop) -> ExitCode:
     decision = decide_stop(_facts(stop))
     _record(stop, decision)

@@ -62,7 +62,7 @@ def slurmd_killed_and_back(scene: Scene, references: References) -> None:
     check_completed(scene, references, ["done"])
 
 
-@scenario(faults={ONE: "nothing fences the ranks of a node that Slurm gave up: two incarnations at once"})
+@scenario()
 def node_cut_off_with_its_ranks_alive(scene: Scene, references: References) -> None:
     """slurmd is gone, Slurm gives the node up, the old ranks train on: they must leave before the new ones write."""
     scene.submit(pace_s=0.2)

@@ -87,10 +87,7 @@ def finished_within_the_grace(scene: Scene, references: References) -> None:
     check_result(scene.run, references(scene.hardware, 0))
 
 
-_RESTARTED = "Slurm has noted a preemption and requeues the job once more, though the run has FAILED"
-
-
-@scenario(faults={"24.11": _RESTARTED, "26.05": _RESTARTED})
+@scenario()
 def raises_after_a_preemption(scene: Scene, references: References) -> None:
     """An exception in the start after a preemption: FAILED, and no start follows."""
     scene.submit(partition="preempt")

@@ -185,3 +185,11 @@ def test_a_persons_own_error_asks_slurm_nothing(sweep: SweepPaths, fake_slurm: F
     _play(fake_slurm)
     assert _fail(_stop(sweep), ExitCode.FAILED) == [("FAILED", "storage", "none")]
     assert fake_slurm.calls() == []
+
+
+def test_slurms_commands_survive_the_signal_that_is_for_the_job(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    """SIGTERM goes to every process of a cancelled job, and comes twice: the question is answered all the same."""
+    _play(fake_slurm, requeue="kill -TERM $$; kill -USR2 $$; exit 0")
+    stop = _stop(sweep)
+    assert conclude_start(stop) is ExitCode.REQUEUED
+    assert _ends(stop.paths) == [("REQUEUED", "signal", "requeue")]
