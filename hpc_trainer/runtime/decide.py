@@ -51,6 +51,8 @@ class StopFacts:
         seconds_left: until the time limit, when the signal came; None if unknown.
         ran_full_time: the time limit is used up.
         was_preempted: Slurm noted a preemption (jobs in their grace period carry its time).
+        preempts_by_requeue: preempted jobs of this partition go back into the queue by themselves; None: not known.
+        is_in_grace: the preempted job's grace period is not over yet.
         was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
         accounting_state: what sacct says of a job that is no longer at work; None without accounting.
         is_deadline: the run itself saw that its time limit was near.
@@ -65,6 +67,8 @@ class StopFacts:
     seconds_left: float | None = None
     ran_full_time: bool = False
     was_preempted: bool = False
+    preempts_by_requeue: bool | None = None
+    is_in_grace: bool = False
     was_requeued: bool = False
     accounting_state: str | None = None
     is_deadline: bool = False
@@ -119,7 +123,14 @@ def decide_stop(facts: StopFacts) -> Decision:
         causes = {"PREEMPTED": "preempted", "NODE_FAIL": "node_fail"}
         known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
         return _interrupted(RunState.REQUEUED, known)
-    for word in (facts.ran_full_time and "TIMEOUT", facts.was_preempted and "PREEMPTED", facts.job_state,
+    # A preemption that was noted is what ended the job, unless its grace is not over: then a person cancelled it.
+    is_cancelled = facts.accounting_state == "CANCELLED" and facts.job_state not in _SAID_PLAINLY
+    is_preemption = facts.was_preempted and not facts.is_in_grace and not is_cancelled
+    if is_preemption and facts.preempts_by_requeue and not facts.ran_full_time:
+        return _interrupted(RunState.REQUEUED, "preempted")
+    if is_cancelled:
+        return _cancelled()
+    for word in (facts.ran_full_time and "TIMEOUT", is_preemption and "PREEMPTED", facts.job_state,
                  facts.accounting_state):  # fmt: skip
         if word in _SAID_PLAINLY:
             # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.

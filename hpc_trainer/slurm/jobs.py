@@ -28,6 +28,7 @@ class JobInfo:
     restarts: int
     run_time_s: float | None
     time_limit_s: float | None
+    partition: str = ""
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Seconds until the time limit by Slurm's own clock; None if it has none."""
@@ -66,7 +67,33 @@ def parse_job(text: str) -> JobInfo:
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdecimal() else 0,
         run_time_s=parse_duration(fields.get("RunTime", "")),
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
+        partition=fields.get("Partition", ""),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """How jobs of a partition are preempted: Slurm's word (REQUEUE, CANCEL, ...), and the grace in seconds."""
+
+    mode: str
+    grace_s: float
+
+
+def show_preemption(partition: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> Preemption | None:
+    """Asks how this partition's jobs are preempted; None if the controller does not say.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    asked = f"show partition {partition}\nshow config\n"
+    return parse_preemption(run_slurm(["scontrol", "-o"], script=asked, timeout_s=timeout_s))
+
+
+def parse_preemption(text: str) -> Preemption | None:
+    """Reads `show partition` and `show config`: a partition without a mode of its own has the cluster's."""
+    modes = re.findall(r"\bPreemptMode\s*=\s*([A-Z_,]+)", text)
+    grace = re.search(r"\bGraceTime=(\d+)", text)
+    return Preemption(mode=modes[0], grace_s=float(grace[1]) if grace else 0.0) if modes else None
 
 
 def parse_time(text: str) -> float | None:

@@ -37,6 +37,10 @@ class NoProgressError(HpcTrainerError):
     """The run was restarted again and again without a new step: going on would only burn the allocation."""
 
 
+class SupersededError(HpcTrainerError):
+    """Slurm gave this incarnation's node up and has started another one: this one must touch nothing any more."""
+
+
 class Outcome(enum.Enum):
     """How a loop ended."""
 
@@ -90,6 +94,7 @@ class RunContext:
     _tracker: Tracker = field(default_factory=NoTracker)
     _result: dict[str, float] | None = None
     _last_heartbeat: float = 0.0
+    _journal_size: int = -1
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
 
@@ -231,6 +236,7 @@ class RunContext:
             )
         if self.saved_step == step:
             return
+        self._give_way()
         begin = time.perf_counter()
         shared, own = to_trees(objects)
         self.store.save(
@@ -269,6 +275,7 @@ class RunContext:
         if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
             return
         self._last_heartbeat = now
+        self._give_way()
         if self.paths.marker(CANCEL).exists():
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
             self.stop.request("CANCEL marker")
@@ -290,6 +297,17 @@ class RunContext:
         }
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)
+
+    def _give_way(self) -> None:
+        """Raises SupersededError on rank 0 when a later attempt of this run has begun: its journal grew without us."""
+        if not self.is_rank_zero:
+            return
+        with contextlib.suppress(OSError):
+            size = self.paths.attempts.stat().st_size
+            newest = Journal(self.paths).read()[-1].attempt if size != self._journal_size else self.attempt
+            self._journal_size = size
+            if newest > self.attempt:
+                raise SupersededError(f"attempt {newest} of {self.paths.run_id} has begun: attempt {self.attempt} ends")
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns."""

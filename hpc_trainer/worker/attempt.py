@@ -26,7 +26,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.context import NoProgressError, Outcome, RunContext, SupersededError
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
@@ -99,6 +99,9 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         return code
     except StoppedWhileStarting:
         return conclude_start(ended(None))
+    except SupersededError as error:
+        print(error)
+        return ExitCode.REQUEUED
     except BaseException as error:  # SystemExit too: code that calls sys.exit(0) has not completed the run
         if paths.marker(DONE).exists():
             # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
@@ -165,7 +168,7 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
     try:
         first = _first_failure(stop.paths, stop.attempt, record)
         cause = "stuck" if first["type"] == StuckError.__name__ else _CAUSES.get(first["exit_code"], "exception")
-        conclude_failure(stop, code=code, cause=cause, error=first, is_first=first is record)
+        conclude_failure(stop, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

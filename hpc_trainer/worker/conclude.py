@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from hpc_trainer.runtime.decide import (
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
+from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
 from hpc_trainer.slurm.queue import read_accounting
 from hpc_trainer.training.save_plan import DEADLINE
 
@@ -77,13 +78,13 @@ def conclude_start(stop: Stop) -> ExitCode:
     return ExitCode.REQUEUED
 
 
-def conclude_failure(stop: Stop, *, code: ExitCode, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
+def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
     """After an error: journals it, and brings the run back if storage or data failed and the budget allows.
 
     Not collective, and may be called by any rank: rank 0 journals, and the one that failed first acts.
 
     Args:
-        error: the first failing rank's record.
+        error: the first failing rank's record, with its `exit_code`.
         is_first: that is this rank.
     """
 
@@ -93,13 +94,15 @@ def conclude_failure(stop: Stop, *, code: ExitCode, cause: str, error: Mapping[s
 
     made = None
     budget = stop.config.cluster.max_failures
-    if is_first and code is ExitCode.STORAGE and budget:  # anything else spares Slurm the question
+    if error["exit_code"] == ExitCode.STORAGE and budget:  # anything else spares Slurm the question
         num_failures = failures_of_storage(stop.paths)
         made = decide_failure(_facts(stop), is_storage=True, num_failures=num_failures, max_failures=budget)
     if made is None:
         record(RunState.FAILED)
         return
     record(made.state, made.action)
+    if not is_first:
+        return
     if _bring_back(stop, made).state is not RunState.REQUEUED:
         record(RunState.FAILED)
 
@@ -209,11 +212,19 @@ def _facts(stop: Stop) -> StopFacts:
             on_slurm=True, has_cancel_marker=has_cancel_marker, has_token=has_token, can_submit=_can_submit(),
             is_deadline=is_deadline, signal_lead_s=lead_s,
         )  # fmt: skip
+    now = time.time()
+    preemption = None
+    if job.preempt_time is not None and job.state not in AT_WORK:
+        with contextlib.suppress(SlurmError):
+            preemption = show_preemption(job.partition)
     return StopFacts(
         on_slurm=True,
         has_cancel_marker=has_cancel_marker,
         has_token=has_token,
         can_submit=_can_submit(),
+        preempts_by_requeue=None if preemption is None else preemption.mode.startswith("REQUEUE"),
+        # Times come in whole seconds.
+        is_in_grace=preemption is not None and now < (job.preempt_time or now) + preemption.grace_s - 2,
         job_state=job.state,
         seconds_left=job.seconds_left(stop.flag.time),
         ran_full_time=job.ran_full_time,

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_place, check_trusted, set_umask
+from hpc_trainer.runs.files import check_place, check_trusted, read_json, set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
-from hpc_trainer.runs.states import CANCEL, DONE
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
@@ -56,6 +56,10 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
         return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
         folder.mkdir(exist_ok=True)
+    failed = failed_before(paths, env)
+    if failed is not None:
+        print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")
+        return ExitCode.FAILED
     attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
     _redirect_output(paths, attempt, env.rank)
 
@@ -65,6 +69,22 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
     from hpc_trainer.worker.attempt import run_attempt
 
     return run_attempt(config, paths, env, stop, attempt)
+
+
+def failed_before(paths: RunPaths, env: RankEnv) -> str | None:
+    """What has failed for good, if the start before this one of the same job has.
+
+    Nobody asked for this start: since 24.05 Slurm requeues a job once more whose preemption it has noted, however it
+    ends; and sites requeue by exit codes (RequeueExit).
+    """
+    earlier = [each for each in Journal(paths).read() if each.job_id == env.job_id]
+    newest = earlier[-1] if earlier else None
+    if newest is None or newest.restart_count >= env.restart_count or newest.state is RunState.REQUEUED:
+        return None
+    failure = read_json(paths.failure(newest.attempt)) or {}
+    # srun may have ended rank 0 before it could journal another rank's error.
+    is_final = newest.state is RunState.FAILED or failure.get("exit_code", ExitCode.STORAGE) != ExitCode.STORAGE
+    return f"attempt {newest.attempt} has failed for good" if is_final else None
 
 
 def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:

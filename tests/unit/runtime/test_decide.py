@@ -32,15 +32,18 @@ STATES = [
 ]  # fmt: skip
 ACCOUNTING = [None, "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "REQUEUED", "RUNNING", "TIMEOUT"]
 BOTH = (False, True)
-SECONDS = [None, -5.0, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1]
+SECONDS = [None, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1]
+# Noted or not; within its grace or not; by requeue, another way, or not known how.
+PREEMPTIONS = [(False, False, None), *itertools.product((True,), BOTH, (None, False, True))]
 ALL = [
     StopFacts(
         on_slurm=on_slurm, has_cancel_marker=marker, has_token=token, can_submit=can_submit, job_state=state,
-        seconds_left=seconds, ran_full_time=full, was_preempted=preempted, was_requeued=requeued,
-        accounting_state=accounting,
+        seconds_left=seconds, ran_full_time=full, was_preempted=preempted, is_in_grace=grace,
+        preempts_by_requeue=by_requeue, was_requeued=requeued, accounting_state=accounting,
     )
-    for on_slurm, marker, token, can_submit, state, seconds, full, preempted, requeued, accounting in itertools.product(
-        BOTH, BOTH, BOTH, BOTH, STATES, SECONDS, BOTH, BOTH, BOTH, ACCOUNTING
+    for on_slurm, marker, token, can_submit, state, seconds, full, (preempted, grace, by_requeue), requeued, accounting
+    in itertools.product(
+        BOTH, BOTH, BOTH, BOTH, STATES, SECONDS, BOTH, PREEMPTIONS, BOTH, ACCOUNTING
     )
 ]  # fmt: skip
 
@@ -144,6 +147,15 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
     ("the limit is over, said plainly", {"job_state": "TIMEOUT"}, NONE, RunState.TIMEOUT, "timeout", 75),
     ("preempted for good", {"job_state": "COMPLETING", "was_preempted": True},
      NONE, RunState.PREEMPTED, "preempted", 75),
+    ("scancel in the grace of a preemption",
+     {"job_state": "COMPLETING", "was_preempted": True, "is_in_grace": True, "can_submit": True},
+     NONE, RunState.CANCELLED, "cancelled", 0),
+    ("scancel after a preemption was noted, sacct knows",
+     {"job_state": "COMPLETING", "was_preempted": True, "accounting_state": "CANCELLED", "can_submit": True},
+     NONE, RunState.CANCELLED, "cancelled", 0),
+    ("preempted, and Slurm will requeue it when it has left",
+     {"job_state": "COMPLETING", "was_preempted": True, "preempts_by_requeue": True, "can_submit": True},
+     NONE, RunState.REQUEUED, "preempted", 75),
     ("preempted for good, by sacct", {"job_state": "COMPLETING", "accounting_state": "PREEMPTED"},
      NONE, RunState.PREEMPTED, "preempted", 75),
     ("preempted for good, said plainly", {"job_state": "PREEMPTED"}, NONE, RunState.PREEMPTED, "preempted", 75),
@@ -244,7 +256,12 @@ def test_requeued_in_the_journal_means_that_somebody_brings_it_back() -> None:
     for facts, ending in _all_endings():
         state = ending.decision.state
         came_back = ending.num_requeues + ending.num_successors or ending.asked_batch
-        by_others = facts.was_requeued or facts.has_token or facts.job_state in ("PENDING", "REQUEUED")
+        by_others = (
+            facts.was_requeued
+            or facts.has_token
+            or facts.preempts_by_requeue
+            or facts.job_state in ("PENDING", "REQUEUED")
+        )
         if state is RunState.REQUEUED and not came_back:
             answered = facts.job_state is None or facts.job_state in AT_WORK
             assert by_others or answered, (facts, ending)  # "already pending", said scontrol

@@ -7,7 +7,16 @@ import time
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.slurm.jobs import cancel_jobs, parse_duration, parse_job, parse_time, requeue, show_job
+from hpc_trainer.slurm.jobs import (
+    Preemption,
+    cancel_jobs,
+    parse_duration,
+    parse_job,
+    parse_preemption,
+    parse_time,
+    requeue,
+    show_job,
+)
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # 22.05, SLURM_TIME_FORMAT=%s, an array element at work, preempted and in its grace period.
@@ -144,3 +153,11 @@ def test_cancel_is_one_command_for_all(fake_slurm: FakeSlurm) -> None:
     assert fake_slurm.calls() == []
     cancel_jobs(["1_0", "1_1", "2"])
     assert fake_slurm.calls() == ["scancel --quiet 2 1_[0-1]"]
+
+
+def test_how_a_partition_preempts() -> None:
+    config = "Configuration data as of 2026-11-21T10:00:00\nPreemptMode      = REQUEUE\nPreemptType = preempt/x\n"
+    line = "PartitionName=spare AllowGroups=ALL GraceTime=20 PreemptMode=CANCEL QoS=N/A\n"
+    assert parse_preemption(line + config) == Preemption(mode="CANCEL", grace_s=20.0)
+    assert parse_preemption("PartitionName=spare GraceTime=0\n" + config) == Preemption(mode="REQUEUE", grace_s=0.0)
+    assert parse_preemption("slurm_load_partitions error: Invalid partition name specified\n") is None

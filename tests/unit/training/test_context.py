@@ -22,7 +22,7 @@ from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.context import NoProgressError, Outcome, RunContext, SupersededError
 from hpc_trainer.training.save_plan import SavePlan
 
 Start = Callable[..., RunContext]
@@ -53,6 +53,19 @@ def start(tmp_path: Path) -> Start:
 
 def _metrics(run: RunContext) -> list[tuple[int, float]]:
     return [(record["step"], record["x"]) for record in read_lines(run.paths.metrics) if "x" in record]
+
+
+@pytest.mark.parametrize("call", ["save", "log"])
+def test_a_rank_that_slurm_gave_up_touches_nothing_any_more(start: Start, call: str) -> None:
+    """Its node was cut off; Slurm started the run elsewhere: never two incarnations that write."""
+    old = start(heartbeat_every_s=0.0)
+    old.restore(weight=torch.zeros(1))
+    old.log(1, {"x": 1})
+    start()
+    files = {path: path.stat().st_mtime_ns for path in old.paths.folder.rglob("*")}
+    with pytest.raises(SupersededError, match="attempt 1 of run has begun: attempt 0 ends"):
+        old.save(2, weight=torch.zeros(1)) if call == "save" else old.heartbeat(2)
+    assert {path: path.stat().st_mtime_ns for path in old.paths.folder.rglob("*")} == files
 
 
 def test_a_run_that_is_restored_goes_on_where_it_was_saved(start: Start) -> None:

@@ -153,7 +153,7 @@ def test_a_cancelled_run_asks_for_nothing(sweep: SweepPaths, fake_slurm: FakeSlu
 def _fail(stop: Stop, code: ExitCode) -> list[tuple[str, str, str]]:
     error: dict[str, Any] = {"rank": stop.env.rank, "exit_code": int(code), "message": "the disk is gone"}
     write_json(stop.paths.failure(stop.attempt), error)
-    conclude_failure(stop, code=code, cause="storage", error=error, is_first=True)
+    conclude_failure(stop, cause="storage", error=error, is_first=True)
     return _ends(stop.paths)
 
 

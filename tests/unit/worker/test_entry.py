@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
+from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.worker.rank import failed_before
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 
@@ -94,3 +99,28 @@ def test_a_job_that_comes_back_late_leaves_the_run_to_the_newer_one(sweep: Sweep
     write_confirmation(sweep.run(1), successor, "700")
     done = _worker(sweep, "--run", run_id, **{**old, "SLURM_ARRAY_JOB_ID": "600"})
     assert "job 700 has this run now" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "leaves"),
+    [("FAILED", 1, True), (None, 1, True), ("FAILED", 74, True), ("REQUEUED", 74, False), (None, 74, False),
+     (None, None, False), ("PREEMPTED", None, False)],
+)  # fmt: skip
+def test_a_job_that_failed_for_good_does_not_start_again_by_itself(
+    state: str | None, exit_code: int | None, leaves: bool, sweep: SweepOnDisk
+) -> None:
+    """Slurm requeues it all the same where it has noted a preemption (since 24.05), or by its exit code."""
+    run = sweep.run()
+    run.folder.chmod(0o700)
+    sweep.start(job_id="500_0")
+    if state is not None:
+        sweep.end(state=RunState(state), cause="storage" if exit_code == 74 else "exception")
+    if exit_code is not None:
+        write_json(run.failure(0), {"exit_code": exit_code})
+    env = read_rank_env(
+        {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
+         "SLURM_JOB_ID": "500", "SLURM_ARRAY_JOB_ID": "500", "SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": "1"}
+    )  # fmt: skip
+    assert (failed_before(run, env) is not None) == leaves
+    again = dataclasses.replace(env, job_id="600_0", restart_count=0)
+    assert failed_before(run, again) is None, "a person submitted it again"
