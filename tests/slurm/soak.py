@@ -7,9 +7,11 @@ runs. Afterwards every other run must be complete, once, with the undisturbed re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -158,7 +160,8 @@ class Soak:
         chosen = self._some_run()
         if chosen is None:
             return None
-        self.slurm.run("scancel", "--signal=USR2", chosen[1].job_id, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it asks again and again for a job that has just left
+            self.slurm.run("scancel", "--signal=USR2", chosen[1].job_id, check=False, timeout=10)
         return chosen[1].job_id
 
     def _up_nodes(self) -> list[str]:
