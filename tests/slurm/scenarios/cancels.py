@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.slurm.scenarios.checks import References, check_completed, check_stays
 from tests.slurm.scenarios.scene import Scene
-from tests.slurm.scenarios.table import ANY, ONE, scenario
+from tests.slurm.scenarios.table import ONE, scenario
 
 
 @scenario()
@@ -29,7 +29,7 @@ def cancelled_while_saving(scene: Scene, references: References) -> None:
     check_stays(scene, "CANCELLED", "cancelled")
 
 
-@scenario(faults={ANY: "scancel in a preemption's grace counts as the preemption: PreemptTime is asked before sacct"})
+@scenario()
 def cancelled_while_a_stop_is_saved(scene: Scene, references: References) -> None:
     """scancel in the save of a preemption: the requeue that was to follow does not."""
     scene.submit(partition="preempt")
