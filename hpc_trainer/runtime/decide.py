@@ -115,6 +115,9 @@ def decide_stop(facts: StopFacts) -> Decision:
         return _interrupted(RunState.PREEMPTED, "stopped")
     if facts.has_token:
         return _interrupted(RunState.REQUEUED, _cause(facts))
+    if facts.was_requeued and facts.job_state in AT_WORK:
+        # The next incarnation is at work: our node was given up while we lived. Its job is not ours to requeue.
+        return _interrupted(RunState.REQUEUED, "node_fail")
     if facts.job_state is None or facts.job_state in AT_WORK:
         return _requeue(_cause(facts))
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
@@ -148,7 +151,7 @@ def decide_failure(facts: StopFacts, *, is_storage: bool, num_failures: int, max
     """
     if not is_storage or num_failures > max_failures or facts.has_cancel_marker or facts.has_token:
         return None
-    if not facts.on_slurm or facts.job_state is None or facts.job_state not in AT_WORK:
+    if not facts.on_slurm or facts.was_requeued or facts.job_state is None or facts.job_state not in AT_WORK:
         return None
     return replace(_requeue("storage"), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)
 

@@ -70,7 +70,7 @@ def test_a_requeue_is_asked_only_for_a_job_that_is_at_work_or_unknown() -> None:
                 facts.on_slurm
                 and not facts.has_cancel_marker
                 and not facts.has_token
-                and facts.job_state in {None, *AT_WORK}
+                and (facts.job_state is None or (facts.job_state in AT_WORK and not facts.was_requeued))
             )
         )
     )
@@ -88,6 +88,7 @@ def test_a_job_at_work_is_requeued_unless_cancelled() -> None:
             or not facts.on_slurm
             or facts.has_cancel_marker
             or facts.has_token
+            or (facts.was_requeued and facts.job_state is not None)
             or facts.job_state not in {None, *AT_WORK}
         )
     )
@@ -142,6 +143,8 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
      NONE, RunState.REQUEUED, "node_fail", 75),
     ("somebody requeued it by hand", {"job_state": "COMPLETING", "was_requeued": True},
      NONE, RunState.REQUEUED, "requeued", 75),
+    ("given up while it lived, and started elsewhere", {"job_state": "RUNNING", "was_requeued": True},
+     NONE, RunState.REQUEUED, "node_fail", 75),
     ("it waits already", {"job_state": "PENDING"}, NONE, RunState.REQUEUED, "requeued", 75),
     ("the limit is over", {"job_state": "COMPLETING", "ran_full_time": True}, NONE, RunState.TIMEOUT, "timeout", 75),
     ("the limit is over, said plainly", {"job_state": "TIMEOUT"}, NONE, RunState.TIMEOUT, "timeout", 75),
@@ -247,7 +250,7 @@ def test_a_run_comes_back_at_most_once_whatever_slurm_answers() -> None:
         if facts.has_cancel_marker or facts.job_state == "CANCELLED":
             assert ending.num_requeues + ending.num_successors == 0, (facts, ending)
             assert ending.decision.state is RunState.CANCELLED, (facts, ending)
-        if facts.was_requeued and facts.job_state not in {None, *AT_WORK}:
+        if facts.was_requeued and facts.job_state is not None:
             assert ending.num_requeues + ending.num_successors == 0, (facts, ending)
     assert count > 100_000
 
@@ -297,5 +300,6 @@ def test_a_failure_never_brings_back_what_was_cancelled_or_is_leaving() -> None:
         if made is not None:
             assert facts.on_slurm
             assert facts.job_state in AT_WORK
+            assert not facts.was_requeued
             assert not facts.has_cancel_marker
             assert not facts.has_token
