@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -14,6 +16,7 @@ WORDS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_every_drill_passes_and_loses_at_most_an_interval(local: LocalDriver) -> None:
     local.run("submit", *WORDS)
     resumed = [0]

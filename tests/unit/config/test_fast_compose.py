@@ -58,7 +58,7 @@ def test_the_fast_ways_equal_hydras_own(seed: int, tmp_path: Path, monkeypatch: 
                 assert made.choices is not None
         seen.update(composer.fast.counts)
     print(seen)
-    assert seen["plain"] > SETS_A_CHUNK / 4
+    assert seen["plain"] > SETS_A_CHUNK / 8  # of 13 chunks the least has a quarter
     assert seen["omegaconf"] > 0
 
 
