@@ -9,12 +9,13 @@ from pathlib import Path
 from hpc_trainer.api import retry
 from hpc_trainer.cli.common import print_json, resolve_runs_dir
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.drill import Drill, DrillReport, choose_run, run_drill
+from hpc_trainer.operate.drill import DrillReport, choose_run, run_drill
+from hpc_trainer.operate.drill_kinds import Drill
 from hpc_trainer.operate.find import select
 
 
 def run_drill_verb(
-    what: str, names: list[str], sweep: str | None, runs_dir: Path | None, *, timeout_s: float, as_json: bool
+    what: Drill, names: list[str], sweep: str | None, runs_dir: Path | None, *, timeout_s: float, as_json: bool
 ) -> None:
     """Exits 1 if the run did not come back, or went on at another step than was saved."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
@@ -22,7 +23,7 @@ def run_drill_verb(
         listed = ", ".join(run.run_id for run in chosen[:5])
         raise RunStateError(f"a drill is for one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
     report = run_drill(
-        Drill(what), status.sweep, choose_run(status, chosen),
+        what, status.sweep, choose_run(status, chosen),
         bring_back=lambda run_id: retry(status.sweep, [run_id]),
         timeout_s=timeout_s, say=(lambda _: None) if as_json else print,
     )  # fmt: skip

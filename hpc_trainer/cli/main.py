@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.operate.drill_kinds import Drill
 
 app = typer.Typer(
     name="hpc-trainer",
@@ -37,18 +37,6 @@ Trust = Annotated[
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
 ]
 RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, ./runs.")]
-
-
-class Drill(str, enum.Enum):
-    """The names of hpc_trainer.operate.drill.Drill: importing that takes 50 ms that `--help` does not have."""
-
-    preempt = "preempt"
-    timeout = "timeout"
-    cancel = "cancel"
-    nodefail = "nodefail"
-    kill = "kill"
-
-
 SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.")]
 SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
 
@@ -211,7 +199,7 @@ def drill(
     """Interrupt a run that trains, as Slurm would, and check that it goes on where it must."""
     from hpc_trainer.cli.drill_verb import run_drill_verb
 
-    run_drill_verb(what.value, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
+    run_drill_verb(what, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
 
 
 @app.command()

@@ -156,11 +156,7 @@ def _array_environment(spec: RunSpec) -> str:
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
     """Specs that the sweep's file does not hold yet, or holds with another shape (a longer time limit, say)."""
-    return [
-        spec
-        for spec in plan.specs
-        if spec.run_id not in known or dataclasses.replace(spec, axes={}, overrides=()) != _bare(known[spec.run_id])
-    ]
+    return [spec for spec in plan.specs if spec.run_id not in known or _bare(spec) != _bare(known[spec.run_id])]
 
 
 def _bare(spec: RunSpec) -> RunSpec:

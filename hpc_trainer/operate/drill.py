@@ -7,7 +7,6 @@ as he may come, and the report says so.
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import signal
 import time
@@ -18,27 +17,19 @@ import psutil
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.drill_kinds import Drill
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import DONE, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
+from hpc_trainer.training.checkpoint.folders import committed
 
 # Files are looked at often, and Slurm, which others need too, seldom.
 _POLL_S, _POLL_SLURM_S = 0.5, 3.0
 # How long a cancelled run is watched: longer than an attempt takes to conclude and Slurm to look at its queue.
 _STAYS_DOWN_S = 10.0
-
-
-class Drill(str, enum.Enum):
-    """What is done to the run."""
-
-    preempt = "preempt"
-    timeout = "timeout"
-    cancel = "cancel"
-    nodefail = "nodefail"
-    kill = "kill"
 
 
 _ON_SLURM = {
@@ -55,6 +46,9 @@ _LOCALLY = {
     Drill.nodefail: "SIGKILL to every rank and to the queue that started them, then retry",
     Drill.kill: "SIGKILL to every rank, then retry",
 }
+
+
+_SIGNALS = {Drill.preempt: signal.SIGTERM, Drill.timeout: signal.SIGUSR2, Drill.kill: signal.SIGKILL}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,8 +105,9 @@ def run_drill(
     begin = time.monotonic()
     _interrupt(drill, sweep, run, on_slurm=on_slurm)
     # Who is killed tells nothing: then only Slurm knows.
-    poll_s = _POLL_SLURM_S if on_slurm and drill in (Drill.kill, Drill.nodefail) else _POLL_S
-    if not _wait(lambda: _has_stopped(sweep, run.run_id, attempt, ask=poll_s > _POLL_S), timeout_s, poll_s):
+    ask = on_slurm and drill in (Drill.kill, Drill.nodefail)
+    poll_s = _POLL_SLURM_S if ask else _POLL_S
+    if not _wait(lambda: _has_stopped(sweep, run.run_id, attempt, ask=ask), timeout_s, poll_s):
         report.problems.append(f"it had not stopped after {timeout_s:g} s")
         return report
     report.stopped_s = time.monotonic() - begin
@@ -136,12 +131,11 @@ def _interrupt(drill: Drill, sweep: SweepPaths, run: RunStatus, *, on_slurm: boo
     elif on_slurm and drill is Drill.nodefail:
         requeue_by_hand(attempt.job_id)
     elif on_slurm:
-        names = {Drill.preempt: "TERM", Drill.timeout: "USR2", Drill.kill: "KILL"}
         # Of a job SIGKILL is a cancel; of a step it is just that.
         what = f"{attempt.job_id}.0" if drill is Drill.kill else attempt.job_id
-        cancel_jobs([what], signal=names[drill])
+        cancel_jobs([what], signal=_SIGNALS[drill].name.removeprefix("SIG"))
     elif drill in (Drill.preempt, Drill.timeout):
-        _signal(attempt.pid, signal.SIGTERM if drill is Drill.preempt else signal.SIGUSR2)
+        _signal(attempt.pid, _SIGNALS[drill])
     else:
         _kill_local(attempt, with_queue=drill is Drill.nodefail)
 
@@ -193,13 +187,13 @@ def _come_back(
     """Brings the run back where nobody else does, and holds the step at which it goes on against what was saved."""
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
-    state = _settled_state(sweep, report.run_id, timeout_s)
-    if not state.is_active:
+    run = _settled(sweep, report.run_id, timeout_s)
+    if not run.state.is_active:
         bring_back(report.run_id)
-    elif state is RunState.REQUEUED:
+    elif run.state is RunState.REQUEUED:
         # Slurm holds a requeued job back for two minutes (22.05 to 24.11).
         with contextlib.suppress(SlurmError):
-            update_job(str(_status_of(sweep, report.run_id).job_id), ["StartTime=now+2"])
+            update_job(str(run.job_id), ["StartTime=now+2"])
 
     def resumed() -> Attempt | None:
         later = [each for each in Journal(paths).read() if each.attempt > attempt.attempt]
@@ -216,10 +210,10 @@ def _come_back(
         report.problems.append(f"it went on at step {report.resumed_step}, and step {expected or 0} was saved")
 
 
-def _settled_state(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunState:
-    """The state when neither the old attempt's job nor its processes are in between."""
+def _settled(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
+    """The run when neither the old attempt's job nor its processes are in between."""
     _wait(lambda: _status_of(sweep, run_id).state is not RunState.RUNNING, min(timeout_s, 60.0), _POLL_SLURM_S)
-    return _status_of(sweep, run_id).state
+    return _status_of(sweep, run_id)
 
 
 def _status_of(sweep: SweepPaths, run_id: str) -> RunStatus:
@@ -228,8 +222,7 @@ def _status_of(sweep: SweepPaths, run_id: str) -> RunStatus:
 
 def _newest_checkpoint(paths: RunPaths) -> int | None:
     """By the folders' names; whether it is valid is for the run to find out."""
-    steps = [int(each.name[5:]) for each in paths.checkpoints.glob("step-*") if each.name[5:].isdecimal()]
-    return max(steps, default=None)
+    return next((step for step, _ in committed(paths.checkpoints)), None)
 
 
 def _wait(holds: Callable[[], bool], timeout_s: float, poll_s: float = _POLL_S) -> bool:

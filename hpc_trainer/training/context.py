@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.errors import CheckpointError, HpcTrainerError, LoopError
+from hpc_trainer.errors import CheckpointError, ExitCode, HpcTrainerError, LoopError
 from hpc_trainer.runs.files import check_trusted, read_lines, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
@@ -35,6 +35,8 @@ _RESERVED = ("step", "time")
 
 class NoProgressError(HpcTrainerError):
     """The run was restarted again and again without a new step: going on would only burn the allocation."""
+
+    exit_code = ExitCode.NO_PROGRESS
 
 
 class SupersededError(HpcTrainerError):

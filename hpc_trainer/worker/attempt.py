@@ -26,7 +26,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, Outcome, RunContext, SupersededError
+from hpc_trainer.training.context import Outcome, RunContext, SupersededError
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
@@ -154,8 +154,6 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
     traceback.print_exception(error)
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
     code = ExitCode.CONFIG if code is ExitCode.USAGE else code
-    if isinstance(error, NoProgressError):
-        code = ExitCode.NO_PROGRESS
     record: dict[str, Any] = {
         "rank": stop.env.rank,
         "node": stop.env.node,

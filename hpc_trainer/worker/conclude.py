@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -140,10 +141,7 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
         is_accepted = _submit_successor(stop)
         ended = decide_successor(done, is_accepted=is_accepted)
         # The action is kept: it tells the journal's reader how the run came back.
-        return Decision(
-            action=Action.successor if is_accepted else Action.none,
-            state=ended.state, cause=ended.cause, exit_code=ended.exit_code,
-        )  # fmt: skip
+        return dataclasses.replace(ended, action=done.action if is_accepted else Action.none, fallback=None)
     return done
 
 
@@ -203,27 +201,26 @@ def _facts(stop: Stop) -> StopFacts:
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
-    lead_s = shape_of(stop.config).signal_lead_s
-    is_deadline = stop.flag.signal_name == DEADLINE
-    has_token = read_json(stop.paths.requeue_token) == _incarnation(stop.env)
+    known = StopFacts(
+        on_slurm=True,
+        has_cancel_marker=has_cancel_marker,
+        has_token=read_json(stop.paths.requeue_token) == _incarnation(stop.env),
+        can_submit=_can_submit(),
+        is_deadline=stop.flag.signal_name == DEADLINE,
+        signal_lead_s=shape_of(stop.config).signal_lead_s,
+    )
     try:
         job = show_job(job_id)
     except SlurmError as error:
         print(f"Slurm did not say how job {job_id} stands: {error}")
-        return StopFacts(
-            on_slurm=True, has_cancel_marker=has_cancel_marker, has_token=has_token, can_submit=_can_submit(),
-            is_deadline=is_deadline, signal_lead_s=lead_s,
-        )  # fmt: skip
+        return known
     now = time.time()
     preemption = None
     if job.preempt_time is not None and job.state not in AT_WORK:
         with contextlib.suppress(SlurmError):
             preemption = show_preemption(job.partition)
-    return StopFacts(
-        on_slurm=True,
-        has_cancel_marker=has_cancel_marker,
-        has_token=has_token,
-        can_submit=_can_submit(),
+    return dataclasses.replace(
+        known,
         preempts_by_requeue=None if preemption is None else preemption.mode.startswith("REQUEUE"),
         # Times come in whole seconds.
         is_in_grace=preemption is not None and now < (job.preempt_time or now) + preemption.grace_s - 2,
@@ -233,8 +230,6 @@ def _facts(stop: Stop) -> StopFacts:
         was_preempted=job.preempt_time is not None,
         was_requeued=job.restarts > stop.env.restart_count,
         accounting_state=None if job.state in AT_WORK else _accounting_state(job_id),
-        is_deadline=is_deadline,
-        signal_lead_s=lead_s,
     )
 
 
