@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import operator
 import time
@@ -18,15 +17,16 @@ from hpc_trainer.runs.files import check_trusted, read_lines, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.states import CANCEL, DONE
+from hpc_trainer.runs.states import DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import check_keys, put_back, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from hpc_trainer.training.life_signs import LifeSigns
 from hpc_trainer.training.rng import rng_state, set_rng_state
-from hpc_trainer.training.save_plan import DEADLINE, SavePlan
+from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import NoTracker, Tracker
 
 # Of each line of metrics.jsonl.
@@ -37,10 +37,6 @@ class NoProgressError(HpcTrainerError):
     """The run was restarted again and again without a new step: going on would only burn the allocation."""
 
     exit_code = ExitCode.NO_PROGRESS
-
-
-class SupersededError(HpcTrainerError):
-    """Slurm gave this incarnation's node up and has started another one: this one must touch nothing any more."""
 
 
 class Outcome(enum.Enum):
@@ -86,7 +82,6 @@ class RunContext:
     max_no_progress: int = 3
     beat: Callable[[], None] = _no_watchdog
     """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
-    loop_start_time: float = field(default_factory=time.time)
     step: int = 0
     saved_step: int | None = None
     stop_step: int | None = None
@@ -95,10 +90,18 @@ class RunContext:
     _rng: dict[str, Any] | None = None
     _tracker: Tracker = field(default_factory=NoTracker)
     _result: dict[str, float] | None = None
-    _last_heartbeat: float = 0.0
-    _journal_size: int = -1
-    _speed: float | None = None
-    _metrics: dict[str, float] = field(default_factory=dict)
+    _signs: LifeSigns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._signs = LifeSigns(
+            paths=self.paths,
+            env=self.env,
+            attempt=self.attempt,
+            num_steps=self.num_steps,
+            every_s=self.heartbeat_every_s,
+            saves=self.saves,
+            stop=self.stop,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -160,7 +163,7 @@ class RunContext:
             restored = Restored(shared["step"], put_back(objects, shared["objects"], own["objects"]))
             self.saved_step, self._rng = newest.step, own["rng"]
         self.step = self.first_step = restored.step
-        self.loop_start_time = time.time()
+        self._signs.start(self.step)
         self.saves.start(self.step)
         self._tell_start(newest is not None)
         self.restore_rng()
@@ -238,7 +241,8 @@ class RunContext:
             )
         if self.saved_step == step:
             return
-        self._give_way()
+        if self.is_rank_zero:
+            self._signs.give_way()
         begin = time.perf_counter()
         shared, own = to_trees(objects)
         self.store.save(
@@ -261,8 +265,7 @@ class RunContext:
         if not self.is_rank_zero:
             return
         numbers = _numbers(values)
-        self._speed = numbers.get("steps_per_s", self._speed)
-        self._metrics |= numbers
+        self._signs.saw_metrics(numbers)
         MetricsLog(self.paths.metrics).append(step, {**numbers, "time": time.time()})
         self._tracker.log(step, numbers)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
@@ -273,43 +276,8 @@ class RunContext:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
         self.beat()
         self.saves.saw_step(step)
-        now = time.time()
-        if not self.is_rank_zero or (not force and now - self._last_heartbeat < self.heartbeat_every_s):
-            return
-        self._last_heartbeat = now
-        self._give_way()
-        if self.paths.marker(CANCEL).exists():
-            # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
-            self.stop.request("CANCEL marker")
-        if self.saves.must_stop:
-            self.stop.request(DEADLINE)
-        done = step - self.first_step
-        speed = self._speed or (done / (now - self.loop_start_time) if done > 0 else None)
-        beat = {
-            "step": step,
-            "num_steps": self.num_steps,
-            "steps_per_s": speed,
-            "eta_s": (self.num_steps - step) / speed if speed else None,
-            "time": now,
-            "attempt": self.attempt,
-            "job_id": self.env.job_id,
-            "node": self.env.node,
-            "metrics": self._metrics,
-            **self.saves.figures(),
-        }
-        with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
-            write_json(self.paths.heartbeat, beat, sync=False)
-
-    def _give_way(self) -> None:
-        """Raises SupersededError on rank 0 when a later attempt of this run has begun: its journal grew without us."""
-        if not self.is_rank_zero:
-            return
-        with contextlib.suppress(OSError):
-            size = self.paths.attempts.stat().st_size
-            newest = Journal(self.paths).read()[-1].attempt if size != self._journal_size else self.attempt
-            self._journal_size = size
-            if newest > self.attempt:
-                raise SupersededError(f"attempt {newest} of {self.paths.run_id} has begun: attempt {self.attempt} ends")
+        if self.is_rank_zero:
+            self._signs.tell(step, force=force)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns."""

@@ -26,7 +26,8 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Outcome, RunContext, SupersededError
+from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main

@@ -1,0 +1,97 @@
+"""What rank 0 tells of a run while it runs, and what it looks for meanwhile: a cancel, a deadline, a later attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.training.save_plan import DEADLINE, SavePlan
+
+
+class SupersededError(HpcTrainerError):
+    """Slurm gave this incarnation's node up and has started another one: this one must touch nothing any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LifeSigns:
+    """heartbeat.json of one attempt; for rank 0 alone.
+
+    `every_s`: least seconds between two writes, ≥ 0; in between, a call costs a look at the clock.
+    """
+
+    paths: RunPaths
+    env: RankEnv
+    attempt: int
+    num_steps: int
+    every_s: float
+    saves: SavePlan
+    stop: StopFlag
+    _first_step: int = 0
+    _start_time: float = field(default_factory=time.time)
+    _last_time: float = 0.0
+    _journal_size: int = -1
+    _speed: float | None = None
+    _metrics: dict[str, float] = field(default_factory=dict)
+
+    def start(self, step: int) -> None:
+        """Training goes on from this step."""
+        self._first_step, self._start_time = step, time.time()
+
+    def saw_metrics(self, metrics: Mapping[str, float]) -> None:
+        """The newest value of each metric is shown, and `steps_per_s` is taken for the speed."""
+        self._speed = metrics.get("steps_per_s", self._speed)
+        self._metrics |= metrics
+
+    def tell(self, step: int, *, force: bool = False) -> None:
+        """Replaces heartbeat.json if it is time or `force`; asks the run to stop if it was cancelled or must end.
+
+        Raises SupersededError, as `give_way` does.
+        """
+        now = time.time()
+        if not force and now - self._last_time < self.every_s:
+            return
+        self._last_time = now
+        self.give_way()
+        self.look()
+        done = step - self._first_step
+        speed = self._speed or (done / (now - self._start_time) if done > 0 else None)
+        beat = {
+            "step": step,
+            "num_steps": self.num_steps,
+            "steps_per_s": speed,
+            "eta_s": (self.num_steps - step) / speed if speed else None,
+            "time": now,
+            "attempt": self.attempt,
+            "job_id": self.env.job_id,
+            "node": self.env.node,
+            "metrics": self._metrics,
+            **self.saves.figures(),
+        }
+        with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
+            write_json(self.paths.heartbeat, beat, sync=False)
+
+    def look(self) -> None:
+        """Sets the stop flag for a reason that comes by no signal."""
+        if self.paths.marker(CANCEL).exists():
+            # `cancel` signals ranks that it can see; one that was just starting finds the marker here.
+            self.stop.request("CANCEL marker")
+        if self.saves.must_stop:
+            self.stop.request(DEADLINE)
+
+    def give_way(self) -> None:
+        """Raises SupersededError when a later attempt of this run has begun: its journal grew without us."""
+        with contextlib.suppress(OSError):
+            size = self.paths.attempts.stat().st_size
+            newest = Journal(self.paths).read()[-1].attempt if size != self._journal_size else self.attempt
+            self._journal_size = size
+            if newest > self.attempt:
+                raise SupersededError(f"attempt {newest} of {self.paths.run_id} has begun: attempt {self.attempt} ends")
