@@ -196,4 +196,4 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
         sys.exit(1)
     if bad:
         causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.reason or 'see its logs'}" for run in bad[:10])
-        raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer logs {bad[0].run_id}")
+        raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}")

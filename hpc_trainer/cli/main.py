@@ -174,6 +174,19 @@ def logs(
 
 
 @app.command()
+def why(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to explain.")] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say in a sentence why a run is not done, what that rests on, and what to do."""
+    from hpc_trainer.cli.why_verb import run_why
+
+    run_why(names or [], sweep, runs_dir, as_json=as_json)
+
+
+@app.command()
 def cancel(
     names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to cancel.")] = None,
     save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,

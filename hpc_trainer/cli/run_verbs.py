@@ -113,7 +113,7 @@ def _cause(run: RunStatus) -> str:
 def _next_command(status: SweepStatus) -> str:
     failed = next((run for run in status.runs if run.state is RunState.FAILED), None)
     if failed is not None:
-        return f"hpc-trainer logs {failed.run_id}"
+        return f"hpc-trainer why {failed.run_id}"
     if status.has_active:
         return f"hpc-trainer status --watch {status.sweep.name}"
     return f"hpc-trainer results {status.sweep.name}"

@@ -12,6 +12,7 @@ from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.limits import Limits
 
 
@@ -184,14 +185,9 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
         partition = limits.partition_of(array.shape.partition)
         if needed is None or partition is None or limits.kill_wait_s is None or partition.preempt_mode == "OFF":
             continue
-        given = partition.grace_s + limits.kill_wait_s
-        if needed > given:
-            yield (
-                f"a stop on {array.hardware} takes {needed:.1f} s (a step and a save, the slowest 1 %), and partition "
-                f"{partition.name} gives {given} s (GraceTime={partition.grace_s}, KillWait={limits.kill_wait_s}): a "
-                "preempted run loses up to a checkpoint interval. Use a partition with more grace, or "
-                "checkpoint.every=auto."
-            )
+        warning = grace_warning(needed, partition.name, partition.grace_s, limits.kill_wait_s)
+        if warning is not None:
+            yield f"{array.hardware}: {warning} Use a partition with more grace, or checkpoint.every=auto."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

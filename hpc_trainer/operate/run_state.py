@@ -152,6 +152,11 @@ _ENDED = {
 }
 # A fresh job may not show in squeue or sacct yet.
 _LAG_S = 30.0
+# slurmctld keeps what it cannot tell slurmdbd at once, and tells it later. After this a row that does not end is one
+# that sacctmgr calls a runaway job.
+_ACCOUNTING_LAG_S = 600.0
+# sacct's words for a job that it believes to be alive.
+_NOT_ENDED = {*_AT_WORK, "PENDING", "REQUEUED"}
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
@@ -179,6 +184,8 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     assert folder.submission is not None
     if time.time() - folder.submission.time < _LAG_S:
         return RunState.PENDING, None, None
+    if account is not None and account.state in _NOT_ENDED and time.time() - _last_sign(folder) < _ACCOUNTING_LAG_S:
+        return RunState.UNKNOWN, f"it has left the queue, and sacct still says {account.state}: ask again", account.node
     if account is None and current is None and array_of(job_id) in view.accounted:
         # An element has a row of its own once it begins. Cancelled before, it has none, or the array has one for it:
         # `7` or `7_[0-4%2]` (22.05).
@@ -186,6 +193,12 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
     return RunState.FAILED, "gone from the queue without a word, and sacct does not know the job", None
+
+
+def _last_sign(folder: RunFolder) -> float:
+    """When the run last wrote anything, seconds since the epoch; 0.0 if it never did."""
+    beat = folder.heartbeat.get("time", 0.0)
+    return float(max(beat, folder.current.start_time if folder.current else 0.0))
 
 
 def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> RunState | None:

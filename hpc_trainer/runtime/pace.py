@@ -12,6 +12,8 @@ from collections.abc import Mapping
 _KEPT = 200
 # Beside what was measured: the vote may take a step more, rank 0 asks Slurm and writes the journal.
 _MARGIN_S = 15.0
+# To journal the end, ask Slurm and be asked by it: 0.1 s each at rest, and some seconds for a successor job.
+_LEAVE_S = 12.0
 # A save may take longer than the slowest so far.
 _SAVE_FACTOR = 1.5
 # What is assumed before anything has happened: one interruption a day.
@@ -71,6 +73,46 @@ def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) 
 def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:
     """True when a save that begins later may not be finished before the time limit."""
     return end_time is not None and (time.time() if now is None else now) >= end_time - pace.lead_s
+
+
+def grace_warning(needed_s: float, partition: str, grace_s: float, kill_wait_s: float) -> str | None:
+    """A sentence if a preempted run needs longer to stop (`needed_s`) than its partition gives it; None if not."""
+    given_s = grace_s + kill_wait_s
+    if needed_s <= given_s:
+        return None
+    return (
+        f"a stop takes {needed_s:.1f} s (a step and a save, the slowest 1 %), and partition {partition} gives "
+        f"{given_s:.0f} s (GraceTime={grace_s:.0f}, KillWait={kill_wait_s:.0f}): a preempted run loses up to a "
+        "checkpoint interval."
+    )
+
+
+def last_moment(
+    *,
+    signal_time: float,
+    end_time: float | None,
+    is_at_work: bool,
+    preempt_time: float | None = None,
+    grace_s: float = 0.0,
+    kill_wait_s: float,
+) -> float | None:
+    """When a rank that cannot reach the end of its step must leave without a save, so that its run still comes back.
+
+    Seconds since the epoch, some seconds before the SIGKILL; None: nothing ends the job that we know of.
+
+    Args:
+        signal_time: when the stop signal came.
+        end_time: the time limit by Slurm's clock.
+        is_at_work: Slurm has not yet begun to end the job.
+        preempt_time: when Slurm noted its preemption; None: it did not.
+        grace_s: that preempted jobs of its partition have.
+        kill_wait_s: from SIGTERM to SIGKILL.
+    """
+    if preempt_time is not None:
+        return preempt_time + grace_s + kill_wait_s - _LEAVE_S
+    if not is_at_work:
+        return signal_time + kill_wait_s - _LEAVE_S
+    return None if end_time is None else end_time - _LEAVE_S
 
 
 def mean_time_between_interruptions(num_interruptions: int, observed_s: float) -> float:

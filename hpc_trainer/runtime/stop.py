@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -33,18 +34,40 @@ class StopFlag:
     def __init__(self) -> None:
         self.signal_name: str | None = None
         self.time: float | None = None
+        self._wakeup: int | None = None
 
     @property
     def is_set(self) -> bool:
         """True once a stop signal came."""
         return self.signal_name is not None
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the first stop signal, > 0; 0 if none came."""
+        return 0.0 if self.time is None else max(1e-9, time.time() - self.time)
+
     def install(self) -> None:
         """Takes over the stop signals. Call it after any library that installs handlers of its own."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+        self._wakeup, writer = os.pipe()
+        for end in (self._wakeup, writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         # The start from frozen code holds them back until now: launch/frozen_worker.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def look(self) -> None:
+        """Sets the flag for a signal that came while the main thread was outside Python. For any other thread.
+
+        Python calls handlers between two byte codes of the main thread: never, while it waits in a collective.
+        """
+        if self._wakeup is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._wakeup, 4096):
+                if number in STOP_SIGNALS:
+                    self._on_signal(number, None)
 
     def request(self, why: str) -> None:
         """Asks for a stop without a signal, as the CANCEL marker does."""

@@ -30,11 +30,19 @@ class Watchdog:
         has_failed: True if another rank of this attempt has recorded its failure.
         give_up: called once, in a thread of its own, with a sentence; it must end the process.
         follows: leave soon after another rank has failed, where nothing else ends this one (no srun).
+        look: called in every round with the seconds since the last beat; it may end the process.
     """
 
     def __init__(
-        self, limit_s: float, *, has_failed: Callable[[], bool], give_up: Callable[[str], None], follows: bool
+        self,
+        limit_s: float,
+        *,
+        has_failed: Callable[[], bool],
+        give_up: Callable[[str], None],
+        follows: bool,
+        look: Callable[[float], None] = lambda silent_s: None,
     ) -> None:
+        self._look = look
         self._limit_s, self._follows = limit_s, follows
         self._has_failed, self._give_up = has_failed, give_up
         self._last = time.monotonic()
@@ -67,6 +75,7 @@ class Watchdog:
                 armed = now
                 self._arm()
             silent_s = now - self._last
+            self._look(silent_s)
             if silent_s > self._limit_s - STACKS_S:
                 self._leave(f"no sign of life for {silent_s:.0f} s")
             is_late = silent_s > min(self._limit_s / 2, STACKS_S)

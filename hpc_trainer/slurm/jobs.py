@@ -12,6 +12,8 @@ from hpc_trainer.slurm.commands import run_slurm
 
 # A worker that is about to be killed must not wait a minute for an answer.
 WORKER_TIMEOUT_S = 15.0
+DEFAULT_KILL_WAIT_S = 30.0
+"""slurm.conf(5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +75,14 @@ def parse_job(text: str) -> JobInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """How jobs of a partition are preempted: Slurm's word (REQUEUE, CANCEL, ...), and the grace in seconds."""
+    """How jobs of a partition are preempted: Slurm's word (REQUEUE, CANCEL, ...), and the time they get, in seconds.
+
+    First the grace, then from SIGTERM to SIGKILL the KillWait that every job has that is ended.
+    """
 
     mode: str
     grace_s: float
+    kill_wait_s: float
 
 
 def show_preemption(partition: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> Preemption | None:
@@ -93,7 +99,14 @@ def parse_preemption(text: str) -> Preemption | None:
     """Reads `show partition` and `show config`: a partition without a mode of its own has the cluster's."""
     modes = re.findall(r"\bPreemptMode\s*=\s*([A-Z_,]+)", text)
     grace = re.search(r"\bGraceTime=(\d+)", text)
-    return Preemption(mode=modes[0], grace_s=float(grace[1]) if grace else 0.0) if modes else None
+    wait = re.search(r"\bKillWait\s*=\s*(\d+)", text)
+    if not modes:
+        return None
+    return Preemption(
+        mode=modes[0],
+        grace_s=float(grace[1]) if grace else 0.0,
+        kill_wait_s=float(wait[1]) if wait else DEFAULT_KILL_WAIT_S,
+    )
 
 
 def parse_time(text: str) -> float | None:

@@ -31,6 +31,8 @@ from hpc_trainer.training.tracker import NoTracker, Tracker
 
 # Of each line of metrics.jsonl.
 _RESERVED = ("step", "time")
+# How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
+_LAST_EVALUATION_S = 15.0
 
 
 class NoProgressError(HpcTrainerError):
@@ -205,14 +207,23 @@ class RunContext:
         `status` shows.
         """
         step = self._reach(step)
-        self.heartbeat(step)
         if step == self.num_steps:
+            self.heartbeat(step)
             return False
-        wish = self.stop.is_set
-        if self.world_size > 1:
-            wish = self.group.sum(torch.tensor(float(wish), device=self.device)).item() > 0
+        wish = self.vote_to_stop(step)
         if wish:
             self.agree_to_stop(step)
+        return wish
+
+    def vote_to_stop(self, step: int) -> bool:
+        """True on all ranks if any rank got a stop signal. Collective. For the inside of an evaluation.
+
+        After the last step the signal has to be some seconds old: the run is all but done, and may just make it.
+        """
+        self.heartbeat(step)
+        wish = self.stop.age_s > (_LAST_EVALUATION_S if step == self.num_steps else 0.0)
+        if self.world_size > 1:
+            wish = self.group.sum(torch.tensor(float(wish), device=self.device)).item() > 0
         return wish
 
     def agree_to_stop(self, step: int) -> None:

@@ -18,29 +18,36 @@ from hpc_trainer.training.precision import autocast
 @torch.no_grad()
 def evaluate(
     model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
-    beat: Callable[[], None] = lambda: None,
-) -> dict[str, float]:  # fmt: skip
-    """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1).
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:  # fmt: skip
+    """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
     Collective: every rank evaluates its share, sums are added up in float64. Draws no random number: dropout is off.
 
     Args:
-        beat: called after each batch.
+        should_stop: asked after each batch, equally often on all ranks; True on all of them ends the evaluation.
     """
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=group.device)
     indices = eval_indices(len(dataset), group.rank, group.world_size)
-    for start in range(0, len(indices), batch_size):
-        inputs, targets = dataset.__getitems__(indices[start : start + batch_size])
-        inputs, targets = inputs.to(group.device), targets.to(group.device).flatten()
-        with autocast(precision, group.device.type):
-            logits = model(inputs).flatten(0, -2)
-            loss = functional.cross_entropy(logits, targets, reduction="sum")
-        sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
-        beat()
+    is_stopped = False
+    for start in range(0, len(eval_indices(len(dataset), 0, group.world_size)), batch_size):  # rank 0 has the most
+        part = indices[start : start + batch_size]
+        if part:
+            inputs, targets = dataset.__getitems__(part)
+            inputs, targets = inputs.to(group.device), targets.to(group.device).flatten()
+            with autocast(precision, group.device.type):
+                logits = model(inputs).flatten(0, -2)
+                loss = functional.cross_entropy(logits, targets, reduction="sum")
+            sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
+        is_stopped = should_stop()
+        if is_stopped:
+            break
     for module, mode in modes:
         module.training = mode
+    if is_stopped:
+        return None
     loss_sum, num_right, count = group.sum(sums).tolist()
     return {"eval_loss": loss_sum / count, "eval_accuracy": num_right / count}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -64,8 +65,9 @@ def train(config: TrainConfig, run: RunContext) -> None:
 
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> None:
     state, num_steps = task.state, config.train.num_steps
-    if 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps) and not run.has_evaluated():
-        run.log(state.step, _evaluate(config, run, task))  # the attempt before stopped between save and evaluation
+    is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
+    if is_evaluation_due and not run.has_evaluated() and not _evaluate(config, run, task):
+        return  # the attempt before, too, was stopped between save and evaluation
     clock = _Clock(state.step)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, config.optim.lr, state.step, num_steps)
@@ -84,13 +86,14 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
         if state.step < num_steps and run.should_save(state.step):
             run.save(state.step, **state.objects())  # before an evaluation that is due too: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
-            run.log(state.step, _evaluate(config, run, task))
+            if not _evaluate(config, run, task):
+                return
             clock.restart(state.step)
 
     run.save(state.step, **state.objects())  # before the evaluation: a kill in it loses nothing
     metrics = _evaluate(config, run, task)
-    run.log(state.step, metrics)
-    run.finish(metrics)
+    if metrics:
+        run.finish(metrics)
 
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
@@ -150,16 +153,24 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
     return (every_steps > 0 and step % every_steps == 0) or step == last_step
 
 
-def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float]:
+def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float] | None:
+    """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
     assert config.train.micro_batch_size is not None
-    return evaluate(
+    step = task.state.step
+    metrics = evaluate(
         task.state.model,
         task.eval_set,
         group=run.group,
         batch_size=max(256, config.train.micro_batch_size),
         precision=config.precision,
-        beat=run.beat,
+        should_stop=partial(run.vote_to_stop, step),
     )
+    if metrics is None:
+        run.agree_to_stop(step)
+        run.save(step, **task.state.objects())
+        return None
+    run.log(step, metrics)
+    return metrics
 
 
 def _step_metrics(

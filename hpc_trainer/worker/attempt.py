@@ -32,6 +32,7 @@ from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
+from hpc_trainer.worker.late_stop import LateStop
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
@@ -131,6 +132,7 @@ def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
         has_failed=lambda: stop.paths.failure(stop.attempt).exists(),
         give_up=give_up,
         follows=stop.env.launcher != "slurm",  # srun ends the ranks that are left
+        look=LateStop(stop, lambda: run.saved_step).look,
     )
     with watchdog.watching():
         run.beat = watchdog.beat

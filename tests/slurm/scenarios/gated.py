@@ -40,6 +40,7 @@ class Gated(digits.Digits):
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         pass_gate(self.split)
+        pass_gate(f"{self.split}-of-{RANK}")
         if self.split == "train":
             if (GATES / f"raise.rank-{RANK}").exists():
                 raise RuntimeError(f"the disk of rank {RANK} is gone")

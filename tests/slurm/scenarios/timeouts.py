@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.slurm.scenarios.checks import References, check_completed, wait_until_gone
-from tests.slurm.scenarios.scene import Scene
+from tests.slurm.scenarios.checks import References, check_completed
+from tests.slurm.scenarios.scene import SAVED_EVERY, Scene
 from tests.slurm.scenarios.table import ONE, scenario
 
 
@@ -31,24 +31,45 @@ def timed_out_after_ten_minutes(scene: Scene, references: References) -> None:
     _play(scene, references, 10)
 
 
-@scenario(ONE)
+@scenario()
 def timed_out_without_a_step(scene: Scene, references: References) -> None:
-    """Stuck in its data until the limit: TIMEOUT, killed, not requeued; `submit` brings it back from where it was."""
-    scene.submit("hardware.time_limit_min=1")
+    """One rank stuck in its data until the limit: all leave before Slurm kills them, with what is saved, and come back.
+
+    The limit is two minutes: Slurm may warn a minute early, and the first steps are to be done by then.
+    """
+    scene.submit("hardware.time_limit_min=2")
     scene.wait_for_step(60)
+    last = f"train-of-{scene.num_ranks - 1}"
+    scene.close(last)
+    scene.wait_at(last, ranks=1)
     scene.note()
-    scene.close("train")
-    scene.wait_at("train")
-    scene.wait_for_job("TIMEOUT", timeout_s=150)
-    wait_until_gone(scene)
-    row = scene.driver.only_run("scene")
-    assert row["state"] == "TIMEOUT", row
-    scene.open("train")
-    scene.full_speed()
-    answer = scene.submit_again()
-    assert answer["submitted"] == 1
-    scene.follow_job()
-    check_completed(scene, references, [None, "done"])
+    end = scene.wait_for_end(0, timeout_s=150)
+    assert (end["cause"], end["action"]) == ("timeout", "requeue")
+    assert end["saved_step"] % SAVED_EVERY == 0
+    scene.wait_for_job("PENDING")
+    assert scene.driver.only_run("scene")["state"] == "REQUEUED"
+    scene.open(last)
+    scene.come_back()
+    check_completed(scene, references, ["timeout", "done"])
+
+
+@scenario(variant="cancel")
+def preempted_while_one_rank_waits_for_data(scene: Scene, references: References) -> None:
+    """The same in a grace of 20 s where Slurm cancels: nobody brings the run back but itself."""
+    scene.submit(partition="preempt")
+    scene.wait_for_step(60)
+    last = f"train-of-{scene.num_ranks - 1}"
+    scene.close(last)
+    scene.wait_at(last, ranks=1)
+    preemptor = scene.preempt()
+    end = scene.wait_for_end(0)
+    assert end["cause"] == "preempted"
+    assert end["saved_step"] % SAVED_EVERY == 0
+    scene.slurm.run("scancel", str(preemptor))
+    scene.open(last)
+    scene.wait_for_job("PENDING")
+    scene.come_back()
+    check_completed(scene, references, ["preempted", "done"])
 
 
 @scenario(ONE)

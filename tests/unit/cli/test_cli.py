@@ -354,7 +354,7 @@ def test_the_first_line_of_an_error_is_the_cause(cli: Cli, runs_dir: Path) -> No
     code, out, _ = cli("status")
     assert code == 0
     assert "ValueError: bad [x]" in out
-    assert f"Next: hpc-trainer logs {sweep.specs[0].run_id}" in out
+    assert f"Next: hpc-trainer why {sweep.specs[0].run_id}" in out
 
 
 # --- processes of their own ---

@@ -85,7 +85,7 @@ def _planned(
 
 def test_a_grace_that_is_too_short_for_a_save_is_said_with_its_figures() -> None:
     (note,) = _planned(stop_s=61.26).notes
-    assert note.startswith("a stop on cpu_x1 takes 61.3 s (a step and a save, the slowest 1 %), and partition spare")
+    assert note.startswith("cpu_x1: a stop takes 61.3 s (a step and a save, the slowest 1 %), and partition spare")
     assert "gives 50 s (GraceTime=20, KillWait=30)" in note
     assert _planned(stop_s=49.0).notes == ()
     assert _planned(stop_s=61.0, grace_s=60).notes == ()

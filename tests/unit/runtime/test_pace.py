@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from hpc_trainer.runtime.pace import (
     Pace,
     best_interval,
     job_end_time,
+    last_moment,
     mean_time_between_interruptions,
     must_stop,
     steps_between_saves,
@@ -87,3 +89,18 @@ def _lost_share(interval: float, save_s: float, between_s: float, chance: random
         useful += math.floor(until / (interval + save_s)) * interval
         wall += until
     return 1 - useful / wall
+
+
+@pytest.mark.parametrize(
+    ("facts", "moment"),
+    [
+        ({"end_time": 500.0, "is_at_work": True}, 488.0),
+        ({"end_time": None, "is_at_work": True}, None),
+        # Being killed: from the signal on it has KillWait, whatever its time limit says.
+        ({"end_time": 500.0, "is_at_work": False}, 118.0),
+        ({"end_time": 500.0, "is_at_work": True, "preempt_time": 98.0, "grace_s": 60.0}, 176.0),
+        ({"end_time": 500.0, "is_at_work": False, "preempt_time": 98.0, "grace_s": 0.0}, 116.0),
+    ],
+)
+def test_a_rank_that_is_stuck_leaves_some_seconds_before_it_is_killed(facts: Any, moment: float | None) -> None:
+    assert last_moment(signal_time=100.0, kill_wait_s=30.0, **facts) == moment

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import os
 import signal
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 
@@ -21,6 +23,7 @@ def handlers_come_back() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    signal.set_wakeup_fd(-1)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -45,6 +48,38 @@ def test_the_first_signal_wins() -> None:
         os.kill(os.getpid(), number)
     assert (stop.signal_name, stop.time) == first
     assert first[0] == "SIGUSR2"
+
+
+def test_another_thread_sees_a_signal_that_the_main_thread_cannot_act_on() -> None:
+    """It computes outside Python, as a rank that waits in a collective does: no handler runs until it is back."""
+    stop = StopFlag()
+    stop.install()
+    begun, seen = threading.Event(), []
+
+    def other() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop.is_set:
+            stop.look()
+            time.sleep(0.01)
+        seen.append(time.monotonic())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    begun.set()
+    hashlib.pbkdf2_hmac("sha512", b"", b"", 1_500_000)  # a second or more in C, without Python's lock
+    back = time.monotonic()
+    thread.join()
+    assert stop.signal_name == "SIGTERM"
+    assert seen[0] < back - 0.1
+
+
+def test_looking_is_harmless_before_and_without_a_signal() -> None:
+    stop = StopFlag()
+    stop.look()
+    stop.install()
+    stop.look()
+    assert not stop.is_set
 
 
 def test_the_signals_are_slurms_and_not_nccls() -> None:

@@ -35,7 +35,9 @@ comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$script")
 ids=$number
 if [ -n "$last" ]; then ids=$(seq -f "${number}_%.0f" 0 "$last"); fi
-for id in $ids; do echo "$id|PENDING||Priority|$comment" >> "$here/queue"; done
+shown="$here/queue"
+if [ -e "$here/squeue.lags" ]; then shown="$here/queue.later"; fi
+for id in $ids; do echo "$id|PENDING||Priority|$comment" >> "$shown"; done
 if [ -e "$here/lose_reply" ]; then
     rm "$here/lose_reply"
     echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
@@ -74,6 +76,18 @@ class FakeSlurm:
         """`name` behaves as in the beginning."""
         for path in self.folder.glob(f"{name}.*"):
             path.unlink()
+
+    def lag(self) -> None:
+        """From now on squeue does not yet show what sbatch accepts."""
+        (self.folder / "squeue.lags").touch()
+
+    def catch_up(self) -> None:
+        """squeue shows everything again."""
+        (self.folder / "squeue.lags").unlink()
+        later = self.folder / "queue.later"
+        with (self.folder / "queue").open("a") as queue:
+            queue.write(later.read_text() if later.exists() else "")
+        later.unlink(missing_ok=True)
 
     def hang(self, name: str) -> None:
         """`name` answers nothing for a minute."""

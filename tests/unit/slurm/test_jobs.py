@@ -156,8 +156,10 @@ def test_cancel_is_one_command_for_all(fake_slurm: FakeSlurm) -> None:
 
 
 def test_how_a_partition_preempts() -> None:
-    config = "Configuration data as of 2026-11-21T10:00:00\nPreemptMode      = REQUEUE\nPreemptType = preempt/x\n"
+    config = "Configuration data as of 2026-11-21T10:00:00\nKillWait    = 90 sec\nPreemptMode      = REQUEUE\n"
     line = "PartitionName=spare AllowGroups=ALL GraceTime=20 PreemptMode=CANCEL QoS=N/A\n"
-    assert parse_preemption(line + config) == Preemption(mode="CANCEL", grace_s=20.0)
-    assert parse_preemption("PartitionName=spare GraceTime=0\n" + config) == Preemption(mode="REQUEUE", grace_s=0.0)
+    assert parse_preemption(line + config) == Preemption(mode="CANCEL", grace_s=20.0, kill_wait_s=90.0)
+    without = parse_preemption("PartitionName=spare GraceTime=0\n" + config)
+    assert without == Preemption(mode="REQUEUE", grace_s=0.0, kill_wait_s=90.0)
+    assert parse_preemption(line) == Preemption(mode="CANCEL", grace_s=20.0, kill_wait_s=30.0)
     assert parse_preemption("slurm_load_partitions error: Invalid partition name specified\n") is None

@@ -1,0 +1,67 @@
+"""`hpc-trainer why`: one sentence that says why a run is not done, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup
+from hpc_trainer.operate.find import select
+from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.runs.states import RunState
+
+_SHOWN_RUNS = 3
+_AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
+
+
+def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+    """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
+    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    if len(runs) == 1:
+        why = explain(status, runs[0])
+        if as_json:
+            print_json(_json(why))
+        else:
+            _print_one(why)
+        return
+    chosen = [run for run in runs if run.state not in _AT_PEACE]
+    found = [explain(status, run, asks_slurm=False) for run in chosen]
+    if as_json:
+        print_json({"sweep": status.sweep.name, "runs": [_json(each) for each in found]})
+    else:
+        _print_many(status, runs, found)
+
+
+def _json(why: Why) -> dict[str, Any]:
+    return {**dataclasses.asdict(why), "state": why.state.value}
+
+
+def _print_one(why: Why) -> None:
+    out = console()
+    out.print(f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}", soft_wrap=True)
+    out.print(escape(why.verdict), soft_wrap=True)
+    for title, lines in (("Because", why.evidence), ("Do", why.advice), ("Story", why.timeline)):
+        if lines:
+            out.print(f"\n{title}:")
+            for line in lines:
+                out.print(f"  {escape(line)}", soft_wrap=True)
+
+
+def _print_many(status: SweepStatus, runs: list[RunStatus], found: list[Why]) -> None:
+    out = console()
+    counts = {state.value: sum(run.state is state for run in runs) for state in RunState}
+    out.print(f"Sweep {status.sweep.name}: {counts_line({state: n for state, n in counts.items() if n})}.")
+    alike: dict[tuple[str, str], list[Why]] = {}
+    for each in found:
+        alike.setdefault((each.verdict, each.evidence[0]), []).append(each)
+    for (verdict, evidence), group in alike.items():
+        names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
+        more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
+        out.print(f"\n{len(group)} x {state_markup(group[0].state)}: {escape(verdict)}", soft_wrap=True)
+        out.print(f"  {escape(evidence)}", soft_wrap=True)
+        out.print(f"  {escape(names)}{more}", soft_wrap=True)
+    out.print(f"\nNext: hpc-trainer why {found[0].run_id}" if found else "Every run is complete, runs or waits.")

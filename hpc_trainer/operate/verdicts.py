@@ -1,0 +1,73 @@
+"""What each way of ending means and what to do about it: the table behind `why`, told at length in docs/failures.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_trainer.runs.states import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`says`: one sentence about the run. `advice`: commands and settings; {run} and {sweep} are filled in."""
+
+    says: str
+    advice: tuple[str, ...] = ()
+
+
+_LOGS = "hpc-trainer logs {run} --all-ranks"
+_RETRY = "hpc-trainer retry {run}"
+_SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
+
+BY_STATE: dict[RunState, Verdict] = {
+    RunState.NEW: Verdict("It has not been submitted yet.", ("hpc-trainer submit ...",)),
+    RunState.PENDING: Verdict("It waits for its turn.", ("nothing: it starts by itself",)),
+    RunState.RUNNING: Verdict("It is running.", ("hpc-trainer status --watch {sweep}",)),
+    RunState.REQUEUED: Verdict(
+        "It was interrupted and goes back into the queue by itself; Slurm holds it for two minutes.", ("nothing",)
+    ),
+    RunState.COMPLETED: Verdict("It is complete.", ("hpc-trainer results {sweep}",)),
+    RunState.CANCELLED: Verdict(
+        "It was cancelled, by `hpc-trainer cancel` or scancel: it never comes back unasked.", (_RETRY,)
+    ),
+    RunState.HELD: Verdict(
+        "Slurm holds its job: a person did that, or it failed to start too often.", ("scontrol release {job}",)
+    ),
+    RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
+    RunState.TIMEOUT: Verdict(
+        "Its time limit ended it, and nobody could bring it back.",
+        (_SUBMIT, "a longer hardware.time_limit_min, if a step and a save take long"),
+    ),
+    RunState.NODE_FAIL: Verdict("Its node failed, and nobody could bring it back.", (_SUBMIT,)),
+    RunState.OUT_OF_MEMORY: Verdict(
+        "It used more host memory than it had asked for, and Slurm killed it.",
+        ("a larger hardware.mem_gb_per_node (or mem_gb_per_gpu), then submit again", _RETRY + " with the same memory"),
+    ),
+    RunState.FAILED: Verdict("It failed.", (_LOGS, "mend the cause, then: " + _RETRY)),
+    RunState.UNKNOWN: Verdict(
+        "How it stands is not known now: the scheduler did not answer, or another host has it.", ("ask again later",)
+    ),
+}
+
+# Of FAILED: by the cause that the worker recorded.
+BY_CAUSE: dict[str, Verdict] = {
+    "exception": Verdict(
+        "The training raised an exception: started again it would do so again, so it was not.",
+        (_LOGS, "mend the code or the configuration, then: " + _RETRY),
+    ),
+    "no_progress": Verdict(
+        "It came back again and again without a new step, so it was stopped for good (exit 76).",
+        (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),
+    ),
+    "storage": Verdict(
+        "Storage or data failed more often than cluster.max_failures allows (exit 74).",
+        ("check quota and free space", _RETRY),
+    ),
+    "killed": Verdict(
+        "Its process was killed from outside (kill -9, or the machine ran out of memory).", (_LOGS, _RETRY)
+    ),
+    "stuck": Verdict(
+        "A rank showed no sign of life for monitor.watchdog_s seconds: a hung collective, or a stuck loader.",
+        (_LOGS + ": the rank that is not in a collective is the one to look at", _RETRY),
+    ),
+}

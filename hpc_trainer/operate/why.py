@@ -1,0 +1,117 @@
+"""Why a run is as it is: a verdict in a sentence, what it rests on, what to do, and the story of its attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.operate.logs import log_files
+from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, Verdict
+from hpc_trainer.runs.journal import Attempt
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.pace import grace_warning
+from hpc_trainer.slurm.jobs import show_preemption
+
+_GPU_MEMORY = Verdict(
+    "The GPU's memory was not enough.",
+    ("a smaller train.micro_batch_size: the batch stays the same by accumulation", "hpc-trainer retry {run}"),
+)
+_TRACEBACK_LINES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """One run's answer; each list is in the order to read it."""
+
+    run_id: str
+    state: RunState
+    verdict: str
+    cause: str | None
+    evidence: list[str]
+    advice: list[str]
+    timeline: list[str]
+
+
+def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> Why:
+    """Explains one run from what its folder and the scheduler say.
+
+    Args:
+        asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
+    """
+    verdict = _verdict(run)
+    words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB"}
+    evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
+    warning = _grace(run) if asks_slurm else None
+    if warning is not None:
+        evidence.append(warning)
+        advice.append("checkpoint.every=auto, or a partition with more grace")
+    return Why(
+        run_id=run.run_id,
+        state=run.state,
+        verdict=verdict.says,
+        cause=run.cause,
+        evidence=evidence,
+        advice=advice,
+        timeline=[line for attempt in run.attempts for line in _story(attempt)],
+    )
+
+
+def _verdict(run: RunStatus) -> Verdict:
+    if run.state is not RunState.FAILED:
+        return BY_STATE[run.state]
+    if "OutOfMemoryError" in str(_error(run).get("type", "")):
+        return _GPU_MEMORY
+    return BY_CAUSE.get(run.cause or "", BY_STATE[RunState.FAILED])
+
+
+def _error(run: RunStatus) -> Any:
+    return (run.attempts[-1].error if run.attempts else {}) or run.failure
+
+
+def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
+    error = _error(run)
+    if run.state is RunState.FAILED and error:
+        where = f"rank {error.get('rank')} on {error.get('node')}"
+        yield f"{where}: {error.get('type')}: {str(error.get('message', '')).strip()}"
+        frames = [line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ")]
+        yield from frames[-_TRACEBACK_LINES:]
+    elif run.reason is not None and run.state is not RunState.COMPLETED:
+        yield run.reason
+    yield f"step {run.step} of {run.spec.num_steps}, {len(run.attempts)} attempt(s)"
+    if run.state is not RunState.COMPLETED:
+        yield from (f"log: {path}" for path in log_files(status, run)[-1:])
+
+
+def _grace(run: RunStatus) -> str | None:
+    """The warning of `plan`, for a run that a preemption may have cost work."""
+    was_preempted = any(attempt.cause == "preempted" or not attempt.has_ended for attempt in run.attempts)
+    partition = run.spec.shape.partition
+    if run.stop_s is None or not was_preempted or partition is None or run.state is RunState.RUNNING:
+        return None
+    try:
+        found = show_preemption(partition)
+    except SlurmError:
+        return None
+    if found is None or found.mode == "OFF":
+        return None
+    return grace_warning(run.stop_s, partition, found.grace_s, found.kill_wait_s)
+
+
+def _story(attempt: Attempt) -> Iterator[str]:
+    where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
+    step = "before its first step" if attempt.resumed_step is None else f"from step {attempt.resumed_step}"
+    yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began {step}, {where}"
+    if not attempt.has_ended or attempt.end_time is None or attempt.state is None:
+        return
+    parts = [f"attempt {attempt.attempt} ended: {attempt.state.value}", attempt.cause or ""]
+    parts += [attempt.signal or "", "" if attempt.saved_step is None else f"saved step {attempt.saved_step}"]
+    parts += [attempt.action if attempt.action not in (None, "none") else ""]
+    yield f"{_clock(attempt.end_time)}  {', '.join(part for part in parts if part)}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,99 @@
+"""Why a run is as it is: every state and cause has a verdict and a next step, and the evidence is the run's own."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.operate.status import read_status
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
+from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.states import RunState
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+ERROR = {
+    "rank": 1, "node": "n2", "exit_code": 1, "type": "ValueError", "message": "a batch of -1",
+    "traceback": 'Traceback (most recent call last):\n  File "net.py", line 7, in forward\n    raise ValueError(n)\n'
+                 "ValueError: a batch of -1\n",
+}  # fmt: skip
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm", "hardware.partition=spare"))
+    sweep.submit()
+    return sweep
+
+
+def _why(sweep: SweepOnDisk) -> Why:
+    status = read_status(sweep.paths)
+    return explain(status, status.runs[0])
+
+
+def test_every_state_has_a_verdict_and_something_to_do() -> None:
+    assert set(BY_STATE) == set(RunState)
+    for verdict in (*BY_STATE.values(), *BY_CAUSE.values()):
+        assert verdict.says.endswith(".")
+        assert verdict.advice
+        for advice in verdict.advice:
+            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job"}
+
+
+def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.FAILED, cause="exception", error=ERROR)
+    why = _why(sweep)
+    assert why.verdict.startswith("The training raised an exception")
+    assert why.evidence[:2] == ["rank 1 on n2: ValueError: a batch of -1", '  File "net.py", line 7, in forward']
+    assert f"hpc-trainer logs {why.run_id} --all-ranks" in why.advice
+
+
+def test_the_memory_of_a_gpu_is_told_from_other_exceptions(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    error = {**ERROR, "type": "OutOfMemoryError", "message": "CUDA out of memory."}
+    sweep.end(state=RunState.FAILED, cause="exception", error=error)
+    assert "smaller train.micro_batch_size" in _why(sweep).advice[0]
+
+
+@pytest.mark.parametrize("cause", sorted(BY_CAUSE))
+def test_a_failure_is_explained_by_its_cause(sweep: SweepOnDisk, cause: str) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.FAILED, cause=cause)
+    assert _why(sweep).verdict == BY_CAUSE[cause].says
+
+
+def test_the_story_has_every_attempt(sweep: SweepOnDisk) -> None:
+    sweep.start(attempt=0, resumed=0)
+    sweep.end(attempt=0, state=RunState.REQUEUED, cause="preempted", saved_step=40, action="requeue", signal="SIGTERM")
+    sweep.start(attempt=1)
+    story = [line[21:] for line in _why(sweep).timeline]
+    assert story == [
+        "attempt 0 began from step 0, job 500_0 on n1",
+        "attempt 0 ended: REQUEUED, preempted, SIGTERM, saved step 40, requeue",
+        "attempt 1 began before its first step, job 500_0 on n1",
+    ]
+
+
+def test_a_grace_that_is_too_short_is_told_with_its_figures(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.REQUEUED, cause="preempted", saved_step=10)
+    write_json(sweep.run().heartbeat, {"attempt": 0, "step": 10, "time": time.time(), "step_s": 2.0, "save_s": 90.5})
+    fake_slurm.answer("scontrol", "PartitionName=spare GraceTime=20 PreemptMode=REQUEUE\nKillWait = 30 sec\n")
+    fake_slurm.forget_calls()
+    why = _why(sweep)
+    assert (
+        "a stop takes 92.5 s (a step and a save, the slowest 1 %), and partition spare gives 50 s (GraceTime=20, "
+        "KillWait=30): a preempted run loses up to a checkpoint interval."
+    ) in why.evidence
+    assert "checkpoint.every=auto, or a partition with more grace" in why.advice
+    assert len(fake_slurm.calls("scontrol")) == 1
+    fake_slurm.answer("scontrol", "PartitionName=spare GraceTime=100 PreemptMode=REQUEUE\nKillWait = 30 sec\n")
+    assert not [line for line in _why(sweep).evidence if "a stop takes" in line]
+    fake_slurm.answer("scontrol", code=1, error="Unable to contact slurm controller")
+    assert not [line for line in _why(sweep).evidence if "a stop takes" in line], "no answer, no guess"
