@@ -11,6 +11,7 @@
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
     │   └── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
     ├── DataError                    exit 74   a data set is missing or unreadable
+    ├── PeerLostError                exit 74   another rank, or its node, is gone
     └── StuckError                   exit 74   a rank showed no sign of life
 
 Exit 74 may pass: a run comes back `cluster.max_failures` times after it.
@@ -88,6 +89,12 @@ class CorruptCheckpointError(CheckpointError):
 
 class DataError(HpcTrainerError):
     """A data set is missing, unreadable, or smaller than the configuration needs."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class PeerLostError(HpcTrainerError):
+    """The connection to another rank broke: it was killed, or its node failed. A rank that raises says so itself."""
 
     exit_code = ExitCode.STORAGE
 

@@ -66,6 +66,10 @@ BY_CAUSE: dict[str, Verdict] = {
     "killed": Verdict(
         "Its process was killed from outside (kill -9, or the machine ran out of memory).", (_LOGS, _RETRY)
     ),
+    "peer_lost": Verdict(
+        "A rank was killed or its node failed, more often than cluster.max_failures allows: the others lost contact.",
+        (_LOGS, "more memory, if the kernel killed it (hardware.mem_gb_per_node)", _RETRY),
+    ),
     "stuck": Verdict(
         "A rank showed no sign of life for monitor.watchdog_s seconds: a hung collective, or a stuck loader.",
         (_LOGS + ": the rank that is not in a collective is the one to look at", _RETRY),

@@ -141,19 +141,23 @@ def decide_stop(facts: StopFacts) -> Decision:
     return _cancelled()
 
 
-def decide_failure(facts: StopFacts, *, is_storage: bool, num_failures: int, max_failures: int) -> Decision | None:
-    """What to do after an error: storage and data may be well again later. None: the run has failed.
+def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failures: int) -> Decision | None:
+    """What to do after an error that may pass: of storage or data, a hang, a lost rank. None: the run has failed.
 
     Args:
-        is_storage: the error is one of storage or data (exit 74).
-        num_failures: how often storage or data brought the run down since a person submitted it, this time included.
+        cause: as the journal has it.
+        num_failures: how often such an error brought the run down since a person submitted it, this time included.
         max_failures: `cluster.max_failures`.
     """
-    if not is_storage or num_failures > max_failures or facts.has_cancel_marker or facts.has_token:
+    is_cancelled = facts.has_cancel_marker or facts.job_state == "CANCELLED"
+    if not facts.on_slurm or num_failures > max_failures or is_cancelled:
         return None
-    if not facts.on_slurm or facts.was_requeued or facts.job_state is None or facts.job_state not in AT_WORK:
+    if facts.has_token or facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
+        # Slurm has taken the job back by itself, as after a node failure, or another rank was faster.
+        return replace(_interrupted(RunState.REQUEUED, cause), exit_code=ExitCode.STORAGE)
+    if facts.job_state is None or facts.job_state not in AT_WORK:
         return None
-    return replace(_requeue("storage"), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)
+    return replace(_requeue(cause), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)
 
 
 def decide_answer(decision: Decision, answer: Answer, *, can_submit: bool) -> Decision:

@@ -79,3 +79,11 @@ def _encode(value: Any) -> torch.Tensor:
 
 def _decode(data: torch.Tensor) -> Any:
     return json.loads(bytes(data.cpu().tolist()).decode())
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """True if a collective failed because another rank is gone: not this rank's own error.
+
+    NCCL and the key-value store raise torch.distributed.DistError; gloo a RuntimeError that names its source file.
+    """
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/transport/" in str(error))

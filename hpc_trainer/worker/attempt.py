@@ -15,7 +15,7 @@ import torch
 
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, HpcTrainerError, StuckError
+from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -23,6 +23,7 @@ from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_group import is_lost_peer
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
@@ -155,6 +156,11 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
 def _fail(error: BaseException, stop: Stop) -> NoReturn:
     """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
     traceback.print_exception(error)
+    if is_lost_peer(error):
+        lost = PeerLostError(
+            f"lost another rank: it was killed, or its node failed (its log says more, if it could write). {error}"
+        )
+        error = lost.with_traceback(error.__traceback__)
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
     code = ExitCode.CONFIG if code is ExitCode.USAGE else code
     record: dict[str, Any] = {
@@ -168,7 +174,7 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
     }
     try:
         first = _first_failure(stop.paths, stop.attempt, record)
-        cause = "stuck" if first["type"] == StuckError.__name__ else _CAUSES.get(first["exit_code"], "exception")
+        cause = _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
         conclude_failure(stop, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -176,7 +182,8 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
 
 
-_CAUSES = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
+_CAUSES = {StuckError.__name__: "stuck", PeerLostError.__name__: "peer_lost"}
+_CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
 
 
 def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:

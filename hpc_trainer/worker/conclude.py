@@ -81,7 +81,7 @@ def conclude_start(stop: Stop) -> ExitCode:
 
 @stop_signals_held_back()
 def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_first: bool) -> None:
-    """After an error: journals it, and brings the run back if storage or data failed and the budget allows.
+    """After an error: journals it, and brings the run back if it is one that may pass and the budget allows.
 
     Not collective, and may be called by any rank: rank 0 journals, and the one that failed first acts.
 
@@ -98,7 +98,7 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
     budget = stop.config.cluster.max_failures
     if error["exit_code"] == ExitCode.STORAGE and budget:  # anything else spares Slurm the question
         num_failures = failures_of_storage(stop.paths)
-        made = decide_failure(_facts(stop), is_storage=True, num_failures=num_failures, max_failures=budget)
+        made = decide_failure(_facts(stop), cause=cause, num_failures=num_failures, max_failures=budget)
     if made is None:
         record(RunState.FAILED)
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.runs.files import check_place, check_trusted, read_json, set_umask
-from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.journal import Journal, failures_of_storage
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
@@ -56,7 +56,7 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
         return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
         folder.mkdir(exist_ok=True)
-    failed = failed_before(paths, env)
+    failed = failed_before(paths, env, config.cluster.max_failures)
     if failed is not None:
         print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")
         return ExitCode.FAILED
@@ -71,7 +71,7 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
     return run_attempt(config, paths, env, stop, attempt)
 
 
-def failed_before(paths: RunPaths, env: RankEnv) -> str | None:
+def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | None:
     """What has failed for good, if the start before this one of the same job has.
 
     Nobody asked for this start: since 24.05 Slurm requeues a job once more whose preemption it has noted, however it
@@ -81,9 +81,11 @@ def failed_before(paths: RunPaths, env: RankEnv) -> str | None:
     newest = earlier[-1] if earlier else None
     if newest is None or newest.restart_count >= env.restart_count or newest.state is RunState.REQUEUED:
         return None
-    failure = read_json(paths.failure(newest.attempt)) or {}
+    code = (read_json(paths.failure(newest.attempt)) or {}).get("exit_code")
+    if code == ExitCode.STORAGE and failures_of_storage(paths) <= max_failures:
+        return None  # a lost node looks like this, and Slurm has started the job elsewhere
     # srun may have ended rank 0 before it could journal another rank's error.
-    is_final = newest.state is RunState.FAILED or failure.get("exit_code", ExitCode.STORAGE) != ExitCode.STORAGE
+    is_final = newest.state is RunState.FAILED or code not in (None, ExitCode.STORAGE)
     return f"attempt {newest.attempt} has failed for good" if is_final else None
 
 

@@ -19,7 +19,7 @@ def node_set_down(scene: Scene, references: References) -> None:
     scene.slurm.set_node(node, "down")
     scene.wait_for_job("PENDING")
     scene.come_back()
-    check_completed(scene, references, [(None, "node_fail", "requeued"), "done"])
+    check_completed(scene, references, [(None, "node_fail", "requeued", "peer_lost"), "done"])
 
 
 @scenario()
@@ -33,7 +33,7 @@ def node_without_power(scene: Scene, references: References) -> None:
     scene.slurm.set_node(node, "down")
     scene.wait_for_job("PENDING")
     scene.come_back()
-    check_completed(scene, references, [(None, "node_fail", "requeued", "exception"), "done"])
+    check_completed(scene, references, [(None, "node_fail", "requeued", "peer_lost"), "done"])
 
 
 @scenario(ONE, is_long=True, timeout_s=500)

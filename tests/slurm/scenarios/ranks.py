@@ -10,36 +10,47 @@ from tests.slurm.scenarios.scene import Scene
 from tests.slurm.scenarios.table import ONE, TWO_NODES, scenario
 
 
-def _kill(scene: Scene, references: References, ranks: list[int]) -> None:
+def _kill(scene: Scene, ranks: list[int]) -> None:
     scene.submit()
     scene.wait_for_step(70)
     scene.note()
-    pids = [scene.pid_of(rank) for rank in ranks]
-    for pid in pids:
+    for pid in [scene.pid_of(rank) for rank in ranks]:
         os.kill(pid, signal.SIGKILL)
+
+
+def _kill_all(scene: Scene, references: References) -> None:
+    _kill(scene, list(range(scene.num_ranks)))
     check_stays(scene, "FAILED")
     scene.full_speed()
     assert scene.submit_again("--retry-failed")["submitted"] == 1
     scene.follow_job()
-    check_completed(scene, references, [(None, "exception"), "done"])
+    check_completed(scene, references, [None, "done"])
+
+
+def _kill_one(scene: Scene, references: References, rank: int) -> None:
+    _kill(scene, [rank])
+    scene.wait_for_job("PENDING")
+    assert scene.driver.only_run("scene")["state"] == "REQUEUED"
+    scene.come_back()
+    check_completed(scene, references, [(None, "peer_lost"), "done"])
 
 
 @scenario(TWO_NODES)
 def another_rank_killed(scene: Scene, references: References) -> None:
-    """kill -9 of rank 3: the others end within seconds, FAILED, and a retry goes on from the last checkpoint."""
-    _kill(scene, references, [3])
-
-
-@scenario()
-def rank_zero_killed(scene: Scene, references: References) -> None:
-    """kill -9 of rank 0, which writes the journal."""
-    _kill(scene, references, [0])
+    """kill -9 of rank 3: the others end within seconds and bring the run back, from the last checkpoint."""
+    _kill_one(scene, references, 3)
 
 
 @scenario(TWO_NODES)
+def rank_zero_killed(scene: Scene, references: References) -> None:
+    """kill -9 of rank 0, which writes the journal: another rank brings the run back."""
+    _kill_one(scene, references, 0)
+
+
+@scenario()
 def all_ranks_killed(scene: Scene, references: References) -> None:
-    """kill -9 of every rank at once."""
-    _kill(scene, references, [0, 1, 2, 3])
+    """kill -9 of every rank at once: nobody is left to bring it back, FAILED, and a retry goes on."""
+    _kill_all(scene, references)
 
 
 def _raise(scene: Scene, references: References, rank: int) -> None:

@@ -282,24 +282,25 @@ def test_a_refused_requeue_without_sbatch_is_left_to_the_next_submit() -> None:
 
 
 @pytest.mark.parametrize("max_failures", [0, 1, 3])
-def test_errors_of_storage_have_a_budget_and_others_none(max_failures: int) -> None:
+def test_errors_that_may_pass_have_a_budget(max_failures: int) -> None:
     running = StopFacts(on_slurm=True, has_cancel_marker=False, job_state="RUNNING")
     for number in range(1, 6):
-        made = decide_failure(running, is_storage=True, num_failures=number, max_failures=max_failures)
+        made = decide_failure(running, cause="storage", num_failures=number, max_failures=max_failures)
         assert (made is not None) == (number <= max_failures)
         if made is not None:
             assert (made.action, made.cause, made.exit_code) == (Action.requeue, "storage", ExitCode.STORAGE)
             refused = decide_answer(made, Answer.refused, can_submit=False)
             assert (refused.state, refused.exit_code) == (RunState.FAILED, ExitCode.STORAGE)
-        assert decide_failure(running, is_storage=False, num_failures=number, max_failures=max_failures) is None
 
 
-def test_a_failure_never_brings_back_what_was_cancelled_or_is_leaving() -> None:
+def test_a_failure_never_brings_back_what_was_cancelled_or_comes_back_anyway() -> None:
     for facts in ALL:
-        made = decide_failure(facts, is_storage=True, num_failures=1, max_failures=3)
-        if made is not None:
-            assert facts.on_slurm
-            assert facts.job_state in AT_WORK
-            assert not facts.was_requeued
-            assert not facts.has_cancel_marker
-            assert not facts.has_token
+        made = decide_failure(facts, cause="peer_lost", num_failures=1, max_failures=3)
+        if facts.has_cancel_marker or not facts.on_slurm or facts.job_state == "CANCELLED":
+            assert made is None, facts
+        elif facts.has_token or facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
+            assert made is not None, facts
+            assert (made.action, made.state, made.cause) == (Action.none, RunState.REQUEUED, "peer_lost"), facts
+        else:
+            assert (made is not None) == (facts.job_state in AT_WORK), facts
+            assert made is None or made.action is Action.requeue, facts

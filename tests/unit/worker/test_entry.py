@@ -102,12 +102,12 @@ def test_a_job_that_comes_back_late_leaves_the_run_to_the_newer_one(sweep: Sweep
 
 
 @pytest.mark.parametrize(
-    ("state", "exit_code", "leaves"),
-    [("FAILED", 1, True), (None, 1, True), ("FAILED", 74, True), ("REQUEUED", 74, False), (None, 74, False),
-     (None, None, False), ("PREEMPTED", None, False)],
+    ("state", "exit_code", "budget", "leaves"),
+    [("FAILED", 1, 3, True), (None, 1, 3, True), ("REQUEUED", 74, 3, False), (None, 74, 3, False),
+     ("FAILED", 74, 1, False), ("FAILED", 74, 0, True), (None, None, 3, False), ("PREEMPTED", None, 3, False)],
 )  # fmt: skip
 def test_a_job_that_failed_for_good_does_not_start_again_by_itself(
-    state: str | None, exit_code: int | None, leaves: bool, sweep: SweepOnDisk
+    state: str | None, exit_code: int | None, budget: int, leaves: bool, sweep: SweepOnDisk
 ) -> None:
     """Slurm requeues it all the same where it has noted a preemption (since 24.05), or by its exit code."""
     run = sweep.run()
@@ -121,6 +121,6 @@ def test_a_job_that_failed_for_good_does_not_start_again_by_itself(
         {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
          "SLURM_JOB_ID": "500", "SLURM_ARRAY_JOB_ID": "500", "SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": "1"}
     )  # fmt: skip
-    assert (failed_before(run, env) is not None) == leaves
+    assert (failed_before(run, env, budget) is not None) == leaves
     again = dataclasses.replace(env, job_id="600_0", restart_count=0)
-    assert failed_before(run, again) is None, "a person submitted it again"
+    assert failed_before(run, again, budget) is None, "a person submitted it again"
