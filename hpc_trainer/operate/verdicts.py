@@ -17,6 +17,7 @@ class Verdict:
 
 _LOGS = "hpc-trainer logs {run} --all-ranks"
 _RETRY = "hpc-trainer retry {run}"
+_MEND = "mend the code, then: " + _RETRY + " (another configuration is another run: hpc-trainer submit)"
 _SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
 
 BY_STATE: dict[RunState, Verdict] = {
@@ -43,7 +44,7 @@ BY_STATE: dict[RunState, Verdict] = {
         "It used more host memory than it had asked for, and Slurm killed it.",
         ("a larger hardware.mem_gb_per_node (or mem_gb_per_gpu), then submit again", _RETRY + " with the same memory"),
     ),
-    RunState.FAILED: Verdict("It failed.", (_LOGS, "mend the cause, then: " + _RETRY)),
+    RunState.FAILED: Verdict("It failed.", (_LOGS, _MEND)),
     RunState.UNKNOWN: Verdict(
         "How it stands is not known now: the scheduler did not answer, or another host has it.", ("ask again later",)
     ),
@@ -53,7 +54,7 @@ BY_STATE: dict[RunState, Verdict] = {
 BY_CAUSE: dict[str, Verdict] = {
     "exception": Verdict(
         "The training raised an exception: started again it would do so again, so it was not.",
-        (_LOGS, "mend the code or the configuration, then: " + _RETRY),
+        (_LOGS, _MEND),
     ),
     "no_progress": Verdict(
         "It came back again and again without a new step, so it was stopped for good (exit 76).",

@@ -77,7 +77,9 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     if run.state is RunState.FAILED and error:
         where = f"rank {error.get('rank')} on {error.get('node')}"
         yield f"{where}: {error.get('type')}: {str(error.get('message', '')).strip()}"
-        frames = [line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ")]
+        frames = [
+            line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
+        ]
         yield from frames[-_TRACEBACK_LINES:]
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason

@@ -20,6 +20,7 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 ERROR = {
     "rank": 1, "node": "n2", "exit_code": 1, "type": "ValueError", "message": "a batch of -1",
     "traceback": 'Traceback (most recent call last):\n  File "net.py", line 7, in forward\n    raise ValueError(n)\n'
+                 "    ^^^^^^^^^^^^^^^^^^^\n"
                  "ValueError: a batch of -1\n",
 }  # fmt: skip
 
@@ -50,7 +51,9 @@ def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
     sweep.end(state=RunState.FAILED, cause="exception", error=ERROR)
     why = _why(sweep)
     assert why.verdict.startswith("The training raised an exception")
-    assert why.evidence[:2] == ["rank 1 on n2: ValueError: a batch of -1", '  File "net.py", line 7, in forward']
+    assert why.evidence[:3] == [
+        "rank 1 on n2: ValueError: a batch of -1", '  File "net.py", line 7, in forward', "    raise ValueError(n)",
+    ]  # fmt: skip
     assert f"hpc-trainer logs {why.run_id} --all-ranks" in why.advice
 
 
