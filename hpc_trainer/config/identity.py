@@ -26,7 +26,11 @@ _OTHER_KEYS = {
     "parallel": ("timeout_s",),
 }  # fmt: skip
 # Keys that came later count from the moment they are set: runs of before keep their ids.
-_NOT_SET: dict[str, Any] = {"params": {}, "train": {"main": None}}
+_NOT_SET: dict[str, Any] = {
+    "params": {},
+    "train": {"main": None},
+    "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
+}
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.checks import at_least as _at_least
+from hpc_trainer.config.checks import between as _between
+from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
 
-# Larger than any real count, step or second; past it figures overflow where they are used.
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
 _SHORTEST_WATCHDOG_S = 10
-_LARGEST = 1e12
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 # sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
 _LARGEST_COUNT = 2**31 - 1
@@ -64,44 +64,12 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
     yield from _batch(config)
-    yield from _optim(config)
+    yield from optim_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
     yield from target_problems(config)
     yield from memo.of(param_problems, config.params)
-
-
-def _figure(value: float) -> str:
-    try:
-        return f"{value:g}"
-    except OverflowError:  # an int of hundreds of digits
-        return f"{str(value)[:20]}..."
-
-
-def _at_least(
-    key: str, value: float | None, least: float, nullable: bool = False, most: float = _LARGEST
-) -> Iterator[str]:
-    if value is None:
-        if not nullable:
-            yield f"{key} must be set."
-    elif not least <= value <= most:  # nan is neither
-        rule = f"at least {least:g}" if not value >= least else f"at most {most:.12g}"
-        yield f"{key}={_figure(value)} must be {rule}. Use {least if not value >= least else most:.12g}."
-
-
-def _positive(key: str, value: float) -> Iterator[str]:
-    if not 0 < value < float("inf"):
-        yield f"{key}={value:g} must be greater than 0 and finite."
-
-
-def _between(key: str, value: float, low: float, high: float, high_open: bool = False) -> Iterator[str]:
-    inside = low <= value < high if high_open else low <= value <= high
-    if not inside:
-        bracket = ")" if high_open else "]"
-        nearest = low if not value >= low else high
-        hint = f" Use {nearest:g}." if not (high_open and nearest == high) else f" Use less than {high:g}."
-        yield f"{key}={_figure(value)} must be in [{low:g}, {high:g}{bracket}.{hint}"
 
 
 def _general(config: TrainConfig) -> Iterator[str]:
@@ -254,31 +222,6 @@ def _with_batch(train: LoopConfig, hardware: HardwareConfig) -> LoopConfig:
         accum = train.global_batch_size // (micro * hardware.world_size)
     micro = train.global_batch_size // (accum * hardware.world_size)
     return dataclasses.replace(train, micro_batch_size=micro, grad_accum_steps=accum)
-
-
-def _optim(config: TrainConfig) -> Iterator[str]:
-    optim, schedule = config.optim, config.schedule
-    yield from _positive("optim.lr", optim.lr)
-    yield from _at_least("optim.weight_decay", optim.weight_decay, 0)
-    if isinstance(optim, SgdConfig):
-        yield from _between("optim.momentum", optim.momentum, 0, 1, high_open=True)
-        if optim.nesterov and optim.momentum == 0:
-            yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
-    if isinstance(optim, AdamwConfig):
-        yield from _positive("optim.eps", optim.eps)
-        if len(optim.betas) != 2:
-            yield f"optim.betas={optim.betas} must be two numbers. Use [0.9,0.999]."
-        for index, beta in enumerate(optim.betas):
-            yield from _between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
-    yield from _between("schedule.min_lr_ratio", schedule.min_lr_ratio, 0, 1)
-    if not 0 <= schedule.warmup_steps < max(1, config.train.num_steps):
-        nearest = max(0, min(schedule.warmup_steps, config.train.num_steps - 1))
-        yield (
-            f"schedule.warmup_steps={schedule.warmup_steps} must be ≥ 0 and less than "
-            f"train.num_steps={config.train.num_steps}. Use {nearest}."
-        )
-    if config.precision.compute_dtype is Dtype.fp16 and config.precision.init_scale < 1:
-        yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
 
 
 def _model(model: ModelConfig) -> Iterator[str]:

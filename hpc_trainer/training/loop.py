@@ -17,11 +17,12 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.optim import build_optimizer, learning_rate
+from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper, StepResult
 

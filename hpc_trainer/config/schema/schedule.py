@@ -1,4 +1,4 @@
-"""`schedule/`: the learning rate over steps."""
+"""`schedule/`: the learning rate over steps. All of them begin with `warmup_steps` of linear warm-up."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ from dataclasses import dataclass
 
 class ScheduleName(str, enum.Enum):
     constant = "constant"
+    linear = "linear"
     cosine = "cosine"
+    wsd = "wsd"
+    step = "step"
+    one_cycle = "one_cycle"
 
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleConfig:
     name: ScheduleName = ScheduleName.constant
-    """constant, or cosine (Loshchilov and Hutter 2016) from lr to lr × min_lr_ratio at train.num_steps."""
+    """After the warm-up: constant stays at lr. linear, cosine (Loshchilov and Hutter 2016) and one_cycle (Smith and
+    Topin 2018) fall to lr × min_lr_ratio at train.num_steps; wsd (warm-up, stable, decay; Hu et al. 2024) does so in
+    its last `decay_steps` only. step: × `gamma` every `every_steps`."""
     warmup_steps: int = 0
-    """Steps of linear warm-up from lr / warmup_steps, ≥ 0 and < train.num_steps."""
+    """Steps of linear warm-up from lr / warmup_steps, ≥ 0 and < train.num_steps. one_cycle rises from lr / 25."""
     min_lr_ratio: float = 0.0
-    """The last learning rate as a share of the peak, in [0, 1]; cosine only."""
+    """The last learning rate as a share of the peak, in [0, 1]; not of constant and step."""
+    decay_steps: int | None = None
+    """wsd: the last steps, in which the rate falls, ≥ 1; null: a fifth of train.num_steps."""
+    every_steps: int | None = None
+    """step: steps between two falls, ≥ 1; null: a third of train.num_steps."""
+    gamma: float = 0.1
+    """step: the factor of each fall, in (0, 1]."""

@@ -17,6 +17,7 @@ from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.schedule import ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import find_problems, validate
 from hpc_trainer.errors import ConfigError
@@ -134,6 +135,19 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"schedule__warmup_steps": 200},
         "schedule.warmup_steps=200 must be ≥ 0 and less than train.num_steps=200. Use 199.",
     ),
+    (
+        {"schedule__decay_steps": 5},
+        "schedule.decay_steps=5 is for schedule=wsd, and this is cosine. Leave it out.",
+    ),
+    (
+        {"schedule__name": ScheduleName.wsd, "schedule__decay_steps": 201},
+        "schedule.decay_steps=201 must be 1 to 200, the steps after the warm-up. Use 200.",
+    ),
+    (
+        {"schedule__name": ScheduleName.step, "schedule__every_steps": 0},
+        "schedule.every_steps=0 must be at least 1. Use 1.",
+    ),
+    ({"schedule__gamma": 1.5}, "schedule.gamma=1.5 must be in (0, 1]. Use 0.1."),
     ({"schedule__warmup_steps": -1}, "schedule.warmup_steps=-1 must be ≥ 0 and less than train.num_steps=200. Use 0."),
     (
         {"precision__compute_dtype": Dtype.fp16, "precision__init_scale": 0.5},

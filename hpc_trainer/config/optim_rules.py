@@ -1,0 +1,53 @@
+"""Rules of `optim/`, `schedule/` and `precision/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import at_least, between, positive
+from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def optim_problems(config: TrainConfig) -> Iterator[str]:
+    """What they break, a line each."""
+    optim = config.optim
+    yield from positive("optim.lr", optim.lr)
+    yield from at_least("optim.weight_decay", optim.weight_decay, 0)
+    if isinstance(optim, SgdConfig):
+        yield from between("optim.momentum", optim.momentum, 0, 1, high_open=True)
+        if optim.nesterov and optim.momentum == 0:
+            yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
+    if isinstance(optim, AdamwConfig):
+        yield from positive("optim.eps", optim.eps)
+        if len(optim.betas) != 2:
+            yield f"optim.betas={optim.betas} must be two numbers. Use [0.9,0.999]."
+        for index, beta in enumerate(optim.betas):
+            yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
+    yield from _schedule(config.schedule, config.train.num_steps)
+    if config.precision.compute_dtype is Dtype.fp16 and config.precision.init_scale < 1:
+        yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
+
+
+def _schedule(schedule: ScheduleConfig, num_steps: int) -> Iterator[str]:
+    yield from between("schedule.min_lr_ratio", schedule.min_lr_ratio, 0, 1)
+    if not 0 <= schedule.warmup_steps < max(1, num_steps):
+        nearest = max(0, min(schedule.warmup_steps, num_steps - 1))
+        yield (
+            f"schedule.warmup_steps={schedule.warmup_steps} must be ≥ 0 and less than "
+            f"train.num_steps={num_steps}. Use {nearest}."
+        )
+        return
+    for key, of in (("decay_steps", ScheduleName.wsd), ("every_steps", ScheduleName.step)):
+        value = getattr(schedule, key)
+        yield from at_least(f"schedule.{key}", value, 1, nullable=True)
+        if value is not None and schedule.name is not of:
+            yield f"schedule.{key}={value} is for schedule={of.value}, and this is {schedule.name.value}. Leave it out."
+    left = num_steps - schedule.warmup_steps
+    if schedule.decay_steps is not None and schedule.decay_steps > left:
+        most = f"{left}, the steps after the warm-up. Use {left}."
+        yield f"schedule.decay_steps={schedule.decay_steps} must be 1 to {most}"
+    if not 0 < schedule.gamma <= 1:
+        yield f"schedule.gamma={schedule.gamma:g} must be in (0, 1]. Use 0.1."
