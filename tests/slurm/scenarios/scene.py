@@ -273,4 +273,12 @@ class Scene:
             parts.append(f"--- {run.job_id} {run.folder.name}\n{journal.read_text() if journal.exists() else ''}")
             shown = self.slurm.run("scontrol", "show", "job", "-o", run.job_id, check=False)
             parts.append(shown.stdout[:1500] + shown.stderr)
-        return "\n".join([*parts, self.driver.all_logs()])
+        left = [f"{pid} {_command_of(pid)}" for pid in self.slurm.job_processes()]
+        return "\n".join([*parts, "--- processes of jobs", *left, self.driver.all_logs()])
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:300]
+    except OSError:
+        return "(ended)"
