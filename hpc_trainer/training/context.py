@@ -7,6 +7,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.files import FOLDER_MODE
-from hpc_trainer.training.checkpoint.objects import check_keys, put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import take, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.life_signs import LifeSigns
 from hpc_trainer.training.rng import rng_state, set_rng_state
@@ -159,11 +160,9 @@ class RunContext:
         newest = self.store.newest_valid()
         if newest is not None:
             _check_owner(newest, self.paths.run_id)
-            shared, own = self.store.load(newest)
-            check_keys("checkpoint", shared, {"step", "objects"})
-            check_keys("checkpoint, this rank's part", own, {"rng", "objects"})
-            restored = Restored(shared["step"], put_back(objects, shared["objects"], own["objects"]))
-            self.saved_step, self._rng = newest.step, own["rng"]
+            is_same_world = newest.world_size == self.world_size
+            step, values, self._rng = self.store.load(newest, partial(take, objects, is_same_world=is_same_world))
+            restored, self.saved_step = Restored(step, values), newest.step
         self.step = self.first_step = restored.step
         self._signs.start(self.step)
         self.saves.start(self.step)

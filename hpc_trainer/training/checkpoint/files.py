@@ -2,8 +2,8 @@
 
 Tensors are in the safetensors format (https://huggingface.co/docs/safetensors): eight bytes of header length,
 a JSON header, then the bytes of the tensors. We write it ourselves, tensor by tensor: the library would write
-to a path of its own, and the checksum would cost a second pass over the file or a second copy in memory. The
-library reads.
+to a path of its own, and the checksum would cost a second pass over the file or a second copy in memory. Reading is
+in saved.py.
 
 The checksum is zlib's CRC-32. It finds every error of up to 32 bits in a row, and misses one in 2**32 of the
 others, at 3 GB/s where sha256 does 1.4 and blake2b 0.8 (480 MiB on a 2-core machine). It guards against
@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.torch
 import torch
 
 from hpc_trainer.errors import CorruptCheckpointError
@@ -71,40 +70,28 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord
     return write_bytes(path, _safetensors_pieces(tensors))
 
 
-def read_tensors(path: Path, record: FileRecord, *, allow_group_write: bool = False) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, on the CPU, in memory of their own.
-
-    Not memory-mapped: a map of a file on NFS dies with SIGBUS when the file is deleted by another node.
-
-    Raises:
-        CorruptCheckpointError: the bytes are not those of `record`.
-        UntrustedFileError: another user owns the file or may write it.
-        OSError: it cannot be read.
-    """
-    data = read_bytes(path, allow_group_write=allow_group_write)
-    _compare(path, record, len(data), zlib.crc32(data))
-    try:
-        return safetensors.torch.load(data)
-    except (safetensors.SafetensorError, KeyError) as error:
-        raise CorruptCheckpointError(f"{path} is not a safetensors file that we can read: {error}.") from error
-
-
 def read_bytes(path: Path, *, allow_group_write: bool = False) -> bytes:
     """A whole file. Raises CorruptCheckpointError if it is missing, UntrustedFileError, OSError."""
     with (
-        _open_trusted(path, allow_group_write) as descriptor,
+        open_trusted(path, allow_group_write) as descriptor,
         os.fdopen(descriptor, "rb", closefd=False) as file,
     ):
         return file.read()
 
 
 def verify(path: Path, record: FileRecord, *, allow_group_write: bool = False) -> None:
-    """Reads a file through and compares size and checksum. Raises as `read_tensors` does."""
+    """Reads a file through and compares size and checksum.
+
+    Raises:
+        CorruptCheckpointError: the bytes are not those of `record`.
+        UntrustedFileError: another user owns the file or may write it.
+        OSError: it cannot be read.
+    """
     size = checksum = 0
     buffer = memoryview(bytearray(_PIECE_BYTES))
-    with _open_trusted(path, allow_group_write) as descriptor:
+    with open_trusted(path, allow_group_write) as descriptor:
         size = os.fstat(descriptor).st_size
-        _compare_size(path, record, size)
+        check_size(path, record, size)
         while count := os.readv(descriptor, [buffer]):
             checksum = zlib.crc32(buffer[:count], checksum)
     _compare(path, record, size, checksum)
@@ -132,7 +119,8 @@ def _safetensors_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryv
 
 
 @contextmanager
-def _open_trusted(path: Path, allow_group_write: bool) -> Iterator[int]:
+def open_trusted(path: Path, allow_group_write: bool) -> Iterator[int]:
+    """A descriptor for reading. Raises CorruptCheckpointError: missing, or a folder; UntrustedFileError, OSError."""
     try:
         os.lstat(path)
         check_trusted(path, allow_group_write)
@@ -148,13 +136,14 @@ def _open_trusted(path: Path, allow_group_write: bool) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _compare_size(path: Path, record: FileRecord, size: int) -> None:
+def check_size(path: Path, record: FileRecord, size: int) -> None:
+    """Raises CorruptCheckpointError unless `size` is that of the record."""
     if size != record.size:
         raise CorruptCheckpointError(f"{path} has {size} bytes; its manifest says {record.size}.")
 
 
 def _compare(path: Path, record: FileRecord, size: int, checksum: int) -> None:
-    _compare_size(path, record, size)
+    check_size(path, record, size)
     if checksum != record.crc32:
         raise CorruptCheckpointError(
             f"{path} has checksum {checksum:08x}; its manifest says {record.crc32:08x}: bytes have changed."

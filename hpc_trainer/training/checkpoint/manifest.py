@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
+from hpc_trainer.training.checkpoint.boxes import Box, find_fault
 from hpc_trainer.training.checkpoint.files import FileRecord
+from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES
 
+T = TypeVar("T")
 NAME = "manifest.json"
 STATE_FILE = "state.safetensors"
-FORMAT = 1
+FORMAT = 2  # 1 had no shards, and optimizer state by number of the weight instead of by its name
+_MOST = 2**62  # elements along a dimension
 
 
 def rank_file(rank: int) -> str:
@@ -20,9 +25,23 @@ def rank_file(rank: int) -> str:
     return f"rank-{rank:03d}.safetensors"
 
 
+def shard_file(rank: int) -> str:
+    """`shard-000.safetensors`: a rank's pieces of the tensors that ranks hold together; only where it has any."""
+    return f"shard-{rank:03d}.safetensors"
+
+
+def own_part(per_rank: Sequence[T], rank: int) -> T | None:
+    """What `rank` takes of the parts that each rank saved: its own; None where fewer ranks saved."""
+    return per_rank[rank] if rank < len(per_rank) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One checkpoint: `files` are the state file, then one for each rank; the structures are `pack`'s."""
+    """One checkpoint: `files` are the state file, one for each rank, shard files; the structures are `pack`'s.
+
+    `sharded`: name -> {"shape": [..], "dtype": "F32", "pieces": [[rank, [offset, ..], [length, ..]], ..]}, the pieces
+    in the ranks' shard files, under the same name.
+    """
 
     step: int
     world_size: int
@@ -31,6 +50,7 @@ class Manifest:
     files: list[FileRecord]
     replicated: Any
     per_rank: list[Any]
+    sharded: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """One JSON object whose last key is the CRC-32 of all bytes before it.
@@ -64,10 +84,43 @@ class Manifest:
             )
         files = [FileRecord(**record) for record in values.pop("files")]
         manifest = cls(files=files, **values)
-        expected = [STATE_FILE, *(rank_file(rank) for rank in range(manifest.world_size))]
-        if [record.name for record in files] != expected or len(manifest.per_rank) != manifest.world_size:
-            raise CorruptCheckpointError(f"{NAME} lists other files than its {manifest.world_size} ranks have.")
+        manifest._check()
         return manifest
+
+    def boxes(self, name: str) -> list[tuple[Box, str]]:
+        """Where each piece of a sharded tensor lies in the whole, and its file."""
+        return [(_box(piece), shard_file(piece[0])) for piece in self.sharded[name]["pieces"]]
+
+    def _check(self) -> None:
+        ranks = range(self.world_size)
+        try:
+            writers = {piece[0] for entry in self.sharded.values() for piece in entry["pieces"]}
+            expected = [STATE_FILE, *map(rank_file, ranks), *map(shard_file, sorted(writers))]
+            if [record.name for record in self.files] != expected or len(self.per_rank) != self.world_size:
+                raise CorruptCheckpointError(f"{NAME} lists other files than its {self.world_size} ranks have.")
+            if not writers <= set(ranks):
+                raise CorruptCheckpointError(f"{NAME} has pieces of rank {max(writers)} of {self.world_size}.")
+            for name, entry in self.sharded.items():
+                fault = find_sharded_fault(entry)
+                if fault:
+                    raise CorruptCheckpointError(f"{NAME}, sharded tensor {name}: {fault}.")
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise CorruptCheckpointError(f"{NAME} does not describe its sharded tensors: {error!r}.") from error
+
+
+def find_sharded_fault(entry: Mapping[str, Any]) -> str | None:
+    """Why an entry of `sharded` is no tensor in pieces, in words; None if it is one. Raises KeyError and the like."""
+    if set(entry) != {"shape", "dtype", "pieces"} or entry["dtype"] not in DTYPE_NAMES.values():
+        return f"it has the keys {sorted(entry)} and the number format {entry.get('dtype')}"
+    numbers = [*entry["shape"], *(number for _, offsets, lengths in entry["pieces"] for number in (*offsets, *lengths))]
+    if not all(type(number) is int and 0 <= number < _MOST for number in numbers):
+        return "shapes, offsets and lengths must be whole numbers ≥ 0"
+    return find_fault(entry["shape"], [_box(piece) for piece in entry["pieces"]])
+
+
+def _box(piece: Sequence[Any]) -> Box:
+    _, offsets, lengths = piece
+    return Box(tuple(offsets), tuple(lengths))
 
 
 def _tail(body: bytes) -> bytes:

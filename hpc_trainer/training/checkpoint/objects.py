@@ -8,8 +8,12 @@
     torch.Tensor, numpy.ndarray                 its values                  filled in place
     anything else that `pack` takes             as it is                    returned
 
-Not by rank: the same on all ranks, so rank 0's is written. Buffers differ between ranks: batch norm's statistics see
-one rank's samples.
+Not by rank: the same on all ranks, so rank 0's is written; of sharded tensors (DTensors) each rank its part. Buffers
+differ between ranks: batch norm's statistics see one rank's samples. On another number of ranks rank 0's count, as they
+do for DDP, which hands them out at each forward pass.
+
+Loading reads what is needed here: a whole tensor, or this rank's part of it. How it was cut when it was saved, by one
+rank, by DDP, ZeRO-1 or FSDP on any number of ranks, makes no difference.
 """
 
 from __future__ import annotations
@@ -22,21 +26,26 @@ import torch
 from torch import nn
 
 from hpc_trainer.errors import CheckpointError
+from hpc_trainer.training.checkpoint.forms import RESUME, check_form, check_forms, check_keys, outline
+from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer, optimizer_tree, weight_names
+from hpc_trainer.training.checkpoint.saved import fill, like, whole_tree
+from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
-
-_RESUME = "The configuration or the code has changed; resume with that which saved, or start anew with --fresh."
 
 
 def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what is the same on all ranks, what is this rank's own), by name.
+    """(what ranks share, what is this rank's own), by name. Collective if a ZeroRedundancyOptimizer is among them.
 
     The tensors are those in use, not copies: write them before the next step.
     """
     shared: dict[str, Any] = {}
     own: dict[str, Any] = {}
+    names = weight_names(objects)
     for name, value in objects.items():
         if _is_generator(value):
             own[name] = _generator_state(value)
+        elif isinstance(value, torch.optim.Optimizer):
+            shared[name] = optimizer_tree(value, names)
         elif _is_stateful(value):
             shared[name] = value.state_dict()
             if _buffers(value):
@@ -46,47 +55,70 @@ def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return shared, own
 
 
-def put_back(objects: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def put_back(
+    objects: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    *,
+    is_same_world: bool = True,
+) -> dict[str, Any]:
     """Undoes `to_trees`: fills what can be filled in place, and returns everything by name. Not collective.
 
-    The trees are used up: their tensors may become an optimizer's own.
+    The trees are used up: their tensors, on the disk still or in memory, may become an optimizer's own.
+
+    Args:
+        own: this rank's part; None where fewer ranks saved: generators then stay as they are.
+        is_same_world: as many ranks as saved; else buffers are rank 0's.
 
     Raises:
         CheckpointError: the first difference, by name. Objects may then be half loaded: build them anew.
+        OSError: a file cannot be read.
     """
     check_keys("checkpoint", shared, {name for name, value in objects.items() if not _is_generator(value)})
-    has_own = {name for name, value in objects.items() if _is_generator(value) or _buffers(value)}
-    check_keys("checkpoint, this rank's part", own, has_own)
-    return {name: _put_one(name, value, shared.get(name), own.get(name)) for name, value in objects.items()}
+    if own is not None:
+        has_own = {name for name, value in objects.items() if _is_generator(value) or _buffers(value)}
+        check_keys("checkpoint, this rank's part", own, has_own)
+    names, own = weight_names(objects), own or {}
+    found = {}
+    for name, value in objects.items():
+        if _is_generator(value):
+            if name in own:
+                _set_generator(value, whole_tree(own[name]))
+            found[name] = value
+        else:
+            buffers = own.get(name, {}) if is_same_world else None
+            found[name] = _put_one(name, value, shared[name], buffers, names)
+    return found
 
 
-def check_keys(where: str, saved: Mapping[Any, Any], here: set[Any]) -> None:
-    """Raises CheckpointError unless the keys are the same."""
-    unread, unfilled = (sorted(map(str, keys)) for keys in (set(saved) - here, here - set(saved)))
-    if unread or unfilled:
-        raise CheckpointError(
-            f"{where}: saved but not here: {unread[:5]}; here but not saved: {unfilled[:5]} "
-            f"({len(unread)} and {len(unfilled)} in all). {_RESUME}"
-        )
+def take(objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool) -> tuple[int, dict[str, Any], Any]:
+    """(step, every object by its name, this rank's random state) of what `RunContext.save` saved. Not collective.
+
+    Arguments as of `put_back`. The random state is None where fewer ranks saved. Raises as `put_back` does.
+    """
+    check_keys("checkpoint", shared, {"step", "objects"})
+    if own is not None:
+        check_keys("checkpoint, this rank's part", own, {"rng", "objects"})
+    mine = own or {"rng": None, "objects": None}
+    values = put_back(objects, shared["objects"], mine["objects"], is_same_world=is_same_world)
+    return shared["step"], values, whole_tree(mine["rng"])
 
 
-def _put_one(name: str, here: Any, shared: Any, own: Any) -> Any:
-    if _is_generator(here):
-        _set_generator(here, own)
-    elif isinstance(here, nn.Module):
-        _load_module(name, here, shared, own or {})
+def _put_one(name: str, here: Any, saved: Any, buffers: Mapping[str, Any] | None, names: Names) -> Any:
+    if isinstance(here, nn.Module):
+        _load_module(name, here, saved, buffers)
     elif isinstance(here, torch.optim.Optimizer):
-        _load_optimizer(name, here, shared)
+        load_optimizer(name, here, saved, names)
     elif _is_stateful(here):
-        _load_stateful(name, here, shared)
+        _load_stateful(name, here, saved)
     elif isinstance(here, torch.Tensor):
-        _check_form(name, shared, here)
-        here.detach().copy_(shared)
+        check_form("checkpoint", name, saved, here)
+        fill(here, saved)
     elif isinstance(here, np.ndarray):
-        _check_form(name, shared, _array_to_tensor(name, here))
-        here[...] = shared.numpy()
+        check_form("checkpoint", name, saved, _array_to_tensor(name, here))
+        here[...] = whole_tree(saved).numpy()
     else:
-        return shared
+        return whole_tree(saved)
     return here
 
 
@@ -122,13 +154,18 @@ def _array_to_tensor(name: str, value: Any) -> Any:
         ) from error
 
 
-def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    _check_forms(name, saved, model.state_dict())
-    buffers = _buffers(model)
-    _check_forms(f"{name}, buffers", own, buffers)
-    model.load_state_dict(saved)
-    for key, buffer in buffers.items():
-        buffer.copy_(own[key])
+def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Any] | None) -> None:
+    """Tensor by tensor into the memory that the model has: at no time are there two models."""
+    here = model.state_dict()
+    check_forms(name, saved, here)
+    if buffers is not None:
+        check_forms(f"{name}, buffers", buffers, _buffers(model))
+    for key, value in here.items():
+        if isinstance(value, torch.Tensor):
+            fill(value, (buffers or {}).get(key, saved[key]))
+        else:
+            here[key] = whole_tree(saved[key])
+    model.load_state_dict(here)  # onto itself; a model with hooks of its own hears of it
 
 
 def _buffers(value: Any) -> dict[str, torch.Tensor]:
@@ -136,98 +173,24 @@ def _buffers(value: Any) -> dict[str, torch.Tensor]:
     if not isinstance(value, nn.Module):
         return {}
     saved = value.state_dict()
-    return {name: saved[name] for name, _ in value.named_buffers() if name in saved}
+    names = (name for name, buffer in value.named_buffers() if name in saved and not is_sharded(buffer))
+    return {name: saved[name] for name in names}
 
 
 def _load_stateful(name: str, value: Any, saved: Any) -> None:
     """Strict whatever the class is: what it says afterwards must have the keys and shapes of what was saved."""
-    wanted = _outline(saved)
-    if wanted == _outline(value.state_dict()) == {}:  # a disabled GradScaler: nothing to load
+    wanted, here = outline(saved), value.state_dict()
+    if wanted == outline(here) == {}:  # a disabled GradScaler: nothing to load
         return
     try:
-        value.load_state_dict(saved)
+        value.load_state_dict(like(saved, here))
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         kind = type(value).__name__
-        raise CheckpointError(f"{name}: {kind}.load_state_dict refuses what was saved: {error}. {_RESUME}") from error
-    loaded = _outline(value.state_dict())
+        raise CheckpointError(f"{name}: {kind}.load_state_dict refuses what was saved: {error}. {RESUME}") from error
+    loaded = outline(value.state_dict())
     check_keys(name, wanted, set(loaded))
     for key, form in wanted.items():
         if form != loaded[key]:
-            raise _unlike(name, key, form, loaded[key])
-
-
-def _outline(tree: Any, path: str = "") -> dict[str, str]:
-    """Path -> form of each leaf; numbers and texts are all alike."""
-    if isinstance(tree, torch.Tensor):
-        return {path: _form(tree)}
-    if isinstance(tree, Mapping):
-        items = list(tree.items())
-    elif isinstance(tree, (list, tuple)):
-        items = list(enumerate(tree))
-    else:
-        return {path: "value"}
-    return {key: form for name, item in items for key, form in _outline(item, f"{path}.{name}".strip(".")).items()}
-
-
-def _load_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Strict where torch is not: a fresh state_dict is empty, unknown keys pass, and floats are cast.
-
-    So what the optimizer says afterwards is compared with what was saved.
-    """
-    groups = optimizer.state_dict()["param_groups"]
-    if len(groups) != len(saved["param_groups"]):
-        raise CheckpointError(
-            f"{name}: {len(saved['param_groups'])} groups of weights are saved and {len(groups)} are here. {_RESUME}"
-        )
-    for index, (here, there) in enumerate(zip(groups, saved["param_groups"], strict=True)):
-        check_keys(f"{name}, group {index}", there, set(here))
-        if here["params"] != there["params"]:
             raise CheckpointError(
-                f"{name}, group {index}: {len(there['params'])} weights are saved and {len(here['params'])} are here, "
-                f"or in another order. {_RESUME}"
+                f"{name}: {key} is saved as {form} and is {loaded[key]} here; they must be alike. {RESUME}"
             )
-    _check_shapes(name, optimizer, saved["state"])
-    optimizer.load_state_dict(dict(saved))
-    loaded = optimizer.state_dict()["state"]
-    check_keys(f"{name} state", saved["state"], set(loaded))
-    for index, values in saved["state"].items():
-        _check_forms(f"{name} state of weight {index}", values, loaded[index])
-
-
-def _check_shapes(name: str, optimizer: torch.optim.Optimizer, saved: Mapping[int, Mapping[str, Any]]) -> None:
-    """Strict where torch is not: it takes moments of any shape and fails in the next step."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for index, values in saved.items():
-        if index not in range(len(weights)):
-            raise CheckpointError(
-                f"{name} state is saved for weight {index}, and there are {len(weights)} here. {_RESUME}"
-            )
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor) and value.ndim and value.shape != weights[index].shape:
-                raise CheckpointError(
-                    f"{name} state of weight {index}: {key} is saved with shape {list(value.shape)} and the weight "
-                    f"has {list(weights[index].shape)} here. {_RESUME}"
-                )
-
-
-def _check_forms(where: str, saved: Mapping[Any, Any], here: Mapping[Any, Any]) -> None:
-    """Same keys, and tensors of the same shape and number format."""
-    check_keys(where, saved, set(here))
-    for key, value in here.items():
-        if _form(saved[key]) != _form(value):
-            raise _unlike(where, key, _form(saved[key]), _form(value))
-
-
-def _check_form(name: str, saved: Any, here: Any) -> None:
-    if _form(saved) != _form(here):
-        raise _unlike("checkpoint", name, _form(saved), _form(here))
-
-
-def _unlike(where: str, key: str, saved: str, here: str) -> CheckpointError:
-    return CheckpointError(f"{where}: {key} is saved as {saved} and is {here} here; they must be alike. {_RESUME}")
-
-
-def _form(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    return type(value).__name__

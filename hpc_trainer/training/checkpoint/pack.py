@@ -5,6 +5,7 @@ What JSON cannot say is an object of one key, the kind:
     {"dict": [[key, value], ..]}   keys may be ints, and keep their order
     {"tuple": [..]}                a list is a plain JSON list
     {"tensor": "model.0.weight"}   a name in the safetensors file
+    {"sharded": "model.0.weight"}  a tensor of which ranks hold parts: a name in the manifest's "sharded"
     {"int": "0x.."}                beyond 64 bits; Python refuses to print ints of more than 4,300 digits
     {"float": "7ff8000000000000"}  inf and nan, by their IEEE 754 bits
     {"str": "eda080"}              text that is not valid Unicode (lone surrogates), as WTF-8 bytes
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
+from hpc_trainer.training.checkpoint.shards import Shard, is_sharded, shard_of
 
 # Every element type that safetensors 0.8 both writes and reads back (it writes F4 and F8_E8M0, too).
 DTYPE_NAMES = {
@@ -55,25 +57,36 @@ def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
     twice (tied weights) is kept once and comes back as one tensor.
 
     Raises:
-        CheckpointError: something else is in the tree; the message gives its path.
+        CheckpointError: something else is in the tree; the message gives its path. Sharded tensors, too.
     """
+    tensors, shards, structure = pack_sharded(tree)
+    if shards:
+        raise CheckpointError(
+            f"{sorted(shards)[:5]} are sharded tensors in the state of a single rank; they must be in what ranks share."
+        )
+    return tensors, structure
+
+
+def pack_sharded(tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, Shard], Any]:
+    """`pack`, with DTensors and `Shard`s among the leaves: (whole tensors, this rank's parts by name, structure)."""
     packer = _Packer()
     structure = packer.node(tree, ())
-    return packer.tensors, structure
+    return packer.tensors, packer.shards, structure
 
 
-def unpack(tensors: Mapping[str, torch.Tensor], structure: Any) -> Any:
-    """Undoes `pack`. The tree holds the given tensors, not copies.
+def unpack(tensors: Mapping[str, Any], structure: Any, sharded: Mapping[str, Any] | None = None) -> Any:
+    """Undoes `pack`, or with `sharded`, by name, `pack_sharded`. The tree holds what it is given, not copies.
 
     Raises:
         CorruptCheckpointError: the structure is not one of `pack`'s, or names other tensors than are there.
     """
-    used: set[str] = set()
+    given = {"tensor": tensors, "sharded": sharded or {}}
+    used: set[tuple[str, str]] = set()
     try:
-        tree = _unpack_node(tensors, structure, used)
+        tree = _unpack_node(given, structure, used)
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise CorruptCheckpointError(f"the structure does not fit its tensors: {error!r}.") from error
-    unread = sorted(set(tensors) - used)
+    unread = sorted(name for kind in given for name in given[kind] if (kind, name) not in used)
     if unread:
         raise CorruptCheckpointError(f"tensors that the structure does not name: {unread[:5]} ({len(unread)}).")
     return tree
@@ -82,9 +95,14 @@ def unpack(tensors: Mapping[str, torch.Tensor], structure: Any) -> Any:
 class _Packer:
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.shards: dict[str, Shard] = {}
         self._names: dict[tuple[Any, ...], str] = {}
 
     def node(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if is_sharded(value):
+            value = shard_of(value)
+        if isinstance(value, Shard):
+            return {"sharded": self._add_shard(value, path)}
         if isinstance(value, torch.Tensor):
             return {"tensor": self._add_tensor(value, path)}
         if isinstance(value, Mapping):
@@ -98,24 +116,54 @@ class _Packer:
         return _scalar(value, path)
 
     def _add_tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
-        if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES or tensor.is_meta:
-            raise CheckpointError(
-                f"{_show(path)} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}; a "
-                f"checkpoint holds dense tensors of {', '.join(DTYPE_NAMES.values())}. Convert it."
-            )
-        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        is_plain = tensor.numel() > 0 and not tensor.is_conj() and not tensor.is_neg()
-        if is_plain and same in self._names:
+        _check_kind(tensor, path)
+        same = _identity(tensor)
+        if same in self._names:
             return self._names[same]
-        # Valid Unicode, for the header's JSON; unlike paths may give like names ("a.b" and "a" over "b").
-        wanted = ".".join(str(part) for part in path).encode("utf-8", "backslashreplace").decode() or "value"
-        name, copy = wanted, 2
-        while name in self.tensors or name == _RESERVED_NAME:
-            name, copy = f"{wanted}#{copy}", copy + 1
-        if is_plain:
+        name = self._name(path)
+        if same:
             self._names[same] = name
         self.tensors[name] = tensor.detach()
         return name
+
+    def _add_shard(self, shard: Shard, path: tuple[Any, ...]) -> str:
+        """Ranks whose part is empty cannot tell that weights are tied; rank 0, whose names count, has the first part."""
+        same: tuple[Any, ...] = ()
+        if shard.local is not None:
+            _check_kind(shard.local, path)
+            same = _identity(shard.local)
+            if same:
+                same = (*same, shard.shape, shard.box)
+                if same in self._names:
+                    return self._names[same]
+        name = self._name(path)
+        if same:
+            self._names[same] = name
+        self.shards[name] = shard
+        return name
+
+    def _name(self, path: tuple[Any, ...]) -> str:
+        # Valid Unicode, for the header's JSON; unlike paths may give like names ("a.b" and "a" over "b").
+        wanted = ".".join(str(part) for part in path).encode("utf-8", "backslashreplace").decode() or "value"
+        name, copy = wanted, 2
+        while name in self.tensors or name in self.shards or name == _RESERVED_NAME:
+            name, copy = f"{wanted}#{copy}", copy + 1
+        return name
+
+
+def _check_kind(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES or tensor.is_meta:
+        raise CheckpointError(
+            f"{_show(path)} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}; a "
+            f"checkpoint holds dense tensors of {', '.join(DTYPE_NAMES.values())}. Convert it."
+        )
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for tensors that are one memory seen alike; () where there is no saying."""
+    if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg():
+        return ()
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _key(key: Any, path: tuple[Any, ...]) -> Any:
@@ -150,19 +198,19 @@ def _show(path: tuple[Any, ...]) -> str:
     return "state" + "".join(f"[{part!r}]" for part in path)
 
 
-def _unpack_node(tensors: Mapping[str, torch.Tensor], node: Any, used: set[str]) -> Any:
+def _unpack_node(given: Mapping[str, Mapping[str, Any]], node: Any, used: set[tuple[str, str]]) -> Any:
     if isinstance(node, list):
-        return [_unpack_node(tensors, item, used) for item in node]
+        return [_unpack_node(given, item, used) for item in node]
     if not isinstance(node, dict):
         return node
     ((kind, value),) = node.items()
     if kind == "dict":
-        return {_unpack_node(tensors, key, used): _unpack_node(tensors, item, used) for key, item in value}
+        return {_unpack_node(given, key, used): _unpack_node(given, item, used) for key, item in value}
     if kind == "tuple":
-        return tuple(_unpack_node(tensors, item, used) for item in value)
-    if kind == "tensor":
-        used.add(value)
-        return tensors[value]
+        return tuple(_unpack_node(given, item, used) for item in value)
+    if kind in given:
+        used.add((kind, value))
+        return given[kind][value]
     if kind == "int":
         return int(value, 16)
     if kind == "float":

@@ -21,13 +21,14 @@ from hpc_trainer.training.checkpoint.files import (
     FOLDER_MODE,
     FileRecord,
     read_bytes,
-    read_tensors,
     verify,
     write_bytes,
     write_tensors,
 )
-from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, rank_file
-from hpc_trainer.training.checkpoint.pack import pack, unpack
+from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, own_part, rank_file, shard_file
+from hpc_trainer.training.checkpoint.pack import unpack
+from hpc_trainer.training.checkpoint.parts import join, split
+from hpc_trainer.training.checkpoint.saved import DTYPES, OpenFiles, SavedTensor, open_files, whole_tree
 
 T = TypeVar("T")
 # What one rank met is raised on all, by name: nothing is unpickled from a peer.
@@ -42,6 +43,10 @@ class CheckpointInfo:
     path: Path
     world_size: int
     meta: dict[str, Any]
+
+
+def _take_all(shared: Any, own: Any) -> Any:
+    return whole_tree(shared), whole_tree(own)
 
 
 class CheckpointStore:
@@ -98,7 +103,8 @@ class CheckpointStore:
 
         Args:
             step: optimizer steps done, ≥ 0.
-            replicated: the same on all ranks; rank 0's is written (others may pass {}).
+            replicated: the same on all ranks; rank 0's is written (others may pass {}). Of sharded tensors in it
+                (DTensors, `Shard`s) each rank writes its part, and one of those that hold the same part.
             per_rank: each rank's own. Both hold what `pack` takes.
             meta: JSON about the checkpoint; rank 0's counts.
 
@@ -115,17 +121,12 @@ class CheckpointStore:
             return path
         try:
             structure, parts = self._on_each_rank(lambda: self._write_parts(temporary, replicated, per_rank))
-            files = [record for part in parts for record in part["files"]]
-            manifest = Manifest(
-                step=step,
-                world_size=self._group.world_size,
-                attempt=self._attempt,
-                meta=dict(meta),
-                files=[FileRecord(**record) for record in files],
-                replicated=structure,
-                per_rank=[part["structure"] for part in parts],
-            )
-            self._on_rank_zero(lambda: self._commit(temporary, path, manifest))
+
+            def commit() -> None:
+                manifest = self._describe(step, meta, structure, parts)
+                self._commit(temporary, path, manifest)
+
+            self._on_rank_zero(commit)
         except HpcTrainerError:
             if self._group.is_rank_zero:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -148,21 +149,21 @@ class CheckpointStore:
         found = self._on_rank_zero(self._scan)
         return None if found is None else CheckpointInfo(**{**found, "path": self.folder / found["path"]})
 
-    def load(self, info: CheckpointInfo) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(replicated, this rank's own) of a checkpoint; tensors on the CPU. Collective.
+    def load(self, info: CheckpointInfo, take: Callable[[Any, Any], T] = _take_all) -> T:
+        """Hands (what all ranks share, this rank's own) of a checkpoint to `take`; returns what it returns. Collective.
+
+        Tensors are `SavedTensor`s: `take` reads what it needs, and only while it runs. Without it: all of them, on the
+        CPU. This rank's own is None if the checkpoint is of fewer ranks.
+
+        Args:
+            take: not collective. What it raises on one rank is raised on all.
 
         Raises:
-            CheckpointError: on all ranks; another number of ranks saved it, or a rank could not read it.
+            CheckpointError: on all ranks; a rank could not read or use it.
             CorruptCheckpointError: on all ranks; bytes have changed since `newest_valid`.
             UntrustedFileError: as there.
         """
-        if info.world_size != self._group.world_size:
-            raise CheckpointError(
-                f"{info.path} was saved by {info.world_size} ranks and we are {self._group.world_size}; "
-                f"the numbers must be equal. Start with {info.world_size} ranks, or anew with --fresh."
-            )
-        (replicated, per_rank), _ = self._on_each_rank(lambda: (self._read(info), None))
-        return replicated, per_rank
+        return self._on_each_rank(lambda: (self._read(info, take), None))[0]
 
     # What follows runs on one rank at a time.
 
@@ -182,13 +183,23 @@ class CheckpointStore:
     def _write_parts(
         self, temporary: Path, replicated: Mapping[str, Any], per_rank: Mapping[str, Any]
     ) -> tuple[Any, Any]:
-        structure, files = None, []
-        if self._group.is_rank_zero:
-            tensors, structure = pack(replicated)
-            files.append(write_tensors(temporary / STATE_FILE, tensors))
-        tensors, own_structure = pack(per_rank)
-        files.append(write_tensors(temporary / rank_file(self._group.rank), tensors))
-        return structure, {"files": [asdict(record) for record in files], "structure": own_structure}
+        parts = split(replicated, per_rank, self._group.rank)
+        files = [write_tensors(temporary / name, tensors) for name, tensors in parts.files.items()]
+        return parts.structure, {"files": [asdict(record) for record in files], **parts.told}
+
+    def _describe(self, step: int, meta: Mapping[str, Any], structure: Any, parts: list[Any]) -> Manifest:
+        written = [FileRecord(**record) for part in parts for record in part["files"]]
+        shards = {shard_file(rank) for rank in range(self._group.world_size)}
+        return Manifest(
+            step=step,
+            world_size=self._group.world_size,
+            attempt=self._attempt,
+            meta=dict(meta),
+            files=sorted(written, key=lambda record: record.name in shards),  # stable: those of shards come last
+            replicated=structure,
+            per_rank=[part["structure"] for part in parts],
+            sharded=join(parts),
+        )
 
     def _commit(self, temporary: Path, path: Path, manifest: Manifest) -> None:
         write_bytes(temporary / NAME, iter([memoryview(manifest.to_bytes())]))
@@ -238,17 +249,18 @@ class CheckpointStore:
             raise CorruptCheckpointError(f"{path} holds step {manifest.step}; it was renamed or copied.")
         return manifest
 
-    def _read(self, info: CheckpointInfo) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(self, info: CheckpointInfo, take: Callable[[Any, Any], T]) -> T:
         manifest, rank = self._read_manifest(info.path), self._group.rank
-        parts = []
-        for record, structure in (
-            (manifest.files[0], manifest.replicated),
-            (manifest.files[1 + rank], manifest.per_rank[rank]),
-        ):
-            path = info.path / record.name
-            tensors = read_tensors(path, record, allow_group_write=self._allow_group_write)
-            parts.append(unpack(tensors, structure))
-        return parts[0], parts[1]
+        mine = {STATE_FILE, rank_file(rank), shard_file(rank)}
+        for record in manifest.files:
+            # What this rank reads to the end. Parts of other ranks' files count on `newest_valid`, moments ago.
+            if record.name in mine:
+                verify(info.path / record.name, record, allow_group_write=self._allow_group_write)
+        with open_files(info.path, manifest.files, self._allow_group_write) as files:
+            shared = unpack(files.tensors(STATE_FILE), manifest.replicated, _sharded(manifest, files))
+            structure = own_part(manifest.per_rank, rank)
+            own = None if structure is None else unpack(files.tensors(rank_file(rank)), structure)
+            return take(shared, own)
 
     def _retain(self, saved: Path) -> None:
         """Never fails: the checkpoint stands, and an old one too many is no reason to lose the run."""
@@ -286,11 +298,16 @@ class CheckpointStore:
             return shared
 
         outcome, cause = _attempt(share)
-        if outcome["kind"]:
-            outcome["text"] = f"rank {self._group.rank}: {outcome['text']}"
         outcomes = self._group.gather(outcome)
         _raise_any(outcomes, cause)
         return kept[0], [each["value"] for each in outcomes]
+
+
+def _sharded(manifest: Manifest, files: OpenFiles) -> dict[str, SavedTensor]:
+    return {
+        name: SavedTensor(name, tuple(entry["shape"]), DTYPES[entry["dtype"]], tuple(manifest.boxes(name)), files)
+        for name, entry in manifest.sharded.items()
+    }
 
 
 def _attempt(action: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
@@ -305,8 +322,11 @@ def _attempt(action: Callable[[], Any]) -> tuple[dict[str, Any], Exception | Non
 
 
 def _raise_any(outcomes: list[dict[str, Any]], cause: Exception | None) -> None:
-    failed = [outcome for outcome in outcomes if outcome["kind"]]
+    failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome["kind"]}
     if failed:
-        kinds = {outcome["kind"] for outcome in failed}
+        kinds = {outcome["kind"] for outcome in failed.values()}
         kind = _KINDS[kinds.pop()] if len(kinds) == 1 else CheckpointError
-        raise kind("; ".join(outcome["text"] for outcome in failed)) from cause
+        texts = dict.fromkeys(outcome["text"] for outcome in failed.values())
+        if len(failed) < len(outcomes) or len(texts) > 1:
+            texts = dict.fromkeys(f"rank {rank}: {outcome['text']}" for rank, outcome in failed.items())
+        raise kind("; ".join(texts)) from cause

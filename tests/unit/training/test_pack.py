@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
-from hpc_trainer.training.checkpoint.files import read_tensors, write_tensors
+from hpc_trainer.training.checkpoint.files import write_tensors
 from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, pack, unpack
+from hpc_trainer.training.checkpoint.saved import open_files, whole_tree
 
 scalars = (
     st.none()
@@ -77,7 +78,8 @@ def through_disk(tree: Any, path: Path) -> Any:
     flat, structure = pack(tree)
     path.unlink(missing_ok=True)
     record = write_tensors(path, flat)
-    return unpack(read_tensors(path, record), json.loads(json.dumps(structure, allow_nan=False)))
+    with open_files(path.parent, [record], allow_group_write=False) as files:
+        return whole_tree(unpack(files.tensors(path.name), json.loads(json.dumps(structure, allow_nan=False))))
 
 
 @given(trees)

@@ -1,0 +1,163 @@
+"""Optimizer state by the names of weights, so that it fits however ranks share the weights or the state itself.
+
+    ranks share by           weights         moments are saved                    and loaded
+    DDP, or one rank         whole           whole, by rank 0                     whole
+    ZeRO-1                   whole           whole, each by the rank that has it  by that rank
+    FSDP2, tensor parallel   as DTensors     in pieces, as the weight             in the pieces of the weight here
+
+A weight's name is that of the module and its parameter, `model.0.weight`; `<group>.<index>` of a weight that belongs to
+no module that is saved with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.errors import CheckpointError
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.boxes import Box
+from hpc_trainer.training.checkpoint.forms import RESUME, check_forms, check_keys
+from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, pack, unpack
+from hpc_trainer.training.checkpoint.saved import DTYPES, SavedTensor, fill, whole_tree
+from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+
+Names = Mapping[int, str]
+
+
+def weight_names(objects: Mapping[str, Any]) -> Names:
+    """id -> name of each weight of the modules among `objects`; of tied weights the first name."""
+    found: dict[int, str] = {}
+    for name, value in objects.items():
+        if isinstance(value, nn.Module):
+            for key, weight in value.named_parameters():
+                found.setdefault(id(weight), f"{name}.{key}")
+    return found
+
+
+def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """Its state_dict, with names of weights for their numbers. Collective with ZeRO: ranks tell what they hold."""
+    named = [name for group in _named_groups(optimizer, names) for name in group]
+    if _is_zero(optimizer):
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        tree: dict[str, Any] = {"state": _zero_state(optimizer, names, named), "param_groups": groups}
+    else:
+        tree = optimizer.state_dict()
+        tree = {**tree, "state": {named[key]: value for key, value in tree["state"].items()}}
+    pairs = zip(tree["param_groups"], _named_groups(optimizer, names), strict=True)
+    return {**tree, "param_groups": [{**group, "params": params} for group, params in pairs]}
+
+
+def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: Names) -> None:
+    """Undoes `optimizer_tree`, into any kind of optimizer of the table above. Not collective.
+
+    Strict where torch is not: a fresh state_dict is empty, unknown keys pass, and floats are cast. So what the
+    optimizer says afterwards is compared with what was saved.
+
+    Raises:
+        CheckpointError: the first difference, by name.
+    """
+    here = _named_groups(optimizer, names)
+    _check_groups(name, optimizer, here, saved["param_groups"])
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    by_name = dict(zip([each for group in here for each in group], weights, strict=True))
+    _check_shapes(name, by_name, saved["state"])
+
+    local = optimizer.optim if _is_zero(optimizer) else optimizer
+    local_groups = _named_groups(local, {id(weight): each for each, weight in by_name.items()})
+    number = {each: index for index, each in enumerate(each for group in local_groups for each in group)}
+    wanted = {each: values for each, values in saved["state"].items() if each in number}
+    groups = [
+        {**group, "params": [number[each] for each in mine]}
+        for group, mine in zip(saved["param_groups"], local_groups, strict=True)
+    ]
+    state = {number[each]: _place(values, by_name[each]) for each, values in wanted.items()}
+    local.load_state_dict({**saved, "state": state, "param_groups": groups})
+
+    if local is not optimizer:  # it hands its groups down at each step
+        for group, own in zip(optimizer.param_groups, local.param_groups, strict=True):
+            group.update({key: value for key, value in own.items() if key != "params"})
+    loaded = local.state_dict()["state"]
+    check_keys(f"{name} state", {number[each]: each for each in wanted}, set(loaded))
+    for each, values in wanted.items():
+        check_forms(f"{name} state of weight {each}", values, loaded[number[each]])
+
+
+def _is_zero(optimizer: torch.optim.Optimizer) -> Any:
+    """A ZeroRedundancyOptimizer. Nobody has one who has not imported it."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+
+
+def _named_groups(optimizer: torch.optim.Optimizer, names: Names) -> list[list[str]]:
+    return [
+        [names.get(id(weight), f"{number}.{index}") for index, weight in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any]:
+    """State of all weights: what this rank has, and the form of what others have. Collective.
+
+    torch's own way, consolidate_state_dict, pickles, and gathers everything in one rank's memory.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    number = dict(zip(map(id, weights), named, strict=True))
+    mine = {number[id(weight)]: values for weight, values in optimizer.optim.state.items()}
+    tensors, structure = pack(mine)
+    forms = {each: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for each, tensor in tensors.items()}
+    group = RankGroup(
+        rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size(), device=weights[0].device
+    )
+    state: dict[str, Any] = {}
+    for rank, told in enumerate(group.gather({"structure": structure, "forms": forms})):
+        parts = {
+            each: Shard(tuple(shape), DTYPES[dtype], Box.whole(shape), tensors[each] if rank == group.rank else None)
+            for each, (dtype, shape) in told["forms"].items()
+        }
+        state |= unpack(parts, told["structure"])
+    return {each: state[each] for each in named if each in state}
+
+
+def _place(values: Any, weight: torch.Tensor) -> Any:
+    """State of a weight in memory: where the weight is, and in its pieces; numbers without dimensions on the CPU."""
+    if isinstance(values, Mapping):
+        return {key: _place(value, weight) for key, value in values.items()}
+    if not isinstance(values, (torch.Tensor, SavedTensor)) or not values.ndim:
+        return whole_tree(values)
+    if is_sharded(weight):
+        new = torch.empty_like(weight.detach(), dtype=values.dtype)
+    else:
+        new = torch.empty(values.shape, dtype=values.dtype, device=weight.device)
+    fill(new, values)
+    return new
+
+
+def _check_groups(
+    name: str, optimizer: torch.optim.Optimizer, here: list[list[str]], saved: list[dict[str, Any]]
+) -> None:
+    if len(here) != len(saved):
+        raise CheckpointError(f"{name}: {len(saved)} groups of weights are saved and {len(here)} are here. {RESUME}")
+    for index, (group, there) in enumerate(zip(optimizer.param_groups, saved, strict=True)):
+        check_keys(f"{name}, group {index}", there, set(group))
+        if here[index] != there["params"]:
+            check_keys(f"{name}, group {index}, weights", dict.fromkeys(there["params"]), set(here[index]))
+            raise CheckpointError(f"{name}, group {index}: the weights are saved in another order. {RESUME}")
+
+
+def _check_shapes(name: str, weights: Mapping[str, torch.Tensor], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Strict where torch is not: it takes moments of any shape and fails in the next step."""
+    for each, values in saved.items():
+        if each not in weights:
+            raise CheckpointError(f"{name} state is saved for weight {each}, which is not here. {RESUME}")
+        for key, value in values.items():
+            is_tensor = isinstance(value, (torch.Tensor, SavedTensor))
+            if is_tensor and value.ndim and tuple(value.shape) != tuple(weights[each].shape):
+                raise CheckpointError(
+                    f"{name} state of weight {each}: {key} is saved with shape {list(value.shape)} and the weight "
+                    f"has {list(weights[each].shape)} here. {RESUME}"
+                )
