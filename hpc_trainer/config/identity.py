@@ -30,6 +30,7 @@ _NOT_SET: dict[str, Any] = {
     "params": {},
     "train": {"main": None},
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
+    "parallel": {"zero1": False},
 }
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

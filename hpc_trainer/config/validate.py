@@ -15,11 +15,11 @@ from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.own_code import param_problems, target_problems
+from hpc_trainer.config.parallel_rules import parallel_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
@@ -63,6 +63,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
+    yield from parallel_problems(config)
     yield from _batch(config)
     yield from optim_problems(config)
     yield from memo.of(_model_problems, config.model)
@@ -180,11 +181,6 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
         yield from words.srun_problem(argument)
     if cluster.python is not None:
         yield from words.python_problem(cluster.python)
-    if config.parallel.strategy is Strategy.none and hardware.world_size > 1:
-        yield (
-            f"parallel=none takes one rank, and hardware={hardware.name} has {hardware.world_size}. "
-            "Use parallel=ddp, or hardware with one rank."
-        )
 
 
 def _batch(config: TrainConfig) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.fully_sharded import is_fully_sharded
 from hpc_trainer.training.loader import eval_indices
 from hpc_trainer.training.precision import autocast
 
@@ -34,13 +35,14 @@ def evaluate(
     is_stopped = False
     for start in range(0, len(eval_indices(len(dataset), 0, group.world_size)), batch_size):  # rank 0 has the most
         part = indices[start : start + batch_size]
-        if part:
-            inputs, targets = dataset.__getitems__(part)
+        if part or is_fully_sharded(model):  # whose forward pass needs all ranks: those without samples repeat one
+            inputs, targets = dataset.__getitems__(part or range(1))
             inputs, targets = inputs.to(group.device), targets.to(group.device).flatten()
             with autocast(precision, group.device.type):
                 logits = model(inputs).flatten(0, -2)
                 loss = functional.cross_entropy(logits, targets, reduction="sum")
-            sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
+            if part:
+                sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
         is_stopped = should_stop()
         if is_stopped:
             break

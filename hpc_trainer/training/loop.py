@@ -19,7 +19,7 @@ from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.order import BatchOrder
-from hpc_trainer.training.parallel import StopVote, VotingLoss, share
+from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
 from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.schedule import learning_rate
@@ -98,7 +98,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
 
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
-    """Builds data, model, optimizer and step. Collective: DDP shares rank 0's weights.
+    """Builds data, model, optimizer and step. Collective: weights become rank 0's.
 
     Raises:
         ConfigError: a `_target_` is not trusted or leads nowhere, or a value does not fit the model.
@@ -110,10 +110,11 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     model = build_model(config, train_set).to(device)
     seed_everything(config.seed, run.group.rank)  # but dropout of its own on each
     loss = VotingLoss(model).to(device)
-    module = share(loss, run.group, deterministic=train_config.deterministic)
+    strategy = config.parallel.strategy
+    module = share(loss, run.group, deterministic=train_config.deterministic, strategy=strategy)
     state = TrainState(
         model=model,
-        optimizer=build_optimizer(config.optim, model),
+        optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1),
         scaler=build_scaler(config.precision, device.type),
     )
     assert train_config.grad_accum_steps is not None
@@ -159,7 +160,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
     assert config.train.micro_batch_size is not None
     step = task.state.step
     metrics = evaluate(
-        task.state.model,
+        for_evaluation(task.stepper.module, task.state.model),
         task.eval_set,
         group=run.group,
         batch_size=max(256, config.train.micro_batch_size),

@@ -11,8 +11,11 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.errors import ConfigError
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, model: nn.Module, *, share_state: bool = False) -> torch.optim.Optimizer:
     """SGD or AdamW over the weights of `model` that require gradients, in two groups.
+
+    With `share_state` (ZeRO-1) each rank holds and updates a part of the moments, and its weights are handed to the
+    others after each step; collective then, and in each step.
 
     Weights of two dimensions or more decay; biases, gains of norms and other vectors do not. All
     implementations compute each weight by itself, so all are deterministic: on CUDA the fused one (one kernel
@@ -31,15 +34,24 @@ def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimi
     groups = [group for group in groups if group["params"]]
     on_gpu = all(weight.device.type == "cuda" and weight.is_floating_point() for weight in trained)
     speed: dict[str, Any] = {"fused": on_gpu, "foreach": False}
+    kind: Any
+    values: dict[str, Any]
     try:
         if isinstance(config, SgdConfig):
-            return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, **speed)
-        if isinstance(config, AdamwConfig):
+            kind, values = torch.optim.SGD, {"momentum": config.momentum, "nesterov": config.nesterov}
+        elif isinstance(config, AdamwConfig):
             first, second = config.betas
-            return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), eps=config.eps, **speed)
+            kind, values = torch.optim.AdamW, {"betas": (first, second), "eps": config.eps}
+        else:
+            raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: sgd, adamw.")
+        if share_state:
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
+
+            return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=config.lr, **values, **speed)
+        optimizer: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
+        return optimizer
     except ValueError as error:
         raise ConfigError(f"optim={config}: {error}. See hpc_trainer/config/schema/optim.py.") from error
-    raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: sgd, adamw.")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

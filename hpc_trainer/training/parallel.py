@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
 
 
 class VotingLoss(nn.Module):
@@ -18,6 +21,9 @@ class VotingLoss(nn.Module):
     The vote is always 0, so the loss is untouched; its gradient is each rank's stop flag, and the averaging of
     gradients that a step does anyway adds the flags up. No collective of its own, no step of difference between
     ranks (docs/decisions/0003).
+
+    Under FSDP the vote has one element for each rank: gradients are summed in parts there, a part a rank, and so every
+    rank gets a sum of all flags.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,17 +31,21 @@ class VotingLoss(nn.Module):
         self.model = model
         self.vote = nn.Parameter(torch.zeros(()))
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, flag: torch.Tensor | None) -> torch.Tensor:
-        """Mean cross entropy in nats, a scalar.
+    def forward(
+        self, inputs: torch.Tensor, targets: torch.Tensor | None = None, flag: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Mean cross entropy in nats, a scalar; without targets the logits: FSDP must see every forward pass from here.
 
         Args:
             inputs: what the model takes, [batch, ...].
             targets: int64 class or token ids, [batch] or [batch, seq_len].
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
         """
-        logits = self.model(inputs)
+        logits: torch.Tensor = self.model(inputs)
+        if targets is None:
+            return logits
         loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-        return loss if flag is None else loss + self.vote * flag
+        return loss if flag is None else loss + self.vote.sum() * flag
 
 
 class StopVote:
@@ -63,6 +73,8 @@ class StopVote:
         gradient = self._weight.grad
         self._weight.grad = None
         assert gradient is not None
+        if is_sharded(gradient):
+            gradient = local_tensor(gradient)
         if gradient.device.type != "cuda":
             return gradient.item() > 0
         before, self._late = self._late, _copy_late(gradient)
@@ -81,8 +93,10 @@ def _copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     return host, ready
 
 
-def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool) -> nn.Module:
-    """`loss` under DDP, or as it is on a single rank. Collective: weights become rank 0's.
+def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool, strategy: Strategy = Strategy.ddp) -> nn.Module:
+    """`loss` under DDP or FSDP2, or as it is on a single rank. Collective: weights become rank 0's.
+
+    Build optimizers after it: FSDP replaces the weights.
 
     With `deterministic`, gradients lie in the same buckets in every step: DDP otherwise lays them out anew after
     the first step of each attempt, and with four ranks or more another layout is another order of summation, so
@@ -90,6 +104,9 @@ def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool) -> nn.Modu
     """
     if group.world_size == 1:
         return loss
+    if strategy is Strategy.fsdp:
+        loss.vote = nn.Parameter(torch.zeros(group.world_size, device=group.device))
+        return shard(loss, group)
     if deterministic:
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
     on_gpu = group.device.type == "cuda"
@@ -100,3 +117,8 @@ def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool) -> nn.Modu
         gradient_as_bucket_view=True,
         broadcast_buffers=any(True for _ in loss.buffers()),
     )
+
+
+def for_evaluation(module: nn.Module, model: nn.Module) -> nn.Module:
+    """What takes inputs to logits: the bare model, or FSDP's module, whose forward pass is collective."""
+    return module if is_fully_sharded(module) else model

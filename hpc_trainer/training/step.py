@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.optim import set_learning_rate
 from hpc_trainer.training.parallel import StopVote
 from hpc_trainer.training.precision import autocast
@@ -46,6 +48,8 @@ class Stepper:
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
         """Takes `grad_accum_steps` micro-batches and updates the weights once. Collective."""
         set_learning_rate(state.optimizer, lr)
+        if is_fully_sharded(self.module):
+            share_buffers(self.module)
         flag = self.vote.cast(wish_to_stop)
         losses = []
         for index in range(self.grad_accum_steps):
@@ -65,6 +69,8 @@ class Stepper:
         if self.max_grad_norm is not None:
             state.scaler.unscale_(state.optimizer)
             grad_norm = nn.utils.clip_grad_norm_(state.model.parameters(), self.max_grad_norm)
+            if is_sharded(grad_norm):
+                grad_norm = grad_norm.full_tensor()  # type: ignore[attr-defined]  # a DTensor's; the same on all ranks
         state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
@@ -72,6 +78,9 @@ class Stepper:
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop)
 
     def _sync_gradients(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        if is_fully_sharded(self.module):
+            self.module.set_requires_gradient_sync(last)  # type: ignore[operator]
+            return contextlib.nullcontext()
         # no_sync covers the forward too: DDP decides there what the backward will reduce. One all-reduce a step.
         if last or not isinstance(self.module, DistributedDataParallel):
             return contextlib.nullcontext()

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 class Strategy(str, enum.Enum):
     none = "none"
     ddp = "ddp"
+    fsdp = "fsdp"
 
 
 @dataclass(kw_only=True, slots=True)
 class ParallelConfig:
     strategy: Strategy = Strategy.ddp
-    """ddp: every rank holds the model, gradients are averaged. none: one rank only."""
+    """ddp: every rank holds the model, gradients are averaged. none: one rank only. fsdp: FSDP2, each rank holds a part
+    of weights, gradients and optimizer state; two ranks or more."""
+    zero1: bool = False
+    """ddp only: each rank holds and updates a part of the optimizer state (ZeRO stage 1); two ranks or more."""
     timeout_s: int = 600
     """Seconds that a collective may take before the run fails, ≥ 1."""

@@ -95,15 +95,11 @@ def _find_overlap(boxes: Sequence[Box], num_dims: int) -> str | None:
         return "pieces lie on no grid"
     taken = np.zeros([max(1, len(cut) - 1) for cut in cuts], dtype=bool)
     for box in boxes:
-        cells = taken[
-            tuple(
-                slice(*np.searchsorted(cut, [offset, offset + length]))
-                for cut, offset, length in zip(cuts, box.offsets, box.lengths, strict=True)
-            )
-        ]
-        if cells.any():
+        edges = zip(cuts, box.offsets, box.lengths, strict=True)
+        cells = tuple(slice(*np.searchsorted(cut, [offset, offset + length])) for cut, offset, length in edges)
+        if taken[cells].any():
             return f"a piece at {list(box.offsets)} overlaps with another"
-        cells[...] = True
+        taken[cells] = True
     return None
 
 

@@ -30,7 +30,7 @@ Names = Mapping[int, str]
 
 
 def weight_names(objects: Mapping[str, Any]) -> Names:
-    """id -> name of each weight of the modules among `objects`; of tied weights the first name."""
+    """Name of each weight, by its id, of the modules among `objects`; of tied weights the first name."""
     found: dict[int, str] = {}
     for name, value in objects.items():
         if isinstance(value, nn.Module):

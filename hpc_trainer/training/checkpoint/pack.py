@@ -127,7 +127,7 @@ class _Packer:
         return name
 
     def _add_shard(self, shard: Shard, path: tuple[Any, ...]) -> str:
-        """Ranks whose part is empty cannot tell that weights are tied; rank 0, whose names count, has the first part."""
+        """Ranks whose part is empty cannot tell that weights are tied; rank 0 can, and its names count."""
         same: tuple[Any, ...] = ()
         if shard.local is not None:
             _check_kind(shard.local, path)

@@ -26,7 +26,7 @@ class RankParts:
 
 
 def split(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], rank: int) -> RankParts:
-    """This rank's parts of a state. Rank 0 writes what is whole; of what is sharded each rank its own piece.
+    """Cuts a state into what each rank writes: rank 0 writes what is whole; each rank its piece of what is sharded.
 
     Not collective. Raises CheckpointError: something in the trees cannot be saved.
     """
@@ -52,9 +52,7 @@ def join(told: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
     Raises CheckpointError: the pieces are not the whole of every tensor, each part once; by name.
     """
-    sharded: dict[str, dict[str, Any]] = {
-        name: {**form, "pieces": []} for name, form in told[0]["forms"].items()
-    }
+    sharded: dict[str, dict[str, Any]] = {name: {**form, "pieces": []} for name, form in told[0]["forms"].items()}
     for rank, each in enumerate(told):
         for name, (offsets, lengths) in each["pieces"].items():
             if name not in sharded:

@@ -50,7 +50,7 @@ def local_tensor(tensor: Any) -> torch.Tensor:
 
 
 def shard_of(tensor: Any) -> Shard:
-    """This rank's part of a DTensor. Of equal parts the rank that is first in the mesh has `local`. Not collective."""
+    """The part of a DTensor that this rank has. Of replicas the first in the mesh has `local`. Not collective."""
     place = tensor.device_mesh.get_coordinate()
     shape = tuple(tensor.shape)
     if place is None:  # a rank outside the mesh

@@ -154,7 +154,12 @@ def load(state: TrainState, shared: dict[str, Any], own: dict[str, Any]) -> None
         (lambda r, _: r["optimizer"]["param_groups"][0]["params"].pop(), "weights"),
         (lambda r, _: r["optimizer"]["state"].update({"model.9.bias": {}}), r"weight model\.9\.bias"),
         (lambda r, _: r["optimizer"]["state"]["model.0.weight"].update(exp_avg=torch.ones(2)), "exp_avg"),
-        (lambda r, _: r["optimizer"]["state"]["model.0.weight"].update(exp_avg=torch.ones(8, 6, dtype=torch.float64)), "exp_avg"),
+        (
+            lambda r, _: r["optimizer"]["state"]["model.0.weight"].update(
+                exp_avg=torch.ones(8, 6, dtype=torch.float64)
+            ),
+            "exp_avg",
+        ),
         (lambda _, p: p.pop("model"), "model"),
         (lambda _, p: p.update(more=1), "more"),
         (lambda _, p: p["model"].pop("1.running_mean"), "1.running_mean"),

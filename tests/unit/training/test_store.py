@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError, UntrustedFileError
-from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.manifest import Manifest, own_part
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 

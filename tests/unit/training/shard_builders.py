@@ -1,0 +1,129 @@
+"""A model with all that makes sharding hard, trained a little by each strategy; and its whole state as digests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpc_trainer.config.schema.optim import AdamwConfig
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.objects import to_trees
+from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.parallel import StopVote, VotingLoss, share
+from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper
+
+# Name -> (ranks, strategy, ZeRO-1).
+KINDS = {
+    "single": (1, Strategy.none, False),
+    "ddp2": (2, Strategy.ddp, False),
+    "zero2": (2, Strategy.ddp, True),
+    "fsdp2": (2, Strategy.fsdp, False),
+    "ddp4": (4, Strategy.ddp, False),
+    "fsdp4": (4, Strategy.fsdp, False),
+}
+
+
+class Block(nn.Module):
+    """What FSDP shards by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(6, 9), nn.Linear(9, 6)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = inputs + self.narrow(torch.tanh(self.wide(inputs)))
+        return outputs
+
+
+class Hard(nn.Module):
+    """Tied weights, rows that do not divide by the ranks, fewer rows than ranks, buffers, a weight that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.again.weight = self.first.weight
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.BatchNorm1d(6)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.again(torch.tanh(self.first(inputs))) * self.gain + self.frozen.sum()
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: torch.Tensor = self.last(self.norm(hidden))
+        return logits
+
+
+def build(
+    kind: str, group: RankGroup, *, seed: int, dtype: Dtype = Dtype.fp32, grad_accum_steps: int = 2
+) -> tuple[TrainState, Stepper]:
+    """Everything that a step needs, for a strategy of `KINDS`. Collective."""
+    _, strategy, is_zero = KINDS[kind]
+    torch.manual_seed(seed)
+    model, precision = Hard(), PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
+    loss = VotingLoss(model)
+    module = share(loss, group, deterministic=True, strategy=strategy)
+    state = TrainState(
+        model=model,
+        optimizer=build_optimizer(AdamwConfig(lr=0.01), model, share_state=is_zero),
+        scaler=build_scaler(precision, "cpu"),
+    )
+    stepper = Stepper(
+        module=module, vote=StopVote(loss, group), precision=precision, device=group.device,
+        grad_accum_steps=grad_accum_steps, max_grad_norm=0.5,
+    )  # fmt: skip
+    return state, stepper
+
+
+def digests(state: TrainState, group: RankGroup) -> dict[str, Any]:
+    """Name -> SHA-256 of each tensor as a whole, alike on all ranks; and by rank what is each rank's own. Collective."""
+    shared, own = to_trees(state.objects())
+    mine = {name: _digest(tensor) for name, tensor in _whole(shared).items() if tensor is not None}
+    told = group.gather(mine)
+    together: dict[str, str] = {}
+    for each in told:
+        for name, value in each.items():
+            is_buffer = "running" in name or "num_batches" in name
+            assert is_buffer or together.setdefault(name, value) == value, f"{name} differs between ranks"
+    return {"shared": together, "own": group.gather({name: _digest(each) for name, each in _whole(own).items()})}
+
+
+def _whole(tree: Any, path: str = "") -> dict[str, Any]:
+    """Path -> the whole of each leaf; None of what another rank has."""
+    if isinstance(tree, Shard):
+        return {path: tree.local}
+    if is_sharded(tree):
+        return {path: tree.full_tensor()}
+    if isinstance(tree, dict):
+        items = list(tree.items())
+    elif isinstance(tree, (list, tuple)):
+        items = list(enumerate(tree))
+    else:
+        return {path: tree}
+    return {key: leaf for name, item in items for key, leaf in _whole(item, f"{path}/{name}").items()}
+
+
+def _digest(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    data = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{leaf.dtype} {list(leaf.shape)} {hashlib.sha256(data).hexdigest()}"
+
+
+def start_group(folder: str, rank: int, world_size: int) -> RankGroup:
+    """A gloo group that meets in a file."""
+    if world_size > 1:
+        store = dist.FileStore(f"{folder}/rendezvous-{world_size}", world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    return RankGroup(rank=rank, world_size=world_size)
