@@ -47,12 +47,12 @@ class Block(nn.Module):
 class Hard(nn.Module):
     """Tied weights, rows that do not divide by the ranks, fewer rows than ranks, buffers, a weight that is frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_norm: bool = True) -> None:
         super().__init__()
         self.first, self.again = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
         self.again.weight = self.first.weight
         self.blocks = nn.ModuleList([Block(), Block()])
-        self.norm = nn.BatchNorm1d(6)
+        self.norm = nn.BatchNorm1d(6) if has_norm else nn.Identity()
         self.gain = nn.Parameter(torch.ones(1))
         self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
         self.last = nn.Linear(6, 5)
@@ -66,12 +66,19 @@ class Hard(nn.Module):
 
 
 def build(
-    kind: str, group: RankGroup, *, seed: int, dtype: Dtype = Dtype.fp32, grad_accum_steps: int = 2
+    kind: str,
+    group: RankGroup,
+    *,
+    seed: int,
+    dtype: Dtype = Dtype.fp32,
+    grad_accum_steps: int = 2,
+    has_norm: bool = True,
 ) -> tuple[TrainState, Stepper]:
     """Everything that a step needs, for a strategy of `KINDS`. Collective."""
     _, strategy, is_zero = KINDS[kind]
     torch.manual_seed(seed)
-    model, precision = Hard(), PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
+    model = Hard(has_norm=has_norm)
+    precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     loss = VotingLoss(model)
     module = share(loss, group, deterministic=True, strategy=strategy)
     state = TrainState(
@@ -87,7 +94,7 @@ def build(
 
 
 def digests(state: TrainState, group: RankGroup) -> dict[str, Any]:
-    """Name -> SHA-256 of each tensor as a whole, alike on all ranks; and by rank what is each rank's own. Collective."""
+    """SHA-256 of each tensor as a whole, by name, alike on all ranks; and by rank what is its own. Collective."""
     shared, own = to_trees(state.objects())
     mine = {name: _digest(tensor) for name, tensor in _whole(shared).items() if tensor is not None}
     told = group.gather(mine)
