@@ -62,7 +62,7 @@ class LocalDriver:
 
     def final_state(self, sweep: str) -> bytes:
         newest = max((self.run_folder(sweep) / "checkpoints").glob("step-*"))
-        return (newest / "state.safetensors").read_bytes()
+        return b"".join(path.read_bytes() for path in sorted(newest.glob("s*.safetensors")))  # state, and shards
 
     def metrics(self, sweep: str, key: str) -> dict[int, float]:
         lines = (self.run_folder(sweep) / "metrics.jsonl").read_text().splitlines()

@@ -24,11 +24,14 @@ CASES = [
     ("gpt", "fp32", "cpu_x1", 40),
     # BatchNorm's buffers differ by rank, loader processes, and an evaluation after every step.
     ("resnet18", "fp32", "cpu_x2", 30),
+    ("gpt", "fp32", "cpu_x2 parallel=fsdp", 40),
+    ("mlp", "fp16", "cpu_x2 parallel.zero1=true", 200),
 ]
 
 
 def _words(model: str, precision: str, hardware: str, steps: int) -> list[str]:
-    words = [*BASE, f"model={model}", f"precision={precision}", f"hardware={hardware}", f"train.num_steps={steps}"]
+    words = [*BASE, f"model={model}", f"precision={precision}", *f"hardware={hardware}".split()]
+    words += [f"train.num_steps={steps}"]
     if model == "gpt":
         words += ["data=text_bytes", "data.seq_len=32", "model.num_layers=2", "model.dropout=0.1"]
     if model == "resnet18":
