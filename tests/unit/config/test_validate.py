@@ -104,6 +104,25 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"parallel__strategy": Strategy.none, "hardware__tasks_per_node": 2},
         "parallel=none takes one rank, and hardware=cpu_x1 has 2. Use parallel=ddp, or hardware with one rank.",
     ),
+    (
+        {"parallel__strategy": Strategy.fsdp},
+        "parallel=fsdp shares weights out among two ranks or more, and hardware=cpu_x1 has 1. Use parallel=ddp, or "
+        "hardware with more ranks.",
+    ),
+    (
+        {"parallel__strategy": Strategy.fsdp, "parallel__zero1": True, "hardware__tasks_per_node": 2},
+        "parallel.zero1=true goes with parallel=ddp only; parallel=fsdp shares optimizer state out already. Use "
+        "parallel.zero1=false.",
+    ),
+    (
+        {"parallel__strategy": Strategy.none, "parallel__zero1": True},
+        "parallel.zero1=true goes with parallel=ddp only; parallel=none has one rank. Use parallel.zero1=false.",
+    ),
+    (
+        {"parallel__zero1": True},
+        "parallel.zero1=true shares optimizer state out among two ranks or more, and hardware=cpu_x1 has 1. Use "
+        "parallel.zero1=false, or hardware with more ranks.",
+    ),
     ({"train__global_batch_size": 0}, "train.global_batch_size=0 must be at least 1. Use 1."),
     ({"train__micro_batch_size": 0}, "train.micro_batch_size=0 must be at least 1. Use 1."),
     ({"train__grad_accum_steps": 0}, "train.grad_accum_steps=0 must be at least 1. Use 1."),

@@ -1,4 +1,4 @@
-"""FSDP2 and ZeRO-1 take the step of one rank with the whole batch: losses, norm, weights, vote, overflow, evaluation."""
+"""FSDP2 and ZeRO-1 take the step of one rank with the whole batch: losses, norm, weights, vote, evaluation."""
 
 from __future__ import annotations
 
