@@ -34,6 +34,9 @@ def weight_names(objects: Mapping[str, Any]) -> Names:
     found: dict[int, str] = {}
     for name, value in objects.items():
         if isinstance(value, nn.Module):
+            # After a forward pass without a backward one FSDP still shows whole weights; to tell its state it puts the
+            # optimizer's back in their place.
+            value.state_dict()
             for key, weight in value.named_parameters():
                 found.setdefault(id(weight), f"{name}.{key}")
     return found

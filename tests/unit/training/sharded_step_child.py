@@ -16,6 +16,7 @@ from step_builders import batches_of
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel import for_evaluation
@@ -65,8 +66,12 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
         losses.append(group.sum(result.loss.clone()).item() / group.world_size)
         norms.append(result.grad_norm.item())
         stops.append(result.should_stop)
+    evaluate(
+        for_evaluation(stepper.module, state.model), Samples(3), group=group, batch_size=2, precision=PrecisionConfig()
+    )
+    moments = sorted(to_trees(state.objects())[0]["optimizer"]["state"])
     weights = {name: whole(weight) for name, weight in state.model.named_parameters()}
-    return {"losses": losses, "norms": norms, "stops": stops, "weights": weights, "evaluations": evaluations}
+    return {"losses": losses, "norms": norms, "stops": stops, "weights": weights, "evaluations": evaluations, "moments": moments}
 
 
 def overflow(kind: str, group: RankGroup) -> dict[str, Any]:

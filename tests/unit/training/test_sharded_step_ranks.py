@@ -54,6 +54,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(said: Said, kind: str) ->
 
 
 @pytest.mark.parametrize("kind", SHARING)
+def test_moments_have_their_names_right_after_an_evaluation_too(said: Said, kind: str) -> None:
+    """A run that is stopped in an evaluation is saved there."""
+    (alone,) = said["single"]
+    assert "model.blocks.0.wide.weight" in alone["steps"]["moments"]
+    assert all(each["steps"]["moments"] == alone["steps"]["moments"] for each in said[kind])
+
+
+@pytest.mark.parametrize("kind", SHARING)
 def test_ranks_without_samples_take_part_in_an_evaluation(said: Said, kind: str) -> None:
     (alone,) = said["single"]
     for each in said[kind]:
