@@ -10,6 +10,8 @@ from torch import nn
 
 from hpc_trainer.runtime.rank_group import RankGroup
 
+_SMALL = 1 << 16  # elements: above, a copy for a common message costs more than a message
+
 
 def shard(module: nn.Module, group: RankGroup) -> nn.Module:
     """`module` cut up over all ranks, in place: its blocks one by one, and the rest together. Collective.
@@ -36,9 +38,15 @@ def share_buffers(module: nn.Module) -> None:
 
 
 def broadcast(tensors: list[torch.Tensor]) -> None:
-    """Rank 0's values into `tensors` of all ranks, one message for each number format. Collective."""
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        group = [tensor for tensor in tensors if tensor.dtype is dtype]
+    """Rank 0's values into `tensors` of all ranks; small ones of a number format go in one message. Collective."""
+    small = [tensor for tensor in tensors if tensor.numel() < _SMALL]
+    for tensor in tensors:
+        if tensor.numel() >= _SMALL:
+            whole = tensor.contiguous()
+            dist.broadcast(whole, src=0)
+            tensor.copy_(whole)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in small):
+        group = [tensor for tensor in small if tensor.dtype is dtype]
         values = torch.cat([tensor.reshape(-1) for tensor in group])
         dist.broadcast(values, src=0)
         for tensor, part in zip(group, torch.split(values, [tensor.numel() for tensor in group]), strict=True):

@@ -71,7 +71,14 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
     )
     moments = sorted(to_trees(state.objects())[0]["optimizer"]["state"])
     weights = {name: whole(weight) for name, weight in state.model.named_parameters()}
-    return {"losses": losses, "norms": norms, "stops": stops, "weights": weights, "evaluations": evaluations, "moments": moments}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "stops": stops,
+        "weights": weights,
+        "evaluations": evaluations,
+        "moments": moments,
+    }
 
 
 def overflow(kind: str, group: RankGroup) -> dict[str, Any]:

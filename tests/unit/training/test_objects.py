@@ -19,10 +19,11 @@ from hpc_trainer.training.checkpoint.pack import pack, unpack
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.optim import build_optimizer, learning_rate, set_learning_rate
+from hpc_trainer.training.optim import build_optimizer, set_learning_rate
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.precision import autocast, build_scaler
 from hpc_trainer.training.rng import rng_state, seed_everything, set_rng_state
+from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.state import TrainState
 
 NUM_STEPS, BATCH = 14, 12

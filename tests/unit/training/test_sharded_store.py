@@ -85,6 +85,24 @@ def test_only_the_bytes_that_are_needed_are_read(make_store: MakeStore, monkeypa
     assert torch.equal(store.load(info, take), VALUE[2:5])
 
 
+def test_memory_in_another_order_is_filled_too(make_store: MakeStore) -> None:
+    """As memory of a GPU: through a copy."""
+    store = make_store()
+    saved(store)
+    info = store.newest_valid()
+    assert info is not None
+    weight, scalar = torch.zeros(6, 8).T, torch.zeros(())
+
+    def take(shared: Any, own: Any) -> None:
+        del own
+        shared["weight"].fill(weight)
+        shared["scalar"].fill(scalar)
+
+    store.load(info, take)
+    assert torch.equal(weight, VALUE)
+    assert scalar.item() == 3.0
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
