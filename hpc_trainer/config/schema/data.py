@@ -27,6 +27,9 @@ class DigitsConfig(DataConfig):
     _target_: str = "hpc_trainer.datasets.digits.build"
     num_eval: int = 360
     """Images held out for evaluation, by a fixed shuffle; 1 to 1796."""
+    max_shift: int = 0
+    """Each training image is moved by -max_shift to max_shift pixels, up or down and sideways, 0 to 7; drawn anew in each
+    epoch. 0: none."""
 
 
 @dataclass(kw_only=True, slots=True)
