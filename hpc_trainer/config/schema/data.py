@@ -28,8 +28,8 @@ class DigitsConfig(DataConfig):
     num_eval: int = 360
     """Images held out for evaluation, by a fixed shuffle; 1 to 1796."""
     max_shift: int = 0
-    """Each training image is moved by -max_shift to max_shift pixels, up or down and sideways, 0 to 7; drawn anew in each
-    epoch. 0: none."""
+    """Each training image is moved by -max_shift to max_shift pixels, up or down and sideways, 0 to 7; anew in each epoch.
+    0: none."""
 
 
 @dataclass(kw_only=True, slots=True)
