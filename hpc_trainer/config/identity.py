@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpc_trainer.config.memo import Memo
@@ -49,7 +49,7 @@ def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
     may go on with another number of ranks (`parallel.elastic`, `train.logical_ranks`) that number decides nothing.
     """
     of = (memo or Memo()).of
-    write = {name: _section_text for name in plain}
+    write: dict[str, Callable[[str, Mapping[str, Any]], str]] = dict.fromkeys(plain, _section_text)
     if plain["train"].get("logical_ranks") or plain["parallel"].get("elastic"):
         write["hardware"] = _any_hardware_text
         if not plain["train"].get("logical_ranks"):

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 
 _LARGEST = 2**20
@@ -31,6 +32,8 @@ def rank_problems(config: TrainConfig) -> Iterator[str]:
     train = config.train
     if train.ema_decay is not None and not 0 < train.ema_decay < 1:
         yield f"train.ema_decay={train.ema_decay:g} must be in (0, 1), both ends excluded. Use 0.999."
+    if train.ema_decay is not None and config.parallel.strategy is Strategy.fsdp:
+        yield f"train.ema_decay={train.ema_decay:g} averages whole weights: not with parallel=fsdp. Use parallel=ddp."
     if train.early_stop.patience is not None and not 1 <= train.early_stop.patience <= _LARGEST:
         yield f"train.early_stop.patience={train.early_stop.patience} must be 1 to {_LARGEST}. Use 3."
     if train.early_stop.patience is not None and train.eval_every_steps == 0:
@@ -58,6 +61,11 @@ def _logical_problems(config: TrainConfig, count: int) -> Iterator[str]:
         yield (
             f"train.logical_ranks={count} must be at least world_size={world_size} (hardware={config.hardware.name}). "
             f"Use {world_size}."
+        )
+    if config.parallel.strategy is Strategy.fsdp or config.parallel.zero1:
+        yield (
+            f"train.logical_ranks={count} needs the whole model and optimizer on each rank. Use parallel=ddp "
+            "parallel.zero1=false."
         )
     if not config.train.deterministic:
         yield "train.logical_ranks needs train.deterministic=true: other kernels give other bits each time."
