@@ -28,8 +28,7 @@ class DigitsConfig(DataConfig):
     num_eval: int = 360
     """Images held out for evaluation, by a fixed shuffle; 1 to 1796."""
     max_shift: int = 0
-    """Each training image is moved by -max_shift to max_shift pixels, up or down and sideways, 0 to 7; anew in each epoch.
-    0: none."""
+    """Pixels by which a training image is moved at most, up or down and sideways, anew in each epoch; 0 to 7. 0: not."""
 
 
 @dataclass(kw_only=True, slots=True)

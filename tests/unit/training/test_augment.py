@@ -105,7 +105,7 @@ def test_digits_move_in_training_only_and_by_as_much_as_asked() -> None:
     moving = digits.build(DigitsConfig(max_shift=2), "train")
     assert isinstance(moving, AugmentedDataset)
     assert not isinstance(plain, AugmentedDataset)
-    images, targets = moving.__getitems__(range(50))
+    images, _ = moving.__getitems__(range(50))
     assert torch.equal(images, plain.__getitems__(range(50))[0])
     moved = moving.augment(images, [generator_of(0, 0, sample) for sample in range(50)])
     assert moved.shape == images.shape

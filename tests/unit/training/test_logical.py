@@ -28,7 +28,9 @@ def _tree(leaves: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 32])
 def test_pairs_are_summed_along_the_tree_however_they_are_divided(count: int) -> None:
-    leaves = [torch.randn(100, generator=torch.Generator().manual_seed(each)) * 10.0 ** (each % 9) for each in range(count)]
+    leaves = [
+        torch.randn(100, generator=torch.Generator().manual_seed(each)) * 10.0 ** (each % 9) for each in range(count)
+    ]
     expected = _tree(leaves)
     for ranks in (each for each in (1, 2, 4, 8) if each <= count):
         parts = []
