@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpc_trainer.config.memo import Memo
@@ -28,10 +28,16 @@ _OTHER_KEYS = {
 # Keys that came later count from the moment they are set: runs of before keep their ids.
 _NOT_SET: dict[str, Any] = {
     "params": {},
-    "train": {"main": None},
+    "train": {
+        "main": None, "logical_ranks": None, "ema_decay": None,
+        "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
+    },
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
-    "parallel": {"zero1": False},
-}
+    "parallel": {"zero1": False, "elastic": False},
+    "data": {"max_shift": 0},
+}  # fmt: skip
+# What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
+_OF_ANY_WORLD = ("device", "gpu_type")
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
@@ -39,11 +45,17 @@ _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
     """SHA-256 (64 hex digits) over the part of a resolved configuration that decides the result.
 
-    Independent of key order. With a `memo`, a section that several configurations share is written once.
+    Independent of key order. With a `memo`, a section that several configurations share is written once. Of a run that
+    may go on with another number of ranks (`parallel.elastic`, `train.logical_ranks`) that number decides nothing.
     """
     of = (memo or Memo()).of
+    write: dict[str, Callable[[str, Mapping[str, Any]], str]] = dict.fromkeys(plain, _section_text)
+    if plain["train"].get("logical_ranks") or plain["parallel"].get("elastic"):
+        write["hardware"] = _any_hardware_text
+        if not plain["train"].get("logical_ranks"):
+            write["train"] = _any_train_text
     parts = [
-        f'"{name}":{of(_section_text, name, value) if isinstance(value, dict) else _text(value)}'
+        f'"{name}":{of(write[name], name, value) if isinstance(value, dict) else _text(value)}'
         for name, value in sorted(plain.items())
         if name not in _OTHER_SECTIONS and value != _NOT_SET.get(name, ...)
     ]
@@ -55,6 +67,20 @@ def _section_text(name: str, section: Mapping[str, Any]) -> str:
     return _text(
         {key: value for key, value in section.items() if key not in left_out and value != not_set.get(key, ...)}
     )
+
+
+def _any_hardware_text(name: str, hardware: Mapping[str, Any]) -> str:
+    device = hardware["device"]
+    if device == "auto":
+        device = "cuda" if hardware["gpus_per_node"] else "cpu"
+    return _section_text(
+        name, {key: value for key, value in hardware.items() if key in _OF_ANY_WORLD} | {"device": device}
+    )
+
+
+def _any_train_text(name: str, train: Mapping[str, Any]) -> str:
+    # These two are filled in from the number of ranks.
+    return _section_text(name, {**train, "micro_batch_size": None, "grad_accum_steps": None})
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:

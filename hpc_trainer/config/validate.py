@@ -16,12 +16,13 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
+from hpc_trainer.config.rank_rules import num_parts, rank_problems, with_batch
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
-from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
@@ -46,7 +47,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     problems = list(find_problems(config, memo))
     if problems:
         raise ConfigError("\n".join(problems))
-    config.train = memo.of(_with_batch, config.train, config.hardware)
+    config.train = memo.of(with_batch, config.train, config.hardware)
     config.data = memo.of(_with_absolute_path, config.data)
 
 
@@ -66,6 +67,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from parallel_problems(config)
     yield from _batch(config)
     yield from optim_problems(config)
+    yield from rank_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
@@ -184,7 +186,8 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
 
 
 def _batch(config: TrainConfig) -> Iterator[str]:
-    train, world_size = config.train, config.hardware.world_size
+    train, world_size = config.train, num_parts(config.train, config.hardware)
+    called = "logical_ranks" if train.logical_ranks else "world_size"
     given = {
         "train.global_batch_size": train.global_batch_size,
         "train.micro_batch_size": train.micro_batch_size,
@@ -199,25 +202,15 @@ def _batch(config: TrainConfig) -> Iterator[str]:
     if total % unit:
         is_fixed = train.micro_batch_size and train.grad_accum_steps
         nearest = unit if is_fixed else max(unit, round(total / unit) * unit)
-        parts = [f"world_size={world_size} (hardware={config.hardware.name})"]
+        parts = [f"{called}={world_size}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
         parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
         yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."
     elif train.micro_batch_size and train.grad_accum_steps and total != unit:
         yield (
             f"train.global_batch_size={total} must equal micro_batch_size={train.micro_batch_size} × "
-            f"grad_accum_steps={train.grad_accum_steps} × world_size={world_size} = {unit}. "
+            f"grad_accum_steps={train.grad_accum_steps} × {called}={world_size} = {unit}. "
             f"Use {unit}, or leave one of the three null."
         )
-
-
-def _with_batch(train: LoopConfig, hardware: HardwareConfig) -> LoopConfig:
-    """With micro_batch_size and grad_accum_steps: their product with the world size is the global batch."""
-    accum = train.grad_accum_steps
-    if accum is None:
-        micro = train.micro_batch_size or train.global_batch_size // hardware.world_size
-        accum = train.global_batch_size // (micro * hardware.world_size)
-    micro = train.global_batch_size // (accum * hardware.world_size)
-    return dataclasses.replace(train, micro_batch_size=micro, grad_accum_steps=accum)
 
 
 def _model(model: ModelConfig) -> Iterator[str]:
@@ -262,9 +255,10 @@ def _data(config: TrainConfig) -> Iterator[str]:
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
     count = _num_train_samples(data)
     if 0 < count < config.train.global_batch_size:
+        parts = num_parts(config.train, config.hardware)
         yield (
             f"train.global_batch_size={config.train.global_batch_size} must be at most the {count} training samples "
-            f"of data={data.name}. Use {count // config.hardware.world_size * config.hardware.world_size}."
+            f"of data={data.name}. Use {count // parts * parts}."
         )
 
 
@@ -277,6 +271,7 @@ def _num_train_samples(data: DataConfig) -> int:
 
 def _digits(data: DigitsConfig) -> Iterator[str]:
     yield from _between("data.num_eval", data.num_eval, 1, 1796)
+    yield from _between("data.max_shift", data.max_shift, 0, 7)
 
 
 def _synthetic_images(data: SyntheticImagesConfig) -> Iterator[str]:

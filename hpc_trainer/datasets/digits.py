@@ -37,6 +37,33 @@ class Digits:
         return self.images[rows], self.targets[rows]
 
 
+class ShiftedDigits(Digits):
+    """Digits of which the training loop moves each by up to `max_shift` pixels, up or down and sideways.
+
+    What moves out is lost; what moves in has the value of the image's corner pixel, which is background.
+    """
+
+    def __init__(self, images: Tensor, targets: Tensor, max_shift: int) -> None:
+        super().__init__(images, targets)
+        self.max_shift = max_shift
+
+    def augment(self, inputs: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
+        """Moved images [batch, 1, 8, 8]."""
+        moved = torch.empty_like(inputs)
+        height, width = inputs.shape[-2:]
+        for image, source, generator in zip(moved, inputs, generators, strict=True):
+            down, right = generator.integers(-self.max_shift, self.max_shift, size=2, endpoint=True).tolist()
+            image.copy_(source[:, :1, :1].expand_as(source))
+            here, there = _overlap(down, height), _overlap(right, width)
+            image[:, here[0], there[0]] = source[:, here[1], there[1]]
+        return moved
+
+
+def _overlap(shift: int, size: int) -> tuple[slice, slice]:
+    """Where pixels go along one side, and where they come from."""
+    return slice(max(0, shift), size + min(0, shift)), slice(max(0, -shift), size + min(0, -shift))
+
+
 def split_indices(num_eval: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of scikit-learn's table for (train, eval); the same on every machine, and eval sets are nested.
 
@@ -54,12 +81,14 @@ def build(config: DigitsConfig, split: Split) -> Digits:
     """
     check_split(split)
     check_range("data.num_eval", config.num_eval, 1, NUM_IMAGES - 1)
+    check_range("data.max_shift", config.max_shift, 0, 7)
     pixels, labels = _load()
     train, held_out = split_indices(config.num_eval)
     mean, std = _statistics(pixels[train])
     rows = train if split == "train" else held_out
     images = torch.from_numpy(((pixels[rows] - mean) / std).astype(np.float32)).unsqueeze(1)
-    return Digits(images, torch.from_numpy(labels[rows]))
+    targets = torch.from_numpy(labels[rows])
+    return ShiftedDigits(images, targets, config.max_shift) if config.max_shift else Digits(images, targets)
 
 
 def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:

@@ -42,6 +42,20 @@ class MapDataset(Protocol):
         ...
 
 
+@runtime_checkable
+class AugmentedDataset(MapDataset, Protocol):
+    """A data set whose training samples are changed at random, anew in each epoch. `augment` makes it one."""
+
+    def augment(self, inputs: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
+        """The inputs [batch, ...] of training samples as they are used, of the same shape.
+
+        The loop calls it with what `__getitems__` gave, for training and never for evaluation. Row i draws from
+        `generators[i]` alone, which is a function of (seed, epoch, sample): so a sample is changed alike whichever rank
+        or loader process makes it, and after a resume. Whoever draws from a global generator loses that.
+        """
+        ...
+
+
 def check_split(split: str) -> None:
     """Raise ConfigError unless `split` is `train` or `eval`."""
     if split not in ("train", "eval"):

@@ -94,7 +94,7 @@ def journal_settles(attempt: Attempt | None) -> bool:
 def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
     """(state, cause, node) of one run."""
     if DONE in folder.markers:
-        return RunState.COMPLETED, "done", None
+        return RunState.COMPLETED, str(folder.result.get("cause", "done")), None
     if folder.waits is not None:
         if CANCEL in folder.markers:
             return RunState.CANCELLED, "cancelled", None

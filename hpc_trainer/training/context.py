@@ -26,7 +26,7 @@ from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import take, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.life_signs import LifeSigns
-from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.rng import rng_for_world, rng_state, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import NoTracker, Tracker
 
@@ -79,6 +79,7 @@ class RunContext:
     store: CheckpointStore
     attempt: int
     num_steps: int
+    seed: int = 0
     saves: SavePlan = field(default_factory=SavePlan)
     make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
@@ -89,6 +90,7 @@ class RunContext:
     saved_step: int | None = None
     stop_step: int | None = None
     first_step: int = 0
+    early_reason: str | None = None
     _names: frozenset[str] | None = None
     _rng: dict[str, Any] | None = None
     _tracker: Tracker = field(default_factory=NoTracker)
@@ -161,7 +163,8 @@ class RunContext:
         if newest is not None:
             _check_owner(newest, self.paths.run_id)
             is_same_world = newest.world_size == self.world_size
-            step, values, self._rng = self.store.load(newest, partial(take, objects, is_same_world=is_same_world))
+            step, values, rng = self.store.load(newest, partial(take, objects, is_same_world=is_same_world))
+            self._rng = rng_for_world(rng if is_same_world else None, seed=self.seed, rank=self.rank, step=step)
             restored, self.saved_step = Restored(step, values), newest.step
         self.step = self.first_step = restored.step
         self._signs.start(self.step)
@@ -193,10 +196,12 @@ class RunContext:
                 f"logs of the attempts before, in {self.paths.logs}."
             )
 
-    def has_evaluated(self) -> bool:
-        """True if the newest line of metrics.jsonl with an evaluation is of the step resumed at. Collective."""
-        steps = [record["step"] for record in read_lines(self.paths.metrics) if "eval_loss" in record]
-        return bool(self.group.broadcast(bool(steps) and steps[-1] == self.first_step))
+    def last_evaluation(self) -> dict[str, float] | None:
+        """The newest evaluation in metrics.jsonl, if it is of the step resumed at; else None. Collective."""
+        found = [each for each in read_lines(self.paths.metrics) if "eval_loss" in each][-1:]
+        here = [each for each in found if each["step"] == self.first_step]
+        values = {key: value for each in here for key, value in each.items() if key not in _RESERVED}
+        return self.group.broadcast(values or None)  # type: ignore[no-any-return]
 
     def should_stop(self, step: int) -> bool:
         """True on all ranks if any rank got a stop signal: save, then return. Collective.
@@ -289,10 +294,19 @@ class RunContext:
         if self.is_rank_zero:
             self._signs.tell(step, force=force)
 
-    def finish(self, metrics: Mapping[str, Any]) -> None:
-        """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns."""
+    def finish(self, metrics: Mapping[str, Any], reason: str | None = None) -> None:
+        """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns.
+
+        `reason`: why it ends before `num_steps`; `status` then has the cause early_stop.
+        """
         self._reach(self.step)
+        self.early_reason = reason
         self._result = _numbers(metrics)
+
+    @property
+    def cause(self) -> str:
+        """Of a run that has finished, as the journal has it: `done` or `early_stop`."""
+        return "done" if self.early_reason is None else "early_stop"
 
     def conclude(self, name: str) -> Outcome:
         """How the loop ended, agreed among the ranks; if it is done, result.json and DONE are written. Collective.
@@ -336,6 +350,8 @@ class RunContext:
                 "num_steps": self.num_steps,
                 "attempts": self.attempt + 1,
                 "world_size": self.world_size,
+                "cause": self.cause,
+                "reason": self.early_reason,
                 "metrics": self._result,
             },
         )

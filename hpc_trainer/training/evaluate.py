@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -12,29 +13,32 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import is_fully_sharded
-from hpc_trainer.training.loader import eval_indices
+from hpc_trainer.training.loader import eval_indices, shares_of
 from hpc_trainer.training.precision import autocast
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
-    should_stop: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False, num_shares: int | None = None,
 ) -> dict[str, float] | None:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
-    Collective: every rank evaluates its share, sums are added up in float64. Draws no random number: dropout is off.
+    Collective: every rank evaluates its shares; their sums are added up in float64, in the order of shares. Draws no
+    random number: dropout is off.
 
     Args:
         should_stop: asked after each batch, equally often on all ranks; True on all of them ends the evaluation.
+        num_shares: a multiple of the ranks; the same bits for each number of ranks. None: one share a rank.
     """
+    num_shares = num_shares or group.world_size
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=group.device)
-    indices = eval_indices(len(dataset), group.rank, group.world_size)
+    sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=group.device)
+    starts = range(0, len(eval_indices(len(dataset), 0, num_shares)), batch_size)  # the first share is the longest
     is_stopped = False
-    for start in range(0, len(eval_indices(len(dataset), 0, group.world_size)), batch_size):  # rank 0 has the most
-        part = indices[start : start + batch_size]
+    for share, start in itertools.product(shares_of(group.rank, group.world_size, num_shares), starts):
+        part = eval_indices(len(dataset), share, num_shares)[start : start + batch_size]
         if part or is_fully_sharded(model):  # whose forward pass needs all ranks: those without samples repeat one
             inputs, targets = dataset.__getitems__(part or range(1))
             inputs, targets = inputs.to(group.device), targets.to(group.device).flatten()
@@ -42,7 +46,8 @@ def evaluate(
                 logits = model(inputs).flatten(0, -2)
                 loss = functional.cross_entropy(logits, targets, reduction="sum")
             if part:
-                sums += torch.stack((loss.double(), (logits.argmax(-1) == targets).sum().double(), _count(targets)))
+                right = (logits.argmax(-1) == targets).sum().double()
+                sums[share] += torch.stack((loss.double(), right, _count(targets)))
         is_stopped = should_stop()
         if is_stopped:
             break
@@ -50,7 +55,8 @@ def evaluate(
         module.training = mode
     if is_stopped:
         return None
-    loss_sum, num_right, count = group.sum(sums).tolist()
+    # Other ranks have zeros in this rank's rows: adding them changes no bit.
+    loss_sum, num_right, count = map(sum, zip(*group.sum(sums).tolist(), strict=True))
     return {"eval_loss": loss_sum / count, "eval_accuracy": num_right / count}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import signal
 import warnings
@@ -14,13 +15,25 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
+from hpc_trainer.training.augment import Augmented, WithEpoch
 from hpc_trainer.training.order import BatchOrder
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 # Slurm signals every process of a step. A worker that died of it would take the last save with it.
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _KILL_WAIT_S = 5.0
+
+
+def shares_of(rank: int, world_size: int, num_shares: int) -> range:
+    """The shares, of `num_shares` in all, that one rank takes: as many as any other, side by side.
+
+    Raises ValueError: they cannot be divided evenly.
+    """
+    each, rest = divmod(num_shares, world_size)
+    if rest or each < 1:
+        raise ValueError(f"logical_ranks={num_shares} must be a multiple of world_size={world_size}.")
+    return range(rank * each, (rank + 1) * each)
 
 
 def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
@@ -68,9 +81,12 @@ def train_batches(
     micro_batch_size: int,
     grad_accum_steps: int,
     num_workers: int,
+    logical_ranks: int | None = None,
 ) -> BatchIterator:
     """Micro-batches of one rank for the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
 
+    With `logical_ranks`, for each step those of this rank's logical ranks, one logical rank after the other. A data set
+    with a method `augment` (datasets/protocol.py) is asked for it here, in the rank or in its workers alike.
     Draws nothing from the global random state of this process. Not collective.
 
     Args:
@@ -84,49 +100,57 @@ def train_batches(
         micro_batch_size: samples of one forward pass; × grad_accum_steps × world_size must be the global batch.
         grad_accum_steps: forward passes a step, ≥ 1.
         num_workers: processes, ≥ 0; with 0 each batch is made when it is asked for.
+        logical_ranks: take the place of world_size in that product; a multiple of it.
 
     Raises:
         ValueError: the sizes do not multiply to the global batch.
     """
-    if micro_batch_size * grad_accum_steps * world_size != order.global_batch_size:
+    num_parts = logical_ranks or world_size
+    if micro_batch_size * grad_accum_steps * num_parts != order.global_batch_size:
         raise ValueError(
             f"global_batch_size={order.global_batch_size} must be micro_batch_size × grad_accum_steps × world_size, "
-            f"but {micro_batch_size} × {grad_accum_steps} × {world_size} = "
-            f"{micro_batch_size * grad_accum_steps * world_size}."
+            f"but {micro_batch_size} × {grad_accum_steps} × {num_parts} = "
+            f"{micro_batch_size * grad_accum_steps * num_parts}."
         )
-    indices = _Indices(order, first_step, num_steps, rank, world_size, micro_batch_size, grad_accum_steps)
+    steps, parts = range(first_step, num_steps), shares_of(rank, world_size, num_parts)
+    indices: Any = _Indices(order, steps, parts, num_parts, micro_batch_size, grad_accum_steps)
+    source: Any = dataset
+    if isinstance(dataset, AugmentedDataset):
+        source, indices = Augmented(dataset, order.seed), WithEpoch(indices)
     if num_workers == 0:
-        return BatchIterator((dataset.__getitems__(each) for each in indices), [])
-    return _start_workers(dataset, indices, num_workers)
+        return BatchIterator((source.__getitems__(each) for each in indices), [])
+    return _start_workers(source, indices, num_workers)
 
 
 class _Indices:
     """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used."""
 
-    def __init__(self, order: BatchOrder, first_step: int, num_steps: int, *layout: int) -> None:
-        self._order = order
-        self._steps = range(first_step, num_steps)
-        self._rank, self._world_size, self._micro_batch_size, self._grad_accum_steps = layout
+    def __init__(
+        self, order: BatchOrder, steps: range, parts: range, num_parts: int, micro_batch_size: int, accum: int
+    ) -> None:
+        self.order = order
+        self._steps, self._parts, self._num_parts = steps, parts, num_parts
+        self._micro_batch_size, self._grad_accum_steps = micro_batch_size, accum
 
     def __len__(self) -> int:
-        return len(self._steps) * self._grad_accum_steps
+        return len(self._steps) * len(self._parts) * self._grad_accum_steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in self._steps:
-            for accum in range(self._grad_accum_steps):
-                part = self._order.micro_indices(
-                    step,
-                    accum=accum,
-                    rank=self._rank,
-                    world_size=self._world_size,
-                    micro_batch_size=self._micro_batch_size,
-                )
-                yield part.tolist()
+        return (indices for _, indices in self.with_steps())
+
+    def with_steps(self) -> Iterator[tuple[int, list[int]]]:
+        """Each micro-batch with its step."""
+        size = self._micro_batch_size
+        for step, part, accum in itertools.product(self._steps, self._parts, range(self._grad_accum_steps)):
+            found = self.order.micro_indices(
+                step, accum=accum, rank=part, world_size=self._num_parts, micro_batch_size=size
+            )
+            yield step, found.tolist()
 
 
-def _start_workers(dataset: MapDataset, indices: _Indices, num_workers: int) -> BatchIterator:
+def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:
     loader: DataLoader[Any] = DataLoader(
-        dataset,  # type: ignore[arg-type]  # torch's Dataset is nominal; it uses __getitems__ and __len__ only
+        dataset,  # torch's Dataset is nominal; it uses __getitems__ and __len__ only
         batch_sampler=indices,
         num_workers=num_workers,
         collate_fn=_identity,

@@ -11,12 +11,16 @@ from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.early_stop import EarlyStop
+from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.loader import train_batches
+from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
@@ -46,6 +50,7 @@ def train(config: TrainConfig, run: RunContext) -> None:
     task = build_task(config, run)
     state = task.state
     state.resume(run.restore(**state.objects()))
+    num_parts = config.train.logical_ranks or run.group.world_size
     batches = train_batches(
         task.train_set,
         task.order,
@@ -53,9 +58,10 @@ def train(config: TrainConfig, run: RunContext) -> None:
         num_steps=config.train.num_steps,
         rank=run.group.rank,
         world_size=run.group.world_size,
-        micro_batch_size=config.train.global_batch_size // (run.group.world_size * task.stepper.grad_accum_steps),
+        micro_batch_size=config.train.global_batch_size // (num_parts * task.stepper.grad_accum_steps),
         grad_accum_steps=task.stepper.grad_accum_steps,
         num_workers=config.data.num_workers,
+        logical_ranks=config.train.logical_ranks,
     )
     try:
         run.restore_rng()  # building a loader may draw from the random state
@@ -67,8 +73,9 @@ def train(config: TrainConfig, run: RunContext) -> None:
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> None:
     state, num_steps = task.state, config.train.num_steps
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
-    if is_evaluation_due and not run.has_evaluated() and not _evaluate(config, run, task):
-        return  # the attempt before, too, was stopped between save and evaluation
+    # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
+    if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
+        return
     clock = _Clock(state.step)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, config.optim.lr, state.step, num_steps)
@@ -87,7 +94,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
         if state.step < num_steps and run.should_save(state.step):
             run.save(state.step, **state.objects())  # before an evaluation that is due too: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
-            if not _evaluate(config, run, task):
+            if not _goes_on(run, task, _evaluate(config, run, task)):
                 return
             clock.restart(state.step)
 
@@ -95,6 +102,19 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
     metrics = _evaluate(config, run, task)
     if metrics:
         run.finish(metrics)
+
+
+def _goes_on(run: RunContext, task: Task, metrics: dict[str, float] | None) -> bool:
+    """False if the evaluation was stopped, or if it was the one that ends the run. Collective."""
+    state = task.state
+    if metrics is None or state.early_stop is None:
+        return metrics is not None
+    state.early_stop.see(state.step, metrics)
+    reason = run.group.broadcast(state.early_stop.reason_to_stop)
+    if reason is not None:
+        run.save(state.step, **state.objects())
+        run.finish(metrics, reason)
+    return reason is None
 
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
@@ -111,21 +131,28 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     seed_everything(config.seed, run.group.rank)  # but dropout of its own on each
     loss = VotingLoss(model).to(device)
     strategy = config.parallel.strategy
-    module = share(loss, run.group, deterministic=train_config.deterministic, strategy=strategy)
+    is_logical = train_config.logical_ranks is not None
+    module = share(
+        loss, run.group, deterministic=train_config.deterministic, strategy=Strategy.none if is_logical else strategy
+    )
     state = TrainState(
         model=model,
         optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1),
         scaler=build_scaler(config.precision, device.type),
+        early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
     )
     assert train_config.grad_accum_steps is not None
-    stepper = Stepper(
+    of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
+    stepper = (LogicalStepper if is_logical else Stepper)(
         module=module,
         vote=StopVote(loss, run.group),
         precision=config.precision,
         device=device,
         grad_accum_steps=train_config.grad_accum_steps,
         max_grad_norm=train_config.max_grad_norm,
+        **(of_logical if is_logical else {}),
     )
+    state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
     order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)
     return Task(state=state, stepper=stepper, order=order, train_set=train_set, eval_set=eval_set)
 
@@ -160,12 +187,13 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
     assert config.train.micro_batch_size is not None
     step = task.state.step
     metrics = evaluate(
-        for_evaluation(task.stepper.module, task.state.model),
+        for_evaluation(task.stepper.module, task.state.model) if task.state.ema is None else task.state.ema.module,
         task.eval_set,
         group=run.group,
         batch_size=max(256, config.train.micro_batch_size),
         precision=config.precision,
         should_stop=partial(run.vote_to_stop, step),
+        num_shares=config.train.logical_ranks,
     )
     if metrics is None:
         run.agree_to_stop(step)
@@ -179,8 +207,7 @@ def _step_metrics(
     run: RunContext, result: StepResult, lr: float, clock: _Clock, batch_size: int, step: int
 ) -> dict[str, float]:
     """Collective: the loss is the mean over all ranks. The one place in the loop that waits for the device."""
-    loss = run.group.sum(result.loss.clone()).item() / run.group.world_size
-    metrics = {"loss": loss, "lr": lr}
+    metrics = {"loss": result.mean_loss(run.group), "lr": lr}
     if result.grad_norm is not None:
         metrics["grad_norm"] = result.grad_norm.item()
     steps_per_s = clock.steps_per_s(step)

@@ -63,6 +63,10 @@ class StopVote:
         self._wish = wish
         return None if self._alone else self._flags[wish]
 
+    def put(self, gradient: torch.Tensor) -> None:
+        """The sum of all flags, where it came another way than through the weight's gradient."""
+        self._weight.grad = gradient
+
     def count(self) -> bool:
         """True if any rank wished to stop; the same on all ranks, after backward and before gradients are cleared.
 
@@ -102,7 +106,7 @@ def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool, strategy: 
     the first step of each attempt, and with four ranks or more another layout is another order of summation, so
     a resumed run would differ in the last bits. Looking for unused parameters is what keeps the layout fixed.
     """
-    if group.world_size == 1:
+    if group.world_size == 1 or strategy is Strategy.none:
         return loss
     if strategy is Strategy.fsdp:
         loss.vote = nn.Parameter(torch.zeros(group.world_size, device=group.device))

@@ -12,7 +12,7 @@ import torch
 _PYTHON_STATE_VERSION = 3  # of random.getstate(), since Python 2.3
 
 
-def seed_everything(seed: int, rank: int | None = None) -> None:
+def seed_everything(seed: int, rank: int | str | None = None) -> None:
     """Seeds Python, numpy and torch (CPU, all CUDA devices) from (seed, rank). Not collective.
 
     Without `rank` the seed is the same on all ranks: for building the model. With it every rank gets a stream
@@ -26,6 +26,40 @@ def seed_everything(seed: int, rank: int | None = None) -> None:
     words = _mix(seed, rank, "numpy").to_bytes(32, "little")
     np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # the global one is meant
     torch.manual_seed(_mix(seed, rank, "torch") % 2**63)
+
+
+def seed_step(seed: int, rank: int, step: int) -> None:
+    """Seeds the same generators from (seed, logical rank, step): 45 µs, and nothing to save. Not collective.
+
+    Two of a million steps may share a stream of torch's CPU generator, as in `seed_everything`; they see other samples.
+    """
+    place = f"{rank} {step}"
+    random.seed(_mix(seed, place, "python"))
+    np.random.seed(np.frombuffer(_mix(seed, place, "numpy").to_bytes(32, "little"), dtype="<u4").astype(np.uint32))
+    number = _mix(seed, place, "torch") % 2**63
+    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.2 ms where there is no CUDA
+    if _uses_cuda():
+        torch.cuda.manual_seed(number)
+
+
+def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int, step: int) -> dict[str, Any]:
+    """The random state with which a rank goes on from a checkpoint.
+
+    What this rank saved, if as many ranks saved as are there now. With another number of ranks nobody's stream is
+    the right one: every rank begins a new one, from (seed, rank, step), so two restarts at one step are alike, and no
+    two ranks share a stream. Dropout then differs from the undisturbed run. The generators of this process then
+    have the state that is returned.
+
+    Args:
+        saved: what `rng_state` was at the save; None if another number of ranks saved.
+        seed: `config.seed`.
+        rank: 0 to world_size - 1.
+        step: of the checkpoint.
+    """
+    if saved is not None:
+        return saved
+    seed_everything(seed, f"{rank} resumed {step}")
+    return rng_state()
 
 
 def rng_state() -> dict[str, Any]:
@@ -61,7 +95,7 @@ def _uses_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _mix(seed: int, rank: int | None, generator: str) -> int:
+def _mix(seed: int, rank: int | str | None, generator: str) -> int:
     """256 bits."""
     place = "all" if rank is None else str(rank)
     return int.from_bytes(hashlib.sha256(f"hpc_trainer {seed} {place} {generator}".encode()).digest(), "little")

@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from hpc_trainer.training.context import Restored
+from hpc_trainer.training.early_stop import EarlyStop
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
     """The learning rate and the order of samples are functions of `step`; the random state is the RunContext's.
 
-    `model` is the bare module, without DDP around it. `step` counts optimizer steps done, `samples_seen` the
+    `model` is the bare module, without DDP around it. `ema` holds the averaged weights, `early_stop` the evaluations so
+    far, each None where the configuration does not ask for it. `step` counts optimizer steps done, `samples_seen` the
     samples of all ranks in them.
     """
 
@@ -25,15 +28,19 @@ class TrainState:
     step: int = 0
     samples_seen: int = 0
     best_metric: float | None = None
+    ema: AveragedModel | None = None
+    early_stop: EarlyStop | None = None
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
+        chosen = {"ema": self.ema, "early_stop": self.early_stop}
         return {
             "model": self.model,
             "optimizer": self.optimizer,
             "scaler": self.scaler,
             "samples_seen": self.samples_seen,
             "best_metric": self.best_metric,
+            **{name: value for name, value in chosen.items() if value is not None},
         }
 
     def resume(self, restored: Restored) -> None:

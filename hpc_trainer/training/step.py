@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.optim import set_learning_rate
@@ -25,13 +27,20 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 class StepResult:
     """Tensors stay on the device: reading them would wait for it.
 
-    `loss`: mean over this rank's samples, nats, a scalar. `grad_norm`: L2 norm over all weights before clipping,
-    a scalar; None without clipping. `should_stop`: all ranks agree.
+    `loss`: mean over this rank's samples (all ranks', if `is_shared`), nats, a scalar. `grad_norm`: L2 norm over all
+    weights before clipping, a scalar; None without clipping. `should_stop`: all ranks agree.
     """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor | None
     should_stop: bool
+    is_shared: bool = False
+
+    def mean_loss(self, group: RankGroup) -> float:
+        """The mean over all ranks; waits for the device. Collective."""
+        if self.is_shared:
+            return self.loss.item()
+        return group.sum(self.loss.clone()).item() / group.world_size
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,26 +53,12 @@ class Stepper:
     device: torch.device
     grad_accum_steps: int
     max_grad_norm: float | None
+    shares_loss: ClassVar[bool] = False
 
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
         """Takes `grad_accum_steps` micro-batches and updates the weights once. Collective."""
         set_learning_rate(state.optimizer, lr)
-        if is_fully_sharded(self.module):
-            share_buffers(self.module)
-        flag = self.vote.cast(wish_to_stop)
-        losses = []
-        for index in range(self.grad_accum_steps):
-            inputs, targets = next(batches)
-            inputs = inputs.to(self.device, non_blocking=True)
-            targets = targets.to(self.device, non_blocking=True)
-            with self._sync_gradients(last=index + 1 == self.grad_accum_steps):
-                with autocast(self.precision, self.device.type):
-                    loss = self.module(inputs, targets, flag)
-                if self.grad_accum_steps > 1:
-                    loss = loss / self.grad_accum_steps
-                state.scaler.scale(loss).backward()
-            losses.append(loss.detach())
-
+        total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
         grad_norm = None
         if self.max_grad_norm is not None:
@@ -72,10 +67,36 @@ class Stepper:
             if is_sharded(grad_norm):
                 grad_norm = grad_norm.full_tensor()  # type: ignore[attr-defined]  # a DTensor's; the same on all ranks
         state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
+        scale = state.scaler.get_scale() if state.ema is not None else 0.0
         state.scaler.update()
+        if state.ema is not None and state.scaler.get_scale() >= scale:  # a smaller scale: the step was not taken
+            state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
-        total = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop)
+        return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)
+
+    def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
+        """Leaves each weight's gradient, the mean over all ranks; returns the loss, detached. Collective."""
+        if is_fully_sharded(self.module):
+            share_buffers(self.module)
+        flag = self.vote.cast(wish_to_stop)
+        losses = []
+        for index in range(self.grad_accum_steps):
+            with self._sync_gradients(last=index + 1 == self.grad_accum_steps):
+                losses.append(self._micro_batch(state, batches, flag))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
+        """Forward and backward of the next micro-batch; its share of the mean loss."""
+        inputs, targets = next(batches)
+        inputs = inputs.to(self.device, non_blocking=True)
+        targets = targets.to(self.device, non_blocking=True)
+        with autocast(self.precision, self.device.type):
+            loss = self.module(inputs, targets, flag)
+        if self.grad_accum_steps > 1:
+            loss = loss / self.grad_accum_steps
+        state.scaler.scale(loss).backward()
+        share: torch.Tensor = loss.detach()
+        return share
 
     def _sync_gradients(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         if is_fully_sharded(self.module):

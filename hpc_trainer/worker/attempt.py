@@ -29,6 +29,7 @@ from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.life_signs import SupersededError
+from hpc_trainer.training.logical import NUM_THREADS
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
@@ -55,7 +56,8 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
     try:
         device = _device(config, env)
-        torch.set_num_threads(config.hardware.cpus_per_rank)  # the number of threads decides the order of sums
+        # The number of threads decides the order of sums.
+        torch.set_num_threads(NUM_THREADS if config.train.logical_ranks else config.hardware.cpus_per_rank)
         with process_group(
             env,
             device,
@@ -75,6 +77,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 ),
                 attempt=attempt,
                 num_steps=config.train.num_steps,
+                seed=config.seed,
                 saves=SavePlan(
                     config.checkpoint.every_steps,
                     is_auto=config.checkpoint.every is SaveEvery.auto,
@@ -92,7 +95,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                     journal.end(
                         attempt,
                         state=RunState.COMPLETED,
-                        cause="done",
+                        cause=run.cause,
                         step=run.step,
                         saved_step=run.saved_step,
                     )

@@ -19,5 +19,8 @@ class ParallelConfig:
     of weights, gradients and optimizer state; two ranks or more."""
     zero1: bool = False
     """ddp only: each rank holds and updates a part of the optimizer state (ZeRO stage 1); two ranks or more."""
+    elastic: bool = False
+    """The run may go on with another number of ranks: nodes, GPUs and cores are then no part of its identity. The last
+    bits differ from the undisturbed run's, unless train.logical_ranks is set, which implies it."""
     timeout_s: int = 600
     """Seconds that a collective may take before the run fails, ≥ 1."""

@@ -9,6 +9,7 @@ from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.data import DataConfig
+from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.monitor import MonitorConfig
@@ -40,6 +41,12 @@ class LoopConfig:
     """Steps between evaluations; 0: only at the end."""
     deterministic: bool = True
     """The same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed."""
+    logical_ranks: int | None = None
+    """The same bits on any number of ranks that divides it: the batch is cut into so many parts, whoever computes them.
+    A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks. null: off."""
+    ema_decay: float | None = None
+    """Share of the averaged weights that a step keeps, in (0, 1), as 0.999: evaluations use the average. null: none."""
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
 
 
 @dataclass(kw_only=True, slots=True)

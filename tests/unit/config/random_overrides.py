@@ -85,7 +85,10 @@ def _keys() -> dict[str, list[str]]:
             continue
         for variant in VARIANTS.get(name, {"": hint}).values():
             for key, inner in typing.get_type_hints(variant).items():
-                if not (name == "sweep" and key == "blocks"):
+                if dataclasses.is_dataclass(inner):
+                    deep = typing.get_type_hints(inner)
+                    table |= {f"{name}.{key}.{field}": _values_of(each) for field, each in deep.items()}
+                elif not (name == "sweep" and key == "blocks"):
                     table[f"{name}.{key}"] = _values_of(inner)
     return table
 
