@@ -28,7 +28,7 @@ class DigitsConfig(DataConfig):
     num_eval: int = 360
     """Images held out for evaluation, by a fixed shuffle; 1 to 1796."""
     max_shift: int = 0
-    """Pixels by which a training image is moved at most, up or down and sideways, anew in each epoch; 0 to 7. 0: not."""
+    """Pixels by which a training image is moved at most, up or down and sideways, anew in each epoch, 0 to 7"""
 
 
 @dataclass(kw_only=True, slots=True)
