@@ -47,7 +47,14 @@ MODELS = {
 def _config(words: list[str]) -> TrainConfig:
     with Composer() as composer:
         config = composer.compose(
-            ["cluster=local", "experiment=digits", f"train.num_steps={STEPS}", "hardware=cpu_x2", *words]
+            [
+                "cluster=local",
+                "experiment=digits",
+                f"train.num_steps={STEPS}",
+                "hardware=cpu_x2",
+                "schedule.warmup_steps=0",
+                *words,
+            ]
         )
     validate(config)
     assert config.parallel.strategy is Strategy.ddp
