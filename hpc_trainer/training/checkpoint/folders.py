@@ -52,10 +52,12 @@ def is_pinned(path: Path) -> bool:
 def missing_bytes(folder: Path, wanted: int) -> int:
     """How many bytes the file system lacks for `wanted` more; 0: it has them, or does not say.
 
-    A quota shows here only where the file system counts it in (XFS projects, most NFS servers, Lustre since 2.13 with
-    projects). Raises OSError.
+    A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
     """
-    found = os.statvfs(folder)
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
     return max(0, wanted - found.f_bavail * found.f_frsize) if found.f_blocks else 0
 
 
