@@ -56,6 +56,7 @@ class Ranks:
         for rank in order:
             os.kill(pids[rank], signal.SIGKILL)
             time.sleep(pause_s)
+        print(file=self._in, flush=True)
         lines += iter(self._out.readline, "dead\n")
         return [int(line.split()[1]) for line in lines if line.startswith("saved")]
 
