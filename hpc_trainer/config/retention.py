@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
 
 _SMALL_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|nll|mae|mse|rmse|wer|cer")
-_LARGE_IS_GOOD = re.compile(r"acc|score|f1|auc|map|iou|bleu|rouge|precision|recall|reward|psnr|ssim|r2|mfu")
+_LARGE_IS_GOOD = re.compile(r"acc|score|f1|auc|map|iou|bleu|precision|recall|reward|psnr|ssim|r2|mfu")
 
 
 def best_is_max(checkpoint: CheckpointConfig) -> bool:
