@@ -152,6 +152,22 @@ def test_what_cannot_be_saved_at_all_is_an_error_at_once(make_store: MakeStore) 
     assert saved(run.saver.store.folder) == {5: 5.0}
 
 
+def test_without_memory_for_a_copy_training_waits(
+    make_store: MakeStore, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, warnings_seen: list[str]
+) -> None:
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    run = Run(make_store())
+    threading.Timer(0.05, disk.let_go.set).start()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", no_memory)
+        run.steps(1, 6)
+    assert "training waits for this save. DefaultCPUAllocator" in warnings_seen[0]
+    run.saver.settle()
+    assert saved(run.saver.store.folder) == {5: 5.0}
+
+
 def test_a_failed_save_at_the_end_is_an_error(make_store: MakeStore, disk: SlowDisk) -> None:
     run = Run(make_store())
     disk.error = errno.EIO
