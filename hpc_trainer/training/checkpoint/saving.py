@@ -194,7 +194,9 @@ class Saving:
 
     def _begin(self, path: Path, temporary: Path) -> bool:
         """Makes the fresh folder; False if the checkpoint stands already."""
-        self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        if not self._folder.exists():
+            self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            fsync_folder(self._folder.parent)  # else a power cut takes the folder with all that was synced in it
         if not self._make_room(path):
             return False
         folders.sweep(self._folder, self._attempt)  # of this attempt too: what a failed save could not take away
