@@ -31,7 +31,7 @@ slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names anoth
 	$(BIN)/python -m pytest -m "slurm and not long" $(SLURM_TESTS)
 
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
-	$(BIN)/python -m pytest -m "long and not slurm" tests/integration
+	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
 	@set -e; for release in $(RELEASES); do \
 	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios tests/slurm/test_soak.py; \
 	done

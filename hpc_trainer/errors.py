@@ -9,7 +9,8 @@
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
     ├── LoopError                    exit 1    a person's main(config, run) broke a rule of RunContext
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
-    │   └── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
+    │   ├── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
+    │   └── StorageError             exit 74   the file system refused: full, over quota, broken
     ├── DataError                    exit 74   a data set is missing or unreadable
     ├── PeerLostError                exit 74   another rank, or its node, is gone
     └── StuckError                   exit 74   a rank showed no sign of life
@@ -85,6 +86,10 @@ class CheckpointError(HpcTrainerError):
 
 class CorruptCheckpointError(CheckpointError):
     """A checkpoint whose bytes differ from its manifest."""
+
+
+class StorageError(CheckpointError):
+    """The file system refused a checkpoint: no space, quota, input/output error."""
 
 
 class DataError(HpcTrainerError):

@@ -17,6 +17,7 @@ from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
 from hpc_trainer.config.rank_rules import num_parts, rank_problems, with_batch
+from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -83,6 +84,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
         yield from _positive("train.max_grad_norm", config.train.max_grad_norm)
     yield from _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 1)
     yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
+    yield from retention_problems(config.checkpoint)
     yield from _at_least("monitor.log_every_steps", config.monitor.log_every_steps, 1)
     yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
     if config.monitor.watchdog_s:

@@ -22,9 +22,9 @@ class MetricsLog:
         kept = [record for record in read_lines(self._path) if record.get("step", 0) <= step]
         write_atomic(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
-    def append(self, step: int, values: dict[str, Any]) -> None:
-        """Adds one record; `step` must not be less than the one before."""
-        append_lines(self._path, [{"step": step, **values}], sync=False)
+    def append(self, step: int, values: dict[str, Any], *, sync: bool = False) -> None:
+        """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut."""
+        append_lines(self._path, [{"step": step, **values}], sync=sync)
 
 
 def last_metrics(path: Path) -> dict[str, Any]:

@@ -28,7 +28,8 @@ class Pace:
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_KEPT)
         self._saves: deque[float] = deque(maxlen=_KEPT)
-        self.add_step, self.add_save = self._steps.append, self._saves.append
+        self._stalls: deque[float] = deque(maxlen=_KEPT)
+        self.add_step, self.add_save, self.add_stall = self._steps.append, self._saves.append, self._stalls.append
 
     @property
     def step_s(self) -> float | None:
@@ -37,8 +38,13 @@ class Pace:
 
     @property
     def save_s(self) -> float | None:
-        """99th percentile of a save; None before the first."""
+        """99th percentile of a save, until it stands; None before the first."""
         return _percentile_99(self._saves)
+
+    @property
+    def stall_s(self) -> float | None:
+        """99th percentile of how long training stood still for a save; None before the first."""
+        return _percentile_99(self._stalls)
 
     @property
     def typical_step_s(self) -> float | None:
@@ -137,7 +143,12 @@ def best_interval(save_s: float, between_s: float) -> float:
 
 
 def steps_between_saves(pace: Pace, between_s: float, default: int) -> int:
-    """`best_interval` in steps of this run, ≥ 1; `default` before a save was measured."""
-    if not pace.save_s or not pace.typical_step_s:
+    """`best_interval` in steps of this run, ≥ 1; `default` before a save was measured.
+
+    Only the time that training stands still is lost to a save; but the next one cannot begin before it is written.
+    """
+    lost_s = pace.stall_s or pace.save_s
+    if not lost_s or not pace.typical_step_s:
         return default
-    return max(1, round(best_interval(pace.save_s, between_s) / pace.typical_step_s))
+    wanted_s = max(best_interval(lost_s, between_s), (pace.save_s or 0.0) if pace.stall_s else 0.0)
+    return max(1, round(wanted_s / pace.typical_step_s))

@@ -23,15 +23,15 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.files import FOLDER_MODE
-from hpc_trainer.training.checkpoint.objects import take, to_trees
+from hpc_trainer.training.checkpoint.objects import take
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.life_signs import LifeSigns
-from hpc_trainer.training.rng import rng_for_world, rng_state, set_rng_state
+from hpc_trainer.training.logged import RESERVED, read_numbers
+from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.saver import Saver
 from hpc_trainer.training.tracker import NoTracker, Tracker
 
-# Of each line of metrics.jsonl.
-_RESERVED = ("step", "time")
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0
 
@@ -81,16 +81,20 @@ class RunContext:
     num_steps: int
     seed: int = 0
     saves: SavePlan = field(default_factory=SavePlan)
+    is_asynchronous: bool = True
+    """`save_in_background` writes while training goes on; else it waits, as `save` does."""
+    keep_best: str | None = None
+    """The metric by which a checkpoint is the best, and is kept."""
     make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
     beat: Callable[[], None] = _no_watchdog
     """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
     step: int = 0
-    saved_step: int | None = None
     stop_step: int | None = None
     first_step: int = 0
     early_reason: str | None = None
+    saver: Saver = field(init=False)
     _names: frozenset[str] | None = None
     _rng: dict[str, Any] | None = None
     _tracker: Tracker = field(default_factory=NoTracker)
@@ -107,6 +111,19 @@ class RunContext:
             saves=self.saves,
             stop=self.stop,
         )
+        give_way = self._signs.give_way if self.is_rank_zero else _no_watchdog
+        self.store.saving.before_commit = give_way
+        self.saver = Saver(
+            store=self.store, plan=self.saves, group=self.group, give_way=give_way,
+            is_asynchronous=self.is_asynchronous, keep_best=self.keep_best,
+            beat=lambda: self.beat(),  # noqa: PLW0108  (the watchdog comes later)
+            meta={"run_id": self.paths.run_id, "attempt": self.attempt},
+        )  # fmt: skip
+
+    @property
+    def saved_step(self) -> int | None:
+        """The newest step that all ranks know to be saved; None: none is."""
+        return self.saver.saved_step
 
     @property
     def device(self) -> torch.device:
@@ -157,7 +174,7 @@ class RunContext:
         if self._names is not None:
             raise LoopError("run.restore was called before; one call takes all objects: run.restore(model=model, ...).")
         self.beat()
-        self._names = frozenset(objects)
+        self._names = self.saver.names = frozenset(objects)
         restored = Restored(0, objects)
         newest = self.store.newest_valid()
         if newest is not None:
@@ -165,7 +182,7 @@ class RunContext:
             is_same_world = newest.world_size == self.world_size
             step, values, rng = self.store.load(newest, partial(take, objects, is_same_world=is_same_world))
             self._rng = rng_for_world(rng if is_same_world else None, seed=self.seed, rank=self.rank, step=step)
-            restored, self.saved_step = Restored(step, values), newest.step
+            restored, self.saver.saved_step = Restored(step, values), newest.step
         self.step = self.first_step = restored.step
         self._signs.start(self.step)
         self.saves.start(self.step)
@@ -186,6 +203,8 @@ class RunContext:
         if self.is_rank_zero:
             self._tracker = self.make_tracker(self.step)
             MetricsLog(self.paths.metrics).rewind(self.step)
+            for record in read_lines(self.paths.metrics):
+                self.saver.saw_metrics(record["step"], record)
             Journal(self.paths).resume(self.attempt, self.step)
             restarts = restarts_without_progress(Journal(self.paths).read())
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
@@ -200,7 +219,7 @@ class RunContext:
         """The newest evaluation in metrics.jsonl, if it is of the step resumed at; else None. Collective."""
         found = [each for each in read_lines(self.paths.metrics) if "eval_loss" in each][-1:]
         here = [each for each in found if each["step"] == self.first_step]
-        values = {key: value for each in here for key, value in each.items() if key not in _RESERVED}
+        values = {key: value for each in here for key, value in each.items() if key not in RESERVED}
         return self.group.broadcast(values or None)  # type: ignore[no-any-return]
 
     def should_stop(self, step: int) -> bool:
@@ -235,8 +254,11 @@ class RunContext:
         self.stop_step = self._reach(step)
 
     def should_save(self, step: int) -> bool:
-        """True when a checkpoint is due (`checkpoint.every`); the same on all ranks."""
-        return self.saves.is_due(step)
+        """True when a checkpoint is due (`checkpoint.every`); the same on all ranks.
+
+        Collective while a `save_in_background` was put off: True then as soon as the one before it is written.
+        """
+        return self.saver.is_due(step)
 
     def save(self, step: int, /, **objects: Any) -> None:
         """Writes a checkpoint of this step, unless it stands already: the objects that `restore` got. Collective.
@@ -248,28 +270,15 @@ class RunContext:
             CheckpointError: on all ranks, if any rank could not write; older checkpoints are as they were.
             LoopError: other names than `restore` got, or `restore` was not called.
         """
-        step = self._reach(step)
-        if objects.keys() != self._names:
-            raise LoopError(
-                f"run.save got {sorted(objects)} and run.restore {sorted(self._names or ())}: they must be the same "
-                "names, or the run could not be resumed. Give both the same."
-            )
-        if self.saved_step == step:
-            return
-        if self.is_rank_zero:
-            self._signs.give_way()
-        begin = time.perf_counter()
-        shared, own = to_trees(objects)
-        self.store.save(
-            step,
-            replicated={"step": step, "objects": shared},
-            per_rank={"rng": rng_state(), "objects": own},
-            meta={"run_id": self.paths.run_id, "attempt": self.attempt},
-        )
-        self.saved_step, seconds = step, time.perf_counter() - begin
-        self.saves.saved(step, seconds, self.group)
-        if self.is_rank_zero:
-            print(f"step {step}: checkpoint saved in {seconds:.2f} s")
+        self.saver.save(self._reach(step), objects)
+
+    def save_in_background(self, step: int, /, **objects: Any) -> None:
+        """The same, and returns when the state is copied: it is written while training goes on. Collective.
+
+        If the file system refuses, that is a warning, and the run goes on. If the one before is still being written,
+        this one is put off, until `should_save` says so. The run ends when all is written. Raises as `save`, else.
+        """
+        self.saver.save_in_background(self._reach(step), objects)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once.
@@ -279,9 +288,11 @@ class RunContext:
         step = self._reach(step)
         if not self.is_rank_zero:
             return
-        numbers = _numbers(values)
+        numbers = read_numbers(values)
         self._signs.saw_metrics(numbers)
-        MetricsLog(self.paths.metrics).append(step, {**numbers, "time": time.time()})
+        is_scored = self.saver.saw_metrics(step, numbers)
+        # What decides what is deleted must be on the disk before.
+        MetricsLog(self.paths.metrics).append(step, {**numbers, "time": time.time()}, sync=is_scored)
         self._tracker.log(step, numbers)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
         print(f"step {step}/{self.num_steps}  {shown}", flush=True)
@@ -291,6 +302,7 @@ class RunContext:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
         self.beat()
         self.saves.saw_step(step)
+        self.saver.look()
         if self.is_rank_zero:
             self._signs.tell(step, force=force)
 
@@ -301,7 +313,7 @@ class RunContext:
         """
         self._reach(self.step)
         self.early_reason = reason
-        self._result = _numbers(metrics)
+        self._result = read_numbers(metrics)
 
     @property
     def cause(self) -> str:
@@ -314,8 +326,10 @@ class RunContext:
         For the worker, when `name` (its main) has returned.
 
         Raises:
+            CheckpointError: what was being written could not be saved.
             LoopError: main neither finished nor stopped where all had agreed, or the ranks differ.
         """
+        self.saver.settle()
         mine = "finished" if self._result is not None else "left early" if self.stop_step is None else "stopped"
         ends = self.group.gather([mine, self.step])
         if len({how for how, _ in ends}) > 1:
@@ -370,19 +384,6 @@ class RunContext:
             raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
         self.step = step
         return step
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {}
-    for key, value in values.items():
-        try:
-            numbers[key] = value if isinstance(value, (int, float)) else value.item()
-            float(numbers[key])
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            raise LoopError(f"the metric {key}={value!r} must be one number.") from error
-        if key in _RESERVED:
-            raise LoopError(f"the metric {key!r} has a name that each line of metrics.jsonl has already. Rename it.")
-    return numbers
 
 
 def _check_owner(checkpoint: CheckpointInfo, run_id: str) -> None:

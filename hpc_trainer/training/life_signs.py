@@ -39,6 +39,7 @@ class LifeSigns:
     _start_time: float = field(default_factory=time.time)
     _last_time: float = 0.0
     _journal_size: int = -1
+    _newest: int = 0
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
 
@@ -88,10 +89,16 @@ class LifeSigns:
             self.stop.request(DEADLINE)
 
     def give_way(self) -> None:
-        """Raises SupersededError when a later attempt of this run has begun: its journal grew without us."""
+        """Raises SupersededError when a later attempt of this run has begun: its journal grew without us.
+
+        From any thread: whichever sees it first, the others raise it too.
+        """
         with contextlib.suppress(OSError):
             size = self.paths.attempts.stat().st_size
-            newest = Journal(self.paths).read()[-1].attempt if size != self._journal_size else self.attempt
-            self._journal_size = size
-            if newest > self.attempt:
-                raise SupersededError(f"attempt {newest} of {self.paths.run_id} has begun: attempt {self.attempt} ends")
+            if size != self._journal_size:
+                self._newest = Journal(self.paths).read()[-1].attempt
+                self._journal_size = size
+        if self._newest > self.attempt:
+            raise SupersededError(
+                f"attempt {self._newest} of {self.paths.run_id} has begun: attempt {self.attempt} ends"
+            )

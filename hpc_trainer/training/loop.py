@@ -76,6 +76,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
         return
+    _mark_best(run, state)
     clock = _Clock(state.step)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, config.optim.lr, state.step, num_steps)
@@ -89,13 +90,14 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
             run.agree_to_stop(state.step)
-            run.save(state.step, **state.objects())
+            run.saver.save_at_stop(state.step, state.objects())
             return
         if state.step < num_steps and run.should_save(state.step):
-            run.save(state.step, **state.objects())  # before an evaluation that is due too: a kill in it loses nothing
+            run.save_in_background(state.step, **state.objects())  # before an evaluation: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
             if not _goes_on(run, task, _evaluate(config, run, task)):
                 return
+            _mark_best(run, state)
             clock.restart(state.step)
 
     run.save(state.step, **state.objects())  # before the evaluation: a kill in it loses nothing
@@ -115,6 +117,12 @@ def _goes_on(run: RunContext, task: Task, metrics: dict[str, float] | None) -> b
         run.save(state.step, **state.objects())
         run.finish(metrics, reason)
     return reason is None
+
+
+def _mark_best(run: RunContext, state: TrainState) -> None:
+    """The best metric goes into the state, and the checkpoint of its step is kept. Collective."""
+    if run.keep_best is not None:
+        state.best_metric = run.saver.save_best(state.step, state.objects())
 
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
@@ -197,7 +205,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
     )
     if metrics is None:
         run.agree_to_stop(step)
-        run.save(step, **task.state.objects())
+        run.saver.save_at_stop(step, task.state.objects())
         return None
     run.log(step, metrics)
     return metrics

@@ -32,6 +32,8 @@ class SavePlan:
         self._is_auto, self._end_time = is_auto, end_time
         self._between_s = _between_s(attempts)
         self._last_save = 0
+        self.num_failed = 0
+        """Saves that the file system refused in this attempt."""
         self._seen: tuple[int, float] | None = None
 
     def start(self, step: int) -> None:
@@ -52,14 +54,23 @@ class SavePlan:
             return step >= self._last_save + self.every_steps
         return step % self.every_steps == 0
 
-    def saved(self, step: int, seconds: float, group: RankGroup) -> None:
-        """A checkpoint of this step took so long. Collective: rank 0's measure decides for all."""
-        self.pace.add_save(seconds)
+    def began(self, step: int) -> None:
+        """A save of this step begins; the interval to the next counts from here, also if it fails."""
         self._last_save = step
+
+    def stalled(self, seconds: float, group: RankGroup) -> None:
+        """Training stood still so long for a save. Collective: rank 0's measure decides for all."""
+        self.pace.add_stall(seconds)
         if self._seen is not None:
             self._seen = self._seen[0], time.perf_counter()  # a save is no part of a step
         if self._is_auto:
             self.every_steps = group.broadcast(steps_between_saves(self.pace, self._between_s, self.every_steps))
+
+    def saved(self, step: int, seconds: float, group: RankGroup) -> None:
+        """A checkpoint of this step took so long, and training waited for it. Collective."""
+        self.began(step)
+        self.pace.add_save(seconds)
+        self.stalled(seconds, group)
 
     @property
     def must_stop(self) -> bool:
@@ -67,8 +78,8 @@ class SavePlan:
         return must_stop(self.pace, self._end_time)
 
     def figures(self) -> dict[str, float]:
-        """For the heartbeat: `step_s` and `save_s`, 99th percentiles in seconds."""
-        found = {"step_s": self.pace.step_s, "save_s": self.pace.save_s}
+        """For the heartbeat: `step_s` and `save_s`, 99th percentiles in seconds; `failed_saves`, if there were any."""
+        found = {"step_s": self.pace.step_s, "save_s": self.pace.save_s, "failed_saves": self.num_failed or None}
         return {key: round(value, 6) for key, value in found.items() if value is not None}
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from hpc_trainer.config.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError, StuckError
@@ -26,6 +27,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import is_lost_peer
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
+from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.life_signs import SupersededError
@@ -73,8 +75,17 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                 group=group,
                 stop=stop,
                 store=CheckpointStore(
-                    paths.checkpoints, group=group, keep_last=config.checkpoint.keep_last, attempt=attempt
+                    paths.checkpoints,
+                    group=group,
+                    keep_last=config.checkpoint.keep_last,
+                    attempt=attempt,
+                    retention=Retention(
+                        keep_every_steps=config.checkpoint.keep_every_steps,
+                        best_is_max=best_is_max(config.checkpoint),
+                    ),
                 ),
+                is_asynchronous=config.checkpoint.asynchronous,
+                keep_best=config.checkpoint.keep_best,
                 attempt=attempt,
                 num_steps=config.train.num_steps,
                 seed=config.seed,

@@ -23,7 +23,8 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training import loop as training_loop
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.optim import build_optimizer, learning_rate, set_learning_rate
+from hpc_trainer.training.optim import build_optimizer, set_learning_rate
+from hpc_trainer.training.schedule import learning_rate
 
 STEPS = 400
 PAIRS = 21

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +41,12 @@ class FileRecord:
     crc32: int
 
 
-def write_bytes(path: Path, pieces: Iterator[memoryview]) -> FileRecord:
-    """Creates `path` from pieces of bytes and waits until the disk has it.
+def _nobody(num_bytes: int) -> None:
+    """Nobody counts the bytes."""
+
+
+def write_bytes(path: Path, pieces: Iterator[memoryview], *, advance: Callable[[int], None] = _nobody) -> FileRecord:
+    """Creates `path` from pieces of bytes and waits until the disk has it; `advance` is told of bytes written.
 
     Raises OSError: the file is there already, the disk is full or broken.
     """
@@ -55,19 +59,23 @@ def write_bytes(path: Path, pieces: Iterator[memoryview]) -> FileRecord:
                 checksum = zlib.crc32(part, checksum)
                 size += len(part)
                 while part:
-                    part = part[os.write(descriptor, part) :]
+                    written = os.write(descriptor, part)
+                    part = part[written:]
+                    advance(written)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return FileRecord(path.name, size, checksum)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileRecord:
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], *, advance: Callable[[int], None] = _nobody
+) -> FileRecord:
     """Creates a safetensors file, one tensor in host memory at a time, and waits until the disk has it.
 
     Tensors may lie on any device and be of any stride. Raises OSError.
     """
-    return write_bytes(path, _safetensors_pieces(tensors))
+    return write_bytes(path, _safetensors_pieces(tensors), advance=advance)
 
 
 def read_bytes(path: Path, *, allow_group_write: bool = False) -> bytes:

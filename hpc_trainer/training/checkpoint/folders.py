@@ -1,15 +1,17 @@
 """Names in the checkpoints folder, and moving them: by one rename, so a kill leaves the old name or the new.
 
     step-00001200            a checkpoint, complete since it has this name
+    step-00001200.pin        a person's wish that it stays: any file of this name, made with touch
     step-00001200.tmp-3      attempt 3 is writing it, or died doing so
     step-00001200.bad-1      was damaged; kept for a look
     .trash-step-00001100     is being deleted
 
-Everything here runs on rank 0.
+Everything here runs on rank 0, also in its writing thread.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -40,6 +42,23 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
         return []
     found = [(match, path) for path in folder.iterdir() if (match := _COMMITTED.fullmatch(path.name))]
     return sorted(((int(match[1]), path) for match, path in found), reverse=True)
+
+
+def is_pinned(path: Path) -> bool:
+    """True if a file `step-00001200.pin` lies beside the checkpoint, whatever is in it and whoever made it."""
+    return os.path.lexists(path.with_name(f"{path.name}.pin"))
+
+
+def missing_bytes(folder: Path, wanted: int) -> int:
+    """How many bytes the file system lacks for `wanted` more; 0: it has them, or does not say.
+
+    A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return max(0, wanted - found.f_bavail * found.f_frsize) if found.f_blocks else 0
 
 
 def quarantine(path: Path) -> Path:

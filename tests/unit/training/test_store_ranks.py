@@ -36,7 +36,7 @@ def test_two_ranks_save_one_checkpoint_and_load_their_own_part(said: list[dict[s
 
 @pytest.mark.parametrize("failing_rank", [0, 1])
 def test_a_full_disk_on_one_rank_is_an_error_on_both(said: list[dict[str, Any]], failing_rank: int) -> None:
-    expected = f"CheckpointError: rank {failing_rank}: OSError: [Errno 28] No space left on device"
+    expected = f"StorageError: rank {failing_rank}: OSError: [Errno 28] No space left on device"
     assert [each[f"failed_{failing_rank}"] for each in said] == [expected] * 2
 
 

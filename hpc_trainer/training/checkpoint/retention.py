@@ -1,0 +1,69 @@
+"""Which checkpoints stay: the last ones, every n-th, the best by a metric, and those that a person has pinned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_trainer.errors import CheckpointError
+from hpc_trainer.training.checkpoint import folders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What stays; a checkpoint that any rule names does.
+
+    `keep_last`: newest valid ones, ≥ 1. `keep_every_steps`: all of steps that it divides, 0: none. `best_is_max`:
+    the best is the one with the largest score, else the smallest.
+    """
+
+    keep_last: int = 2
+    keep_every_steps: int = 0
+    best_is_max: bool = False
+
+    def __post_init__(self) -> None:
+        for key, least in (("keep_last", 1), ("keep_every_steps", 0)):
+            if getattr(self, key) < least:
+                raise CheckpointError(
+                    f"checkpoint.{key}={getattr(self, key)!r} must be ≥ {least}; nearest legal: {least}."
+                )
+
+    def best(self, scores: Mapping[int, float]) -> int | None:
+        """The step with the best score, the newest of equals; None if no score is a number."""
+        sign = 1 if self.best_is_max else -1
+        ranked = [(sign * score, step) for step, score in scores.items() if not math.isnan(score)]
+        return max(ranked)[1] if ranked else None
+
+    def apply(
+        self, folder: Path, *, saved: Path, scores: Mapping[int, float], is_valid: Callable[[Path], bool]
+    ) -> list[Path]:
+        """Deletes what no rule names; returns what it deleted.
+
+        Looks from the newest to the oldest and deletes nothing before it has seen `keep_last` valid ones: whoever
+        kills it, the newest valid one stands. A deletion is one rename, so a kill leaves a name or takes it.
+
+        Args:
+            folder: the checkpoints of one run.
+            saved: stays whatever its step: it may follow newer ones that nobody can read now.
+            scores: of steps, as far as they were evaluated.
+            is_valid: reads a checkpoint through, unless that was done before; puts a damaged one away.
+
+        Raises:
+            OSError: a rename failed; nothing is half deleted under its name.
+        """
+        found = folders.committed(folder)
+        best = self.best({step: scores[step] for step, _ in found if step in scores})
+        num_valid, deleted = 0, []
+        for step, path in found:
+            if num_valid < self.keep_last:
+                num_valid += is_valid(path)
+            elif not (path == saved or step == best or self._is_nth(step) or folders.is_pinned(path)):
+                folders.discard(path)
+                deleted.append(path)
+        folders.discard_old_bad(folder)
+        return deleted
+
+    def _is_nth(self, step: int) -> bool:
+        return self.keep_every_steps > 0 and step % self.keep_every_steps == 0

@@ -1,0 +1,66 @@
+"""A thread that writes one checkpoint while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.training.checkpoint.outcomes import attempt
+
+# Training comes first where it keeps every core busy; with a core to spare this changes nothing.
+_NICENESS = 10
+
+
+class Writing:
+    """One save on one rank. `work` runs in a thread, is given this object, and returns JSON.
+
+    The thread calls no collective, prints nothing and logs nothing: training forks loader processes meanwhile, and a
+    lock of a stream that a thread holds at that moment would stay locked in them for ever. What it has to say is in
+    `notes`, for the main thread.
+    """
+
+    def __init__(self, step: int, path: Path, work: Callable[[Writing], Any], *, is_background: bool) -> None:
+        self.step, self.path = step, path
+        self.progress = 0
+        """Bytes written so far: a sign of life."""
+        self.notes: list[str] = []
+        self.outcome: dict[str, Any] | None = None
+        """None while the thread is at work, then as in `outcomes`."""
+        self.cause: Exception | None = None
+        self.begin, self.seconds = time.perf_counter(), 0.0
+        self._work, self._is_background = work, is_background
+        # A daemon: ranks leave by os._exit, and what is half written does not look done.
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {step}", daemon=True)
+
+    def start(self) -> None:
+        """Begins to write."""
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits for the end, at most so many seconds."""
+        self._thread.join(timeout_s)
+
+    def advance(self, num_bytes: int) -> None:
+        """For the thread: so many more bytes are written."""
+        self.progress += num_bytes
+
+    def stands(self) -> None:
+        """For the thread: the checkpoint is complete, and what follows is tidying up."""
+        self.seconds = time.perf_counter() - self.begin
+
+    def is_this_thread(self) -> bool:
+        """True in the thread itself."""
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        if self._is_background:
+            with contextlib.suppress(OSError, AttributeError):  # Linux: a thread has a priority of its own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        outcome, self.cause = attempt(lambda: self._work(self))
+        self.seconds = self.seconds or time.perf_counter() - self.begin
+        self.outcome = outcome  # last: whoever sees it may read the rest
