@@ -28,6 +28,7 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.logical import NUM_THREADS
 from hpc_trainer.training.save_plan import SavePlan
@@ -84,6 +85,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                     end_time=job_end_time(config.hardware.time_limit_min),
                     attempts=journal.read(),
                 ),
+                contract=ResumeContract.of(config, group),
                 make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,

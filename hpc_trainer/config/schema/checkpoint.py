@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class SaveEvery(str, enum.Enum):
@@ -22,3 +22,9 @@ class CheckpointConfig:
     """Steps between saves, ≥ 1; with `every=auto` those until the first. A stop and the last step save besides."""
     keep_last: int = 2
     """Valid checkpoints that are kept, ≥ 1. Two: one to fall back on if the newest is damaged."""
+    resume_from: str | None = None
+    """Another run's folder, or one checkpoint in it (.../checkpoints/step-00000200): a new run begins with that state
+    at that step, in a folder of its own. Part of the run's identity. null: begins at step 0."""
+    allow_changes: list[str] = field(default_factory=list)
+    """Keys, as `seed` or `dataset.digest`, that may differ between a checkpoint and the start that goes on from it
+    although the result is then another training; a refused start prints the list to allow."""

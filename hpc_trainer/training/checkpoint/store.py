@@ -59,6 +59,7 @@ class CheckpointStore:
         attempt: number of this start of the run, ≥ 0; higher than that of any attempt before.
         warn: takes one line about what was found damaged or not deleted, on rank 0; default: logging.
         allow_group_write: accept files that the group may write.
+        read_only: another run's: nothing is swept or renamed, and nothing may be saved.
 
     Not collective to build; rank 0 deletes what dead attempts left behind.
     """
@@ -72,6 +73,7 @@ class CheckpointStore:
         attempt: int,
         warn: Callable[[str], None] | None = None,
         allow_group_write: bool = False,
+        read_only: bool = False,
     ) -> None:
         if keep_last < 1:
             raise CheckpointError(f"checkpoint.keep_last={keep_last!r} must be ≥ 1; nearest legal: 1.")
@@ -81,9 +83,10 @@ class CheckpointStore:
         self._attempt = attempt
         self._warn = warn or logging.getLogger(__name__).warning
         self._allow_group_write = allow_group_write
+        self._read_only = read_only
         # Read through by this process: retention must not read the kept ones again after every save.
         self._verified: set[Path] = set()
-        if group.is_rank_zero:
+        if group.is_rank_zero and not read_only:
             try:
                 folders.sweep(folder, attempt)
             except OSError as error:
@@ -136,8 +139,10 @@ class CheckpointStore:
             self._retain(path)
         return path
 
-    def newest_valid(self) -> CheckpointInfo | None:
+    def newest_valid(self, only: int | None = None) -> CheckpointInfo | None:
         """The newest checkpoint of which every byte is right, or None. Collective; rank 0 looks.
+
+        `only`: the one step to look at; None: all.
 
         Damaged ones on the way are renamed to `.bad-<n>`, with a warning. One that cannot be read now (EIO,
         ESTALE, EACCES) may be whole: it is passed over with a warning, and keeps its name.
@@ -146,7 +151,7 @@ class CheckpointStore:
             UntrustedFileError: another user owns a file or may write it, or it is a symbolic link.
             CheckpointError: the checkpoint has a newer format, or the folder cannot be read.
         """
-        found = self._on_rank_zero(self._scan)
+        found = self._on_rank_zero(lambda: self._scan(only))
         return None if found is None else CheckpointInfo(**{**found, "path": self.folder / found["path"]})
 
     def load(self, info: CheckpointInfo, take: Callable[[Any, Any], T] = _take_all) -> T:
@@ -207,12 +212,12 @@ class CheckpointStore:
         temporary.rename(path)
         fsync_folder(self.folder)
 
-    def _scan(self) -> dict[str, Any] | None:
+    def _scan(self, only: int | None) -> dict[str, Any] | None:
         if not self.folder.exists():
             return None
         check_trusted(self.folder.resolve(), self._allow_group_write)
-        for _, path in folders.committed(self.folder):
-            manifest = self._inspect(path)
+        for step, path in folders.committed(self.folder):
+            manifest = self._inspect(path) if only in (None, step) else None
             if manifest is not None:
                 return {
                     "step": manifest.step,
@@ -238,6 +243,9 @@ class CheckpointStore:
         return manifest
 
     def _quarantine(self, path: Path, reason: str) -> None:
+        if self._read_only:
+            self._warn(f"checkpoint {path} is damaged and not used: {reason}")
+            return
         target = folders.quarantine(path)
         self._verified.discard(path)
         self._warn(f"checkpoint {path} is damaged and not used; it is now {target.name}: {reason}")
