@@ -31,6 +31,7 @@ from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.logical import NUM_THREADS
+from hpc_trainer.training.probe import context_class
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
@@ -68,7 +69,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
             has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
-            run = RunContext(
+            run = context_class(config)(
                 paths=paths,
                 env=env,
                 group=group,
