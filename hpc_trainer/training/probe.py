@@ -66,7 +66,10 @@ class Probe:
 
     def restored(self, objects: Mapping[str, Any], step: int) -> None:
         """The objects that training changes; they are looked at after every step."""
-        self._objects = dict(objects)
+        shared, own = to_trees(objects)
+        # Numbers and the like are as they were when `restore` got them: only what changes in place is looked at.
+        self._objects = {name: value for name, value in objects.items() if name in own or shared[name] is not value}
+        self._objects |= {name: value for name, value in objects.items() if isinstance(value, torch.Tensor)}
         self._seen = step, time.perf_counter()
         self._write("restored", step, {**self._state(objects), **_leaves("random", rng_state())})
         for value in objects.values():
@@ -130,7 +133,7 @@ class ProbedRun(RunContext):
     def restore(self, /, **objects: Any) -> Restored:
         """As RunContext's."""
         restored = RunContext.restore(self, **objects)
-        self.probe.restored(objects, restored.step)
+        self.probe.restored(restored.values, restored.step)
         return restored
 
     def save(self, step: int, /, **objects: Any) -> None:
@@ -142,7 +145,17 @@ class ProbedRun(RunContext):
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """As RunContext's."""
         RunContext.heartbeat(self, step, force=force)
+        self.saw(step)
+
+    def saw(self, step: int) -> None:
+        """Says that this rank has done this step; called once or several times."""
         self.probe.saw(step)
+
+    def _reach(self, step: int) -> int:
+        # Of `log` the ranks but rank 0 get no further than here.
+        reached = RunContext._reach(self, step)
+        self.saw(reached)
+        return reached
 
 
 def _leaves(path: str, tree: Any) -> dict[str, str]:

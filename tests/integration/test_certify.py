@@ -32,7 +32,7 @@ class Net(nn.Module):
             self.calls += 1
             outputs = outputs / (1 + 0.01 * self.calls)
         if self.training and self.fault == "noise":
-            outputs = outputs + os.urandom(1)[0] / 1e4 * inputs.mean()
+            outputs = outputs * (1 + os.urandom(1)[0] / 1000)
         return outputs
 
 
