@@ -33,7 +33,8 @@ TABLE: dict[Effect, tuple[str, ...]] = {
     Effect.safe: (
         # where, when and how loudly it runs
         "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local", "paths",
-        "sweep", "budget", "trust", "parallel.timeout_s", "train.eval_every_steps",
+        "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic",
+        "train.eval_every_steps",
         "hardware.name", "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude",
         "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
         "hardware.mem_gb_per_node", "hardware.mem_gb_per_gpu", "hardware.mem_gb_per_cpu",
@@ -47,6 +48,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "precision.init_scale", "precision.growth_interval",
         # the same samples in each step, summed in another order, or with other random numbers
         "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile", "parallel.strategy",
+        "parallel.zero1", "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
         "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
         "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",
         # other kernels; other code, of which nobody can say here what it changes

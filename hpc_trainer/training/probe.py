@@ -24,6 +24,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.interruptions import ALL_RANKS, VARIABLE, Interruption, from_text
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.training.checkpoint.objects import to_trees
+from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.context import Restored, RunContext
 from hpc_trainer.training.rng import rng_state
 
@@ -182,6 +183,8 @@ def _walk(path: str, tree: Any) -> Iterator[tuple[str, str]]:
 
 
 def _checksum(tensor: torch.Tensor) -> str:
+    if is_sharded(tensor):
+        tensor = tensor.to_local()  # type: ignore[attr-defined]  # this rank's part
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{zlib.crc32(data.data):08x}"
 

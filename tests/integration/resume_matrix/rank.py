@@ -85,7 +85,7 @@ def play(
             paths=paths, env=env, group=group, stop=StopFlag(), attempt=attempt, num_steps=NUM_STEPS,
             store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=attempt),
             saves=SavePlan(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
-            heartbeat_every_s=60.0, end=ends[attempt] if attempt < len(ends) else None,
+            heartbeat_every_s=60.0, seed=config.seed, end=ends[attempt] if attempt < len(ends) else None,
             is_kill=kills and attempt % 2 == 1,
         )  # fmt: skip
         run.probe = Probe(paths, group.rank, attempt, [], sees_inputs=not config.train.compile)
