@@ -17,7 +17,7 @@ from hpc_trainer.runs.states import DONE
 from tests.integration.resume_matrix.cells import AXES, CELLS, NUM_STEPS, PER_DAY, all_pairs, chosen, pairs
 
 ROOT = Path(__file__).resolve().parents[3]
-_LIMIT_S = {"false": 120, "true": 900}
+_LIMIT_S = {"false": 280, "true": 900}
 
 
 def _holds(name: str, folder: Path) -> None:
