@@ -54,7 +54,7 @@ def run_certify_verb(
     else:
         print("\n".join(_words(certificate)))
         if kept:
-            print(f"The three runs are in {folder}: hpc-trainer logs --runs-dir {folder}")
+            print(f"The runs are kept in {folder}: hpc-trainer logs --runs-dir {folder}")
     if not certificate.is_identical:
         sys.exit(1)
 
@@ -73,8 +73,11 @@ def _trials(
         raise ConfigError(f"certify takes one configuration, and this is a grid of {len(specs)}. Choose one point.")
     num_steps = max(_FEWEST_STEPS, min(steps, specs[0].num_steps))
     short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={max(1, num_steps // 8)}"]
-    if int(specs[0].config["schedule"]["warmup_steps"]) >= num_steps:
+    schedule = specs[0].config["schedule"]
+    if int(schedule["warmup_steps"]) >= num_steps:
         short.append(f"schedule.warmup_steps={num_steps // 4}")
+    if int(schedule["decay_steps"] or 0) > num_steps // 2:
+        short.append("schedule.decay_steps=null")  # a fifth of the steps
     plan = draw(seed, num_steps=num_steps, count=interruptions, world_size=specs[0].shape.world_size)
     trials = []
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):

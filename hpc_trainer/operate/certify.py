@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hpc_trainer.errors import RunStateError
+from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
 from hpc_trainer.operate.compare_traces import (
     First,
     Reason,
@@ -19,7 +19,7 @@ from hpc_trainer.operate.compare_traces import (
     why_undisturbed_differ,
 )
 from hpc_trainer.operate.status import RunStatus, read_status
-from hpc_trainer.runs.files import read_lines
+from hpc_trainer.runs.files import read_json, read_lines
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec
@@ -77,6 +77,9 @@ def certify(
         disturbed: the same training; its ranks interrupt themselves as `interruptions` say.
         timeout_s: seconds that one attempt may take.
         say: takes a line about what happens.
+
+    Raises:
+        ConfigError: the worker found the configuration wrong.
     """
     spec = disturbed.spec
     certificate = Certificate(
@@ -126,6 +129,7 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
     """Starts the trial, and again after each interruption, until it is done.
 
     Raises:
+        ConfigError: the worker found the configuration wrong.
         RunStateError: it failed, or did not end in time.
     """
     trial.start()
@@ -134,9 +138,13 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         if run.state is RunState.COMPLETED:
             return
         # Of a kill the queue says FAILED, or a rank that outlived the others for a moment does.
-        killed = {RunState.FAILED, RunState.OUT_OF_MEMORY}
+        killed = {RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.NODE_FAIL, RunState.PREEMPTED}
         wanted = {RunState.PREEMPTED} if expected and expected.number.name != "SIGKILL" else killed
         if expected is None or run.state not in wanted:
+            number = run.attempts[-1].attempt if run.attempts else 0
+            failure = read_json(trial.sweep.run(run.run_id).failure(number)) or {}
+            if failure.get("exit_code") == ExitCode.CONFIG:  # what only the worker could see: a name that leads nowhere
+                raise ConfigError(str(failure["message"]))
             raise RunStateError(
                 f"the {trial.sweep.name} run is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}"
             )

@@ -13,6 +13,8 @@ from hpc_trainer.config.schema.train import LoopConfig
 Cell = Mapping[str, str]
 NUM_STEPS, STEPS_PER_EPOCH = 18, 6
 """Three epochs: of 197 images 6 batches of 32 are used in each."""
+EVAL_EVERY_STEPS = 7
+"""No point is right after one: a stop that is asked for before an evaluation ends it, and the run stops there."""
 POINTS = {"mid_epoch": 9, "epoch_edge": 12, "last_step": NUM_STEPS - 1}
 PER_DAY = 2
 # A value that stands first is taken where nothing else decides: the cheap one.
@@ -82,7 +84,11 @@ def overrides(cell: Cell) -> Iterator[str]:
     """The cell as a command line."""
     yield from ("experiment=digits", "cluster=local", "hardware=cpu_x1", "seed=11", "data=synthetic_images")
     yield from ("data.num_samples=197", "data.num_eval=41", "data.image_size=8", "data.num_channels=1")
-    yield from (f"train.num_steps={NUM_STEPS}", "train.global_batch_size=32", "train.eval_every_steps=4")
+    yield from (
+        f"train.num_steps={NUM_STEPS}",
+        "train.global_batch_size=32",
+        f"train.eval_every_steps={EVAL_EVERY_STEPS}",
+    )
     yield from ("schedule=" + cell["schedule"], "schedule.warmup_steps=3", "monitor.log_every_steps=1")
     yield from ("checkpoint.every_steps=5", "checkpoint.keep_last=2", "precision=" + cell["precision"])
     # Overflows in the first steps, and again and again: the scale doubles after two good steps.

@@ -35,7 +35,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.probe import Probe, ProbedRun
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.worker.call_main import run_main
-from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, POINTS, overrides
+from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides
 
 
 class Killed(BaseException):
@@ -100,7 +100,8 @@ def play(
 def _overflow(paths: RunPaths, world_size: int) -> int | None:
     """A step past the second in which the loss scale fell, with a step left after it."""
     scales = {step: float(leaves["scaler.scale"]) for step, leaves in read_trace(paths, world_size).steps(0).items()}
-    fell = [step for step in scales if 3 <= step < NUM_STEPS and scales[step] < scales[step - 1]]
+    after = {step for step in scales if (step - 1) % EVAL_EVERY_STEPS}  # a stop is asked for one step before
+    fell = [step for step in sorted(after) if 3 <= step < NUM_STEPS and scales[step] < scales[step - 1]]
     return fell[0] if fell else None
 
 
