@@ -125,7 +125,7 @@ def test_a_computation_that_is_not_the_same_twice(local: LocalDriver) -> None:
     code, said = _theirs(local, net="noise")
     assert (code, said["between"], said["first"]["step"]) == (1, "two undisturbed runs", 1), said
     assert said["reason"]["kind"] == "nondeterministic computation"
-    assert "optimizer.state.0.exp_avg" in said["reason"]["text"]
+    assert any(name.startswith(("model.layer", "optimizer.state")) for name in said["first"]["names"])
 
 
 @pytest.mark.long
