@@ -2,6 +2,7 @@
 
     HpcTrainerError                  exit 1
     ├── ConfigError (ValueError)     exit 2    what the person asked for cannot be
+    │   └── IncompatibleResumeError  exit 2    checkpoint and start are of different trainings
     ├── SubmitError                  exit 1    sbatch refused or did not answer
     ├── SlurmError                   exit 1    another Slurm command failed
     ├── RunStateError                exit 1    a run folder does not hold what it must
@@ -50,6 +51,10 @@ class ConfigError(HpcTrainerError, ValueError):
     """A key, value, group or combination that cannot be; nothing was written."""
 
     exit_code = ExitCode.USAGE
+
+
+class IncompatibleResumeError(ConfigError):
+    """What the checkpoint was made with and what is here now would not be one training."""
 
 
 class SubmitError(HpcTrainerError):

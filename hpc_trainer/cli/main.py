@@ -215,6 +215,27 @@ def drill(
     run_drill_verb(what, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
 
 
+@app.command("certify")
+def certify_(
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of each of the three runs.")] = 40,
+    interruptions: Annotated[int, typer.Option("--interruptions", help="Signals and kills, at random steps.")] = 4,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the random steps; else drawn, and printed.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that an attempt may take.")] = 600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the runs also if they are identical.")] = False,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Interrupt this training at random, here, and show that it ends with the same bits, or what differs and why."""
+    from hpc_trainer.cli.certify_verb import run_certify_verb
+
+    run_certify_verb(
+        overrides or [], config_dir or [], trust or [], steps=steps, interruptions=interruptions, seed=seed,
+        timeout_s=timeout, keep=keep, as_json=as_json,
+    )  # fmt: skip
+
+
 @app.command()
 def results(
     sweep: SweepArgument = None,

@@ -29,7 +29,7 @@ _OTHER_KEYS = {
 _NOT_SET: dict[str, Any] = {
     "params": {},
     "train": {
-        "main": None, "logical_ranks": None, "ema_decay": None,
+        "main": None, "compile": False, "logical_ranks": None, "ema_decay": None,
         "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
     },
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
@@ -59,6 +59,9 @@ def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
         for name, value in sorted(plain.items())
         if name not in _OTHER_SECTIONS and value != _NOT_SET.get(name, ...)
     ]
+    origin = plain.get("checkpoint", {}).get("resume_from")
+    if origin is not None:  # of a section that does not count, the one key that does
+        parts.append(f'"resume_from":{_text(origin)}')
     return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()
 
 

@@ -14,6 +14,7 @@ from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.optim_rules import optim_problems
+from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
 from hpc_trainer.config.rank_rules import num_parts, rank_problems, with_batch
@@ -50,6 +51,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
         raise ConfigError("\n".join(problems))
     config.train = memo.of(with_batch, config.train, config.hardware)
     config.data = memo.of(_with_absolute_path, config.data)
+    config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
 
 
 def _with_absolute_path(data: DataConfig) -> DataConfig:
@@ -74,6 +76,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from _snapshot(config.snapshot)
     yield from target_problems(config)
     yield from memo.of(param_problems, config.params)
+    yield from origin_problems(config.checkpoint)
 
 
 def _general(config: TrainConfig) -> Iterator[str]:

@@ -20,6 +20,9 @@ class MapDataset(Protocol):
 
     torch's DataLoader calls `__getitems__` where it exists; its `collate_fn` is then the identity. The batch
     for given indices must be the same in every process and at every time: resuming relies on it.
+
+    It may have a method `fingerprint()` besides: JSON that is the same where the content is the same, and cheap to
+    make; no times, no paths. A run that comes back to data with another fingerprint refuses to go on.
     """
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,9 +82,9 @@ class Journal:
             world_size=world_size,
         )
 
-    def resume(self, attempt: int, step: int) -> None:
-        """Training goes on from `step` (0: from the beginning)."""
-        self._append("resume", attempt, step=step)
+    def resume(self, attempt: int, step: int, changes: Sequence[str] = ()) -> None:
+        """Training goes on from `step` (0: from the beginning), although `changes` differ from the checkpoint."""
+        self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
 
     def end(
         self,

@@ -77,6 +77,10 @@ class RunPaths:
         """What one rank of one attempt printed."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
 
+    def trace(self, rank: int) -> Path:
+        """What a rank's state was after each step; only of runs that `certify` starts; the rank appends."""
+        return self.folder / f"trace.rank-{rank}.jsonl"
+
     def failure(self, attempt: int) -> Path:
         """The first failing rank's error; whoever fails first writes once."""
         return self.logs / f"attempt-{attempt:03d}.failure.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.errors import CheckpointError, ExitCode, HpcTrainerError, LoopError
+from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
 from hpc_trainer.runs.files import check_trusted, read_lines, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
@@ -24,7 +24,9 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import take
-from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from hpc_trainer.training.checkpoint.origin import find_start
+from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.life_signs import LifeSigns
 from hpc_trainer.training.logged import RESERVED, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
@@ -85,6 +87,7 @@ class RunContext:
     """`save_in_background` writes while training goes on; else it waits, as `save` does."""
     keep_best: str | None = None
     """The metric by which a checkpoint is the best, and is kept."""
+    contract: ResumeContract = field(default_factory=ResumeContract)
     make_tracker: Callable[[int], Tracker] = field(default=lambda step: NoTracker())
     heartbeat_every_s: float = 2.0
     max_no_progress: int = 3
@@ -159,6 +162,14 @@ class RunContext:
         check_trusted(folder)
         return folder
 
+    def describe(self, **facts: Any) -> None:
+        """What this run is made with besides its configuration and code, as `vocabulary="9f2c.."`; before `restore`.
+
+        JSON, or an object with a `fingerprint()`. A resume from a checkpoint that was made with others is refused.
+        """
+        if self.is_rank_zero:
+            self.contract.describe(facts)
+
     def restore(self, /, **objects: Any) -> Restored:
         """Fills the objects from the newest valid checkpoint, if there is one; once, before the first step. Collective.
 
@@ -168,6 +179,7 @@ class RunContext:
 
         Raises:
             CheckpointError: the checkpoint and the objects do not fit each other; the first difference, by name.
+            IncompatibleResumeError: the checkpoint is of another training; what differs (config/resume_contract.py).
             LoopError: it was called before.
             NoProgressError: the run comes back again and again at this step.
         """
@@ -176,13 +188,15 @@ class RunContext:
         self.beat()
         self._names = self.saver.names = frozenset(objects)
         restored = Restored(0, objects)
-        newest = self.store.newest_valid()
+        store, newest = find_start(self.store, self.contract.resume_from, self.paths.run_id, self.num_steps, self.group)
         if newest is not None:
-            _check_owner(newest, self.paths.run_id)
+            self.contract.check(newest, self.group)
             is_same_world = newest.world_size == self.world_size
-            step, values, rng = self.store.load(newest, partial(take, objects, is_same_world=is_same_world))
+            step, values, rng = store.load(newest, partial(take, objects, is_same_world=is_same_world))
             self._rng = rng_for_world(rng if is_same_world else None, seed=self.seed, rank=self.rank, step=step)
-            restored, self.saver.saved_step = Restored(step, values), newest.step
+            restored = Restored(step, values)
+            self.saver.saved_step = newest.step if store is self.store else None
+        self.saver.meta = {**self.saver.meta, **self.contract.meta()}
         self.step = self.first_step = restored.step
         self._signs.start(self.step)
         self.saves.start(self.step)
@@ -205,7 +219,7 @@ class RunContext:
             MetricsLog(self.paths.metrics).rewind(self.step)
             for record in read_lines(self.paths.metrics):
                 self.saver.saw_metrics(record["step"], record)
-            Journal(self.paths).resume(self.attempt, self.step)
+            Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
             restarts = restarts_without_progress(Journal(self.paths).read())
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
         restarts = self.group.broadcast(restarts)
@@ -384,12 +398,3 @@ class RunContext:
             raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
         self.step = step
         return step
-
-
-def _check_owner(checkpoint: CheckpointInfo, run_id: str) -> None:
-    saved_by = checkpoint.meta.get("run_id", run_id)
-    if saved_by != run_id:
-        raise CheckpointError(
-            f"{checkpoint.path} was saved by {saved_by}, and this run is {run_id}: another configuration. "
-            "Remove it from this run's folder, or start anew with --fresh."
-        )

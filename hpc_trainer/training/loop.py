@@ -134,10 +134,13 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     """
     train_config, device = config.train, run.device
     train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
+    run.describe(dataset=train_set, eval_dataset=eval_set)
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, train_set).to(device)
     seed_everything(config.seed, run.group.rank)  # but dropout of its own on each
     loss = VotingLoss(model).to(device)
+    if train_config.compile:
+        loss.compile()  # in place: names in checkpoints stay as they are
     strategy = config.parallel.strategy
     is_logical = train_config.logical_ranks is not None
     module = share(

@@ -30,8 +30,10 @@ from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.logical import NUM_THREADS
+from hpc_trainer.training.probe import context_class
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
@@ -69,7 +71,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
             has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
-            run = RunContext(
+            run = context_class(config)(
                 paths=paths,
                 env=env,
                 group=group,
@@ -95,6 +97,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                     end_time=job_end_time(config.hardware.time_limit_min),
                     attempts=journal.read(),
                 ),
+                contract=ResumeContract.of(config, group),
                 make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
                 heartbeat_every_s=config.monitor.heartbeat_every_s,
                 max_no_progress=config.cluster.max_no_progress,

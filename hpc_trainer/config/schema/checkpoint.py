@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class SaveEvery(str, enum.Enum):
@@ -41,3 +41,9 @@ class CheckpointConfig:
     best_mode: BestMode = BestMode.auto
     """min, max, or auto: min for a metric named after a loss, an error or a perplexity, max for an accuracy, a score
     and the like."""
+    resume_from: str | None = None
+    """Another run's folder, or one checkpoint in it (.../checkpoints/step-00000200): a new run begins with that state
+    at that step, in a folder of its own. Part of the run's identity. null: begins at step 0."""
+    allow_changes: list[str] = field(default_factory=list)
+    """Keys, as `seed` or `dataset.digest`, that may differ between a checkpoint and the start that goes on from it
+    although the result is then another training; a refused start prints the list to allow."""

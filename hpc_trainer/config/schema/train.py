@@ -47,6 +47,9 @@ class LoopConfig:
     ema_decay: float | None = None
     """Share of the averaged weights that a step keeps, in (0, 1), as 0.999: evaluations use the average. null: none."""
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    compile: bool = False
+    """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
+    Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -31,6 +31,12 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(path: Path) -> int | None:
+    """The step of a folder that bears a finished checkpoint's name; None of any other."""
+    match = _COMMITTED.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
 def temporary_path(folder: Path, step: int, attempt: int) -> Path:
     """Where this attempt writes before the rename."""
     return folder / f"{step_name(step)}.tmp-{attempt}"

@@ -52,6 +52,7 @@ class CheckpointStore:
         retention: what else is kept; its `keep_last` is the argument's.
         warn: takes one line about what was found damaged or not deleted, on rank 0; default: logging.
         allow_group_write: accept files that the group may write.
+        read_only: another run's: nothing is swept or renamed, and nothing may be saved.
 
     Not collective to build; rank 0 deletes what dead attempts left behind.
     """
@@ -66,10 +67,12 @@ class CheckpointStore:
         retention: Retention | None = None,
         warn: Callable[[str], None] | None = None,
         allow_group_write: bool = False,
+        read_only: bool = False,
     ) -> None:
         self.folder = folder
         self._group = group
         self._allow_group_write = allow_group_write
+        self._read_only = read_only
         # Read through by this process: retention must not read the kept ones again after every save.
         self._verified: set[Path] = set()
         self.saving = Saving(
@@ -84,7 +87,7 @@ class CheckpointStore:
         )
         """How to save while training goes on."""
         self._warn = self.saving.warn
-        if group.is_rank_zero:
+        if group.is_rank_zero and not read_only:
             try:
                 folders.sweep(folder, attempt)
             except OSError as error:
@@ -125,8 +128,10 @@ class CheckpointStore:
                 raise ended.error
         return self.folder / folders.step_name(step)
 
-    def newest_valid(self) -> CheckpointInfo | None:
+    def newest_valid(self, only: int | None = None) -> CheckpointInfo | None:
         """The newest checkpoint of which every byte is right, or None. Collective; rank 0 looks.
+
+        `only`: the one step to look at; None: all.
 
         Damaged ones on the way are renamed to `.bad-<n>`, with a warning. One that cannot be read now (EIO,
         ESTALE, EACCES) may be whole: it is passed over with a warning, and keeps its name.
@@ -135,7 +140,7 @@ class CheckpointStore:
             UntrustedFileError: another user owns a file or may write it, or it is a symbolic link.
             CheckpointError: the checkpoint has a newer format, or the folder cannot be read.
         """
-        found = on_rank_zero(self._group, self._scan)
+        found = on_rank_zero(self._group, lambda: self._scan(only))
         return None if found is None else CheckpointInfo(**{**found, "path": self.folder / found["path"]})
 
     def load(self, info: CheckpointInfo, take: Callable[[Any, Any], T] = _take_all) -> T:
@@ -165,12 +170,12 @@ class CheckpointStore:
                 self._quarantine(path, "it could not be read")
         return True
 
-    def _scan(self) -> dict[str, Any] | None:
+    def _scan(self, only: int | None) -> dict[str, Any] | None:
         if not self.folder.exists():
             return None
         check_trusted(self.folder.resolve(), self._allow_group_write)
-        for _, path in folders.committed(self.folder):
-            manifest = self._inspect(path)
+        for step, path in folders.committed(self.folder):
+            manifest = self._inspect(path) if only in (None, step) else None
             if manifest is not None:
                 return {
                     "step": manifest.step,
@@ -196,6 +201,9 @@ class CheckpointStore:
         return manifest
 
     def _quarantine(self, path: Path, reason: str) -> None:
+        if self._read_only:
+            self._warn(f"checkpoint {path} is damaged and not used: {reason}")
+            return
         target = folders.quarantine(path)
         self._verified.discard(path)
         self._warn(f"checkpoint {path} is damaged and not used; it is now {target.name}: {reason}")

@@ -1,0 +1,139 @@
+"""`hpc-trainer certify`: proves, on a person's own configuration, that an interrupted run ends with the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.api import retry, submit_grid
+from hpc_trainer.cli.common import print_json
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.operate.certify import Certificate, Trial, certify
+from hpc_trainer.runs.interruptions import VARIABLE, Interruption, draw, to_text
+
+# To stop at one of them, and to have some left (runs/interruptions.py).
+_FEWEST_STEPS = 4
+
+
+def run_certify_verb(
+    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, steps: int, interruptions: int,
+    seed: int | None, timeout_s: float, keep: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Exits 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
+    if steps < _FEWEST_STEPS or interruptions < 1:
+        raise ConfigError(
+            f"--steps={steps} must be at least {_FEWEST_STEPS}, and --interruptions={interruptions} at least 1: "
+            "there must be a step to be interrupted at. Use --steps 40 --interruptions 4."
+        )
+    chosen = seed if seed is not None else random.SystemRandom().randrange(10_000)
+    say = _be_silent if as_json else partial(print, flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-certify-"))
+    certificate = None
+    try:
+        trials, plan = _trials(overrides, config_dirs, trust, steps, interruptions, chosen, folder)
+        spec = trials[0].spec
+        say(
+            f"{spec.run_id}: {spec.num_steps} steps on {spec.shape.world_size} rank(s), seed of the interruptions "
+            f"{chosen} (--seed {chosen} draws them again)."
+        )
+        certificate = certify(trials[:2], trials[2], plan, seed=chosen, timeout_s=timeout_s, say=say)
+    finally:
+        kept = keep or (certificate is not None and not certificate.is_identical)
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        print_json({**_json(certificate), "runs_dir": str(folder) if kept else None})
+    else:
+        print("\n".join(_words(certificate)))
+        if kept:
+            print(f"The runs are kept in {folder}: hpc-trainer logs --runs-dir {folder}")
+    if not certificate.is_identical:
+        sys.exit(1)
+
+
+def _be_silent(line: str) -> None:
+    """In place of print, with --json."""
+
+
+def _trials(
+    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], steps: int, interruptions: int,
+    seed: int, folder: Path,
+) -> tuple[list[Trial], list[Interruption]]:  # fmt: skip
+    given = [each for each in overrides if not each.startswith(("cluster=", "sweep_name="))]
+    specs = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust).specs
+    if len(specs) != 1:
+        raise ConfigError(f"certify takes one configuration, and this is a grid of {len(specs)}. Choose one point.")
+    num_steps = max(_FEWEST_STEPS, min(steps, specs[0].num_steps))
+    short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={max(1, num_steps // 8)}"]
+    schedule = specs[0].config["schedule"]
+    if int(schedule["warmup_steps"]) >= num_steps:
+        short.append(f"schedule.warmup_steps={num_steps // 4}")
+    if int(schedule["decay_steps"] or 0) > num_steps // 2:
+        short.append("schedule.decay_steps=null")  # a fifth of the steps
+    plan = draw(seed, num_steps=num_steps, count=interruptions, world_size=specs[0].shape.world_size)
+    trials = []
+    for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
+        forced = [
+            "cluster=local", *short, "checkpoint.every=steps", "monitor.log_every_steps=1", "tracker=none",
+            f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
+        ]  # fmt: skip
+        grid = freeze_grid([*given, *forced], config_dirs=config_dirs, trust=trust)
+        spec = grid.specs[0]
+        trials.append(
+            Trial(
+                sweep=grid.sweep,
+                spec=spec,
+                start=partial(submit_grid, grid, command_line=sys.argv),
+                bring_back=partial(retry, grid.sweep, [spec.run_id]),
+            )
+        )
+    return trials, plan
+
+
+def _json(certificate: Certificate) -> dict[str, Any]:
+    first, reason = certificate.first, certificate.reason
+    return {
+        **dataclasses.asdict(certificate),
+        "first": None if first is None else {"step": first.step, "rank": first.rank, "names": list(first.names)},
+        "reason": None if reason is None else dataclasses.asdict(reason),
+        "is_identical": certificate.is_identical,
+    }
+
+
+def _words(certificate: Certificate) -> list[str]:
+    if certificate.failed is not None:
+        return [f"NOT CERTIFIED: {certificate.failed}"]
+    if certificate.is_identical:
+        resumed = ", ".join(map(str, certificate.resumed_steps)) or "none"
+        return [
+            f"IDENTICAL: {len(certificate.resumed_steps)} interruptions (resumed at steps {resumed}) changed no bit of "
+            f"{certificate.num_steps} steps.",
+            f"Compared after every step: {certificate.num_compared} tensors and numbers (weights, optimizer, scaler, "
+            "random states, inputs).",
+            f"Compared besides: the metrics {', '.join(certificate.metrics)}; the last checkpoint byte for byte "
+            f"({', '.join(certificate.files)}).",
+        ]
+    lines = []
+    first = certificate.first
+    if first is not None:
+        shown = (*first.state, *(name for name in first.names if name not in first.state))
+        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+        lines.append(
+            f"NOT IDENTICAL: {certificate.between} differ first at step {first.step}, rank {first.rank}: "
+            f"{', '.join(shown[:3])}{more}."
+        )
+    elif certificate.also:
+        lines.append(f"NOT IDENTICAL: all states are, but not {certificate.also[0]}.")
+    if certificate.resumed_steps:
+        lines.append(f"Resumed at steps {', '.join(map(str, certificate.resumed_steps))}.")
+    if certificate.reason is not None:
+        lines += [f"Likely reason ({certificate.reason.kind}): {certificate.reason.text}", certificate.reason.advice]
+    return lines

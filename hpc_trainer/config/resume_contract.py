@@ -1,0 +1,169 @@
+"""The resume contract: what may differ between a checkpoint and the start that goes on from it. Facts in, verdicts out.
+
+    safe                   the same training, or the same result: one line in the log
+    changes-the-schedule   another course, or other last bits, from here on: a warning, recorded in the journal
+    incompatible           another training: refused with the differences, unless `checkpoint.allow_changes` names them
+
+Reads no file and imports no torch: the facts are gathered in `training/contract.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+class Effect(str, enum.Enum):
+    """What a difference does to the training that goes on."""
+
+    safe = "safe"
+    schedule = "changes-the-schedule"
+    incompatible = "incompatible"
+
+
+# Keys of the configuration as one types them, then facts that are no keys. A name stands for all below it, and the
+# longest that fits counts. What is not here at all is incompatible.
+TABLE: dict[Effect, tuple[str, ...]] = {
+    Effect.safe: (
+        # where, when and how loudly it runs
+        "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local", "paths",
+        "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic",
+        "train.eval_every_steps",
+        "hardware.name", "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude",
+        "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
+        "hardware.mem_gb_per_node", "hardware.mem_gb_per_gpu", "hardware.mem_gb_per_cpu",
+        # batches are made from their indices alone; a file that moved is told by its content (dataset.digest)
+        "data.num_workers", "data.path",
+        # their random generators are the same in all releases that we run on (NEP 19 for numpy's)
+        "versions.python", "versions.numpy",
+    ),
+    Effect.schedule: (
+        "schedule", "optim", "train.num_steps", "train.global_batch_size", "train.max_grad_norm", "model.dropout",
+        "precision.init_scale", "precision.growth_interval",
+        # the same samples in each step, summed in another order, or with other random numbers
+        "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile", "parallel.strategy",
+        "parallel.zero1", "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
+        "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
+        "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",
+        # other kernels; other code, of which nobody can say here what it changes
+        "versions", "code",
+    ),
+    Effect.incompatible: (
+        "seed", "model", "data", "optim.name", "precision.compute_dtype", "train.main", "params", "dataset",
+        "eval_dataset",
+    ),
+}  # fmt: skip
+FACTS = frozenset({"versions", "code", "world_size", "device", "dataset", "eval_dataset"})
+"""The names in the table that are not keys of the configuration."""
+ABSENT = "(none)"
+_EFFECTS = {key: effect for effect, keys in TABLE.items() for key in keys}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One fact that is not as it was. `is_allowed`: by `checkpoint.allow_changes`."""
+
+    key: str
+    was: Any
+    now: Any
+    effect: Effect
+    is_allowed: bool = False
+
+    def __str__(self) -> str:
+        """`optim.lr: 0.1 -> 0.2`."""
+        return f"{self.key}: {_short(self.was)} -> {_short(self.now)}"
+
+
+def effect_of(key: str) -> Effect:
+    """What a difference in `key` does; of keys that the table does not have, the worst is assumed."""
+    while key:
+        if key in _EFFECTS:
+            return _EFFECTS[key]
+        key = key.rpartition(".")[0]
+    return Effect.incompatible
+
+
+def compare(
+    was: Mapping[str, Any], now: Mapping[str, Any], *, allow: Collection[str] = (), defaults: Mapping[str, Any] = {}
+) -> list[Difference]:
+    """Every difference of two sets of facts, the worst first.
+
+    Args:
+        was: facts of the checkpoint, nested or flat; a configuration's sections stand at the top.
+        now: facts of this start, of the same form.
+        allow: keys that may differ although they are incompatible; a name covers what is below it.
+        defaults: values of keys that an older version did not have: such a key is none if it is at its default now.
+    """
+    old, new, usual = flatten(was), flatten(now), flatten(defaults)
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+        if before == after or (key not in old and key in usual and usual[key] == after):
+            continue
+        effect = effect_of(key)
+        if key == "train.num_steps" and old.get("schedule.name") == new.get("schedule.name") == "constant":
+            effect = Effect.safe  # a learning rate that does not know where the end is
+        is_allowed = any(key == name or key.startswith(name + ".") for name in allow)
+        found.append(Difference(key, before, after, effect, is_allowed))
+    order = list(reversed(Effect))
+    return sorted(found, key=lambda each: (order.index(each.effect), each.key))
+
+
+def refusal(differences: Collection[Difference], checkpoint: str) -> str | None:
+    """The message that refuses to go on, or None if every incompatible difference is allowed."""
+    refused = [each for each in differences if each.effect is Effect.incompatible and not each.is_allowed]
+    if not refused:
+        return None
+    lines = "\n".join(f"  {each}" for each in refused)
+    keys = ",".join(each.key for each in refused)
+    return (
+        f"{checkpoint} is of another training, and this start refuses to go on from it (was -> is):\n{lines}\n"
+        "Take the change back, or begin anew (--fresh, or another sweep_name). To go on all the same, where weights "
+        f"and optimizer still fit: checkpoint.allow_changes=[{keys}]"
+    )
+
+
+def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}. Lists are values; an empty mapping is nothing."""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def default_facts(config: TrainConfig) -> dict[str, Any]:
+    """The values that the keys of this configuration have where nobody sets them."""
+    sections = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    fresh: dict[str, Any] = {
+        name: type(value)()
+        for name, value in sections.items()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
+    }
+    return to_plain(TrainConfig(**fresh))
+
+
+def lines_of(differences: Collection[Difference]) -> Iterator[str]:
+    """What the log says of differences that do not end the run, a line for each effect."""
+    words = {
+        Effect.incompatible: "WARNING: goes on with what is incompatible, as checkpoint.allow_changes says",
+        Effect.schedule: "WARNING: goes on, and from here on the schedule or the last bits are others",
+        Effect.safe: "differs from the checkpoint, and does no harm",
+    }
+    for effect, text in words.items():
+        listed = ", ".join(str(each) for each in differences if each.effect is effect)
+        if listed:
+            yield f"{text}: {listed}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,166 @@
+"""Certifies a configuration: the same training twice undisturbed and once interrupted, compared step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
+from hpc_trainer.operate.compare_traces import (
+    First,
+    Reason,
+    Trace,
+    first_difference,
+    other_files,
+    other_metrics,
+    read_trace,
+    why_resumed_differs,
+    why_undisturbed_differ,
+)
+from hpc_trainer.operate.status import RunStatus, read_status
+from hpc_trainer.runs.files import read_json, read_lines
+from hpc_trainer.runs.interruptions import Interruption
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.states import RunState
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One sweep of one run, and how to start it: `start` submits it, `bring_back` submits it again."""
+
+    sweep: SweepPaths
+    spec: RunSpec
+    start: Callable[[], object]
+    bring_back: Callable[[], object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Certificate:
+    """What was compared, and what came of it."""
+
+    run_id: str
+    num_steps: int
+    world_size: int
+    seed: int
+    interruptions: list[str]
+    resumed_steps: list[int] = field(default_factory=list)
+    num_compared: int = 0
+    """Tensors and numbers compared after each step, over all ranks."""
+    metrics: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    failed: str | None = None
+    first: First | None = None
+    between: str | None = None
+    """Which two runs `first` is about."""
+    also: list[str] = field(default_factory=list)
+    """Differences that the states did not show: metrics, bytes of the last checkpoint."""
+    reason: Reason | None = None
+
+    @property
+    def is_identical(self) -> bool:
+        """True if the interrupted run is the undisturbed one, bit for bit."""
+        return self.failed is None and self.first is None and not self.also
+
+
+def certify(
+    undisturbed: Sequence[Trial], disturbed: Trial, interruptions: Sequence[Interruption], *, seed: int,
+    timeout_s: float, say: Callable[[str], None] = lambda _: None,
+) -> Certificate:  # fmt: skip
+    """Runs two undisturbed trials and the disturbed one, and compares them.
+
+    Args:
+        undisturbed: two, alike but for their folders.
+        disturbed: the same training; its ranks interrupt themselves as `interruptions` say.
+        timeout_s: seconds that one attempt may take.
+        say: takes a line about what happens.
+
+    Raises:
+        ConfigError: the worker found the configuration wrong.
+    """
+    spec = disturbed.spec
+    certificate = Certificate(
+        run_id=spec.run_id, num_steps=spec.num_steps, world_size=spec.shape.world_size, seed=seed,
+        interruptions=[str(each) for each in interruptions],
+    )  # fmt: skip
+    try:
+        traces = []
+        for number, trial in enumerate(undisturbed, 1):
+            say(f"undisturbed run {number} of {len(undisturbed)} ..")
+            _run(trial, [], timeout_s, say)
+            traces.append(read_trace(trial.sweep.run(spec.run_id), spec.shape.world_size))
+        twins = first_difference(*traces)
+        if twins is not None:
+            certificate.first, certificate.between = twins, "two undisturbed runs"
+            deterministic = bool(spec.config["train"]["deterministic"])
+            certificate.reason = why_undisturbed_differ(twins, deterministic=deterministic)
+            return certificate
+        say(f"interrupted run: {', '.join(certificate.interruptions)} ..")
+        _run(disturbed, interruptions, timeout_s, say)
+    except RunStateError as error:
+        certificate.failed = str(error)
+        return certificate
+    paths = disturbed.sweep.run(spec.run_id)
+    resumed = read_trace(paths, spec.shape.world_size)
+    certificate.resumed_steps = [each["step"] for each in read_lines(paths.attempts) if each["event"] == "resume"][1:]
+    _compare(certificate, traces[0], traces[1], resumed, num_workers=int(spec.config["data"]["num_workers"]))
+    return certificate
+
+
+def _compare(certificate: Certificate, one: Trace, twin: Trace, resumed: Trace, *, num_workers: int) -> None:
+    certificate.num_compared = sum(len(next(iter(one.steps(rank).values()), {})) for rank in range(len(one.lines)))
+    certificate.metrics = sorted({name for values in one.metrics.values() for name in values})
+    certificate.files = sorted(one.files)
+    first = first_difference(one, resumed)
+    if first is not None:
+        certificate.first, certificate.between = first, "the undisturbed run and the interrupted one"
+        certificate.reason = why_resumed_differs(first, one, resumed, num_workers=num_workers)
+    metrics = other_metrics(one, resumed, twin)
+    certificate.also = [f"metric {name} at step {step}" for step, name in metrics[:3]]
+    certificate.also += [f"bytes of {name} in the last checkpoint" for name in other_files(one, resumed)]
+    if one.last_step != resumed.last_step:
+        certificate.also.append(f"the last checkpoint is of step {resumed.last_step}, not {one.last_step}")
+
+
+def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, say: Callable[[str], None]) -> None:
+    """Starts the trial, and again after each interruption, until it is done.
+
+    Raises:
+        ConfigError: the worker found the configuration wrong.
+        RunStateError: it failed, or did not end in time.
+    """
+    trial.start()
+    for expected in (*interruptions, None):
+        run = _ended(trial, timeout_s)
+        if run.state is RunState.COMPLETED:
+            return
+        # Of a kill the queue says FAILED, or a rank that outlived the others for a moment does.
+        killed = {RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.NODE_FAIL, RunState.PREEMPTED}
+        wanted = {RunState.PREEMPTED} if expected and expected.number.name != "SIGKILL" else killed
+        if expected is None or run.state not in wanted:
+            number = run.attempts[-1].attempt if run.attempts else 0
+            failure = read_json(trial.sweep.run(run.run_id).failure(number)) or {}
+            if failure.get("exit_code") == ExitCode.CONFIG:  # what only the worker could see: a name that leads nowhere
+                raise ConfigError(str(failure["message"]))
+            raise RunStateError(
+                f"the {trial.sweep.name} run is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}"
+            )
+        say(f"  {expected}: {run.state.value} at step {run.step}; started again")
+        trial.bring_back()
+
+
+def _ended(trial: Trial, timeout_s: float) -> RunStatus:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        run = next(each for each in read_status(trial.sweep).runs if each.run_id == trial.spec.run_id)
+        if not run.state.is_active:
+            return run
+        if time.monotonic() > deadline:
+            raise RunStateError(
+                f"{trial.sweep.name} run had not ended after {timeout_s:g} s, and is {run.state.value} at step "
+                f"{run.step}. Take fewer --steps, or a longer --timeout."
+            )
+        time.sleep(_POLL_S)

@@ -1,0 +1,63 @@
+"""Interruptions that a rank does to itself at set steps, for `hpc-trainer certify`: drawn, written, read."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VARIABLE = "HPC_TRAINER_CERTIFY"
+"""Environment of a run that is certified: the interruptions of its attempts, or `NONE`."""
+NONE = "none"
+ALL_RANKS = -1
+_KINDS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """One attempt's end: `number` to `rank` (-1: all), `fraction` of a step (0 to 1) after `step` is done."""
+
+    step: int
+    number: signal.Signals
+    fraction: float
+    rank: int = ALL_RANKS
+
+    def __str__(self) -> str:
+        """`SIGTERM to rank 1 at step 7`."""
+        if self.number is signal.SIGKILL:
+            return f"kill -9 at step {self.step}"
+        return f"{self.number.name} to rank {self.rank} at step {self.step}"
+
+
+def draw(seed: int, *, num_steps: int, count: int, world_size: int) -> list[Interruption]:
+    """`count` interruptions (at most num_steps - 3) at different steps, in order; the same for the same seed.
+
+    None in the last three steps: a signal is acted on up to two steps later, and the run would be done before.
+    Kills and signals take turns, from a kind that is drawn: two interruptions are of two kinds.
+    """
+    chance = random.Random(seed)  # noqa: S311  # nobody attacks a drill
+    steps = sorted(chance.sample(range(1, num_steps - 2), min(count, num_steps - 3)))
+    first = chance.randrange(2)
+    found = []
+    for index, step in enumerate(steps):
+        number = _KINDS[2] if (index + first) % 2 else chance.choice(_KINDS[:2])
+        rank = ALL_RANKS if number is signal.SIGKILL else chance.randrange(world_size)
+        found.append(Interruption(step=step, number=number, fraction=round(chance.random(), 2), rank=rank))
+    return found
+
+
+def to_text(interruptions: Sequence[Interruption]) -> str:
+    """For the environment: `7:SIGTERM:0.4:1,19:SIGKILL:0.2:-1`."""
+    return ",".join(f"{each.step}:{each.number.name}:{each.fraction}:{each.rank}" for each in interruptions) or NONE
+
+
+def from_text(text: str) -> list[Interruption]:
+    """Undoes `to_text`. Raises ValueError for other text."""
+    found = []
+    for word in text.split(",") if text != NONE else ():
+        step, name, fraction, rank = word.split(":")
+        found.append(
+            Interruption(step=int(step), number=signal.Signals[name], fraction=float(fraction), rank=int(rank))
+        )
+    return found

@@ -1,0 +1,179 @@
+"""What a checkpoint was made with, and whether a start may go on from it. The verdicts are config/resume_contract.py's.
+
+Facts are gathered on rank 0 alone: reading a data set or hashing sources once is enough, and ranks of one job run one
+code. Every checkpoint's manifest holds them, as `meta.made_with`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpc_trainer import __version__
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.resume_contract import Effect, compare, default_facts, lines_of, refusal
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import IncompatibleResumeError, LoopError
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.store import CheckpointInfo
+
+# A package of more files is data too, or half an environment: its digest would cost seconds on a shared file system.
+_MAX_FILES = 2_000
+# A checkpoint may be handed on: the site's environment and folders are nobody's business, and never matter.
+_NOT_KEPT = frozenset({"cluster", "paths"})
+
+
+@dataclass(slots=True)
+class ResumeContract:
+    """The facts of one start, and what may differ. The default holds none: it compares nothing and saves nothing.
+
+    `changes` are the differences from the checkpoint that the run goes on from, in words, once `check` has passed.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
+    resume_from: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    changes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: TrainConfig, group: RankGroup) -> ResumeContract:
+        """The contract of a start with this configuration; call `describe` for data. Not collective."""
+        checkpoint = config.checkpoint
+        contract = cls(allow=tuple(checkpoint.allow_changes), resume_from=checkpoint.resume_from)
+        if group.is_rank_zero:
+            contract.facts = {
+                **{name: value for name, value in to_plain(config).items() if name not in _NOT_KEPT},
+                "code": code_digests(_packages(config)),
+                "versions": _versions(group.device),
+                "device": {"type": group.device.type, "name": _device_name(group.device)},
+                "world_size": group.world_size,
+            }
+            contract.defaults = default_facts(config)
+        return contract
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Adds facts; of a data set its size, shapes and fingerprint.
+
+        Raises LoopError: a name is taken by the configuration, or a value is not JSON.
+        """
+        taken = sorted(self.facts.keys() & facts.keys())
+        if taken:
+            raise LoopError(f"run.describe({taken[0]}=...): the name is taken. Choose another.")
+        prints = {name: fingerprint(value) for name, value in facts.items()}
+        try:
+            # As it will come back from the manifest: a tuple would never be equal to the list that was read.
+            self.facts |= json.loads(json.dumps(prints, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise LoopError(f"run.describe takes JSON with finite numbers, and got {prints!r}: {error}.") from error
+
+    def meta(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"made_with": self.facts} if self.facts else {}
+
+    def check(self, checkpoint: CheckpointInfo, group: RankGroup) -> None:
+        """Compares, and prints what differs. Collective.
+
+        Raises:
+            IncompatibleResumeError: on all ranks; the differences that are not allowed.
+        """
+        refused = group.broadcast(self._compare(checkpoint) if group.is_rank_zero else None)
+        if refused is not None:
+            raise IncompatibleResumeError(refused)
+
+    def _compare(self, checkpoint: CheckpointInfo) -> str | None:
+        """Rank 0's part: the message that refuses, or None."""
+        was = checkpoint.meta.get("made_with")
+        if not self.facts:
+            return None
+        if not isinstance(was, dict):
+            print(
+                f"{checkpoint.path.name} does not say what it was made with (saved by an older version): not compared."
+            )
+            return None
+        found = compare(was, self.facts, allow=self.allow, defaults=self.defaults)
+        for line in lines_of(found):
+            print(line)
+        self.changes = [f"{each.effect.value}: {each}" for each in found if each.effect is not Effect.safe]
+        return refusal(found, str(checkpoint.path))
+
+
+def fingerprint(value: Any) -> Any:
+    """JSON that tells two data sets apart; other values as they are.
+
+    Of an object with `__len__`, `input_shape` and `num_classes` these; and what its `fingerprint()` returns, if it has
+    that: JSON, cheap to make, the same wherever the content is the same (no times, no paths).
+    """
+    facts: dict[str, Any] = {}
+    if hasattr(value, "input_shape") and hasattr(value, "__len__"):
+        facts = {"num_samples": len(value), "input_shape": list(value.input_shape), "num_classes": value.num_classes}
+    own = getattr(value, "fingerprint", None)
+    if callable(own):
+        facts["digest"] = own()
+    return facts or value
+
+
+def code_digests(packages: Iterable[str]) -> dict[str, str]:
+    """SHA-256 (16 hex digits) over names and contents of all *.py files of each top-level package or module.
+
+    The same for frozen code and for the working folder that it was taken from. 2 MB of sources take 15 ms.
+    """
+    return {name: _code_digest(name) for name in packages}
+
+
+def _code_digest(name: str) -> str:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return "not found"
+    if not spec.submodule_search_locations:
+        origin = Path(spec.origin or "")
+        files = {origin.name: origin} if origin.is_file() else {}
+    else:
+        roots = [Path(each) for each in spec.submodule_search_locations]
+        files = {str(path.relative_to(root)): path for root in roots for path in root.rglob("*.py")}
+    if len(files) > _MAX_FILES:
+        return f"more than {_MAX_FILES} files"
+    digest = hashlib.sha256()
+    for relative, path in sorted(files.items()):
+        digest.update(f"{relative}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _packages(config: TrainConfig) -> list[str]:
+    targets = (config.model._target_, config.data._target_, config.train.main or "")
+    named = {target.partition(".")[0] for target in targets} - {"", "torch"}
+    return sorted({"hpc_trainer", *named, *config.snapshot.packages})
+
+
+def _versions(device: torch.device) -> dict[str, Any]:
+    versions: dict[str, Any] = {
+        "hpc_trainer": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    if device.type == "cuda":
+        versions |= {"cuda": torch.version.cuda, "cudnn": _cudnn()}
+    return versions
+
+
+def _cudnn() -> int | None:
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
+
+
+def _device_name(device: torch.device) -> str:
+    # Of a CPU the instructions that torch chose its kernels for, not the model: that is what decides the bits.
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()

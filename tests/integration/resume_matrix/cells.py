@@ -1,0 +1,114 @@
+"""The axes of the resume matrix, and a table of cells that has every pair of values of any two axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from hpc_trainer.config.schema.train import LoopConfig
+
+Cell = Mapping[str, str]
+NUM_STEPS, STEPS_PER_EPOCH = 18, 6
+"""Three epochs: of 197 images 6 batches of 32 are used in each."""
+EVAL_EVERY_STEPS = 7
+"""No point is right after one: a stop that is asked for before an evaluation ends it, and the run stops there."""
+POINTS = {"mid_epoch": 9, "epoch_edge": 12, "last_step": NUM_STEPS - 1}
+PER_DAY = 2
+# A value that stands first is taken where nothing else decides: the cheap one.
+AXES: dict[str, tuple[str, ...]] = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "ranks": ("1", "2", "4"),
+    "point": tuple(POINTS),
+    "model": ("mlp", "cnn", "resnet18"),
+    "workers": ("0", "2"),
+    "accum": ("4", "1"),
+    "clip": ("1.0", "null"),
+    "schedule": ("cosine", "constant"),
+    "optim": ("adamw", "sgd"),
+    "compile": ("false", "true"),
+}
+if "ema_decay" in {each.name for each in dataclasses.fields(LoopConfig)}:
+    AXES["ema"] = ("0.9", "null")
+
+
+def pairs(cell: Cell) -> set[tuple[str, str, str, str]]:
+    """Every pair of values of the cell, each with its axis."""
+    return {(a, cell[a], b, cell[b]) for a, b in itertools.combinations(cell, 2)}
+
+
+def all_pairs(axes: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str, str]]:
+    """Every pair that there is."""
+    return {
+        (a, one, b, other)
+        for a, b in itertools.combinations(axes, 2)
+        for one, other in itertools.product(axes[a], axes[b])
+    }
+
+
+def covering(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    """Cells that hold all pairs; greedy: each takes the first pair that is missing, then what covers the most."""
+    missing, cells = all_pairs(axes), []
+    while missing:
+        a, one, b, other = min(missing)
+        cell = {a: one, b: other}
+        for axis in sorted(axes.keys() - cell.keys()):
+            gains = {value: len(_new_pairs(cell, axis, value, axes) & missing) for value in axes[axis]}
+            cell[axis] = max(gains, key=lambda value: gains[value])  # the first of equals
+        ordered = {axis: cell[axis] for axis in axes}
+        missing -= pairs(ordered)
+        cells.append(ordered)
+    return cells
+
+
+def _new_pairs(cell: Cell, axis: str, value: str, axes: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str, str]]:
+    """Of one more value with those that the cell has; in the order of the axes, as `all_pairs` has them."""
+    place = list(axes).index
+    return {
+        (axis, value, other, cell[other]) if place(axis) < place(other) else (other, cell[other], axis, value)
+        for other in cell
+    }
+
+
+def name_of(cell: Cell) -> str:
+    """`fp16-x4-epoch_edge-cnn-w2-a4-clip-cosine-sgd-compiled-ema`."""
+    words = [cell["precision"], f"x{cell['ranks']}", cell["point"], cell["model"], f"w{cell['workers']}"]
+    words += [f"a{cell['accum']}", "clip" if cell["clip"] != "null" else "noclip", cell["schedule"], cell["optim"]]
+    words += ["compiled"] * (cell["compile"] == "true") + ["ema"] * (cell.get("ema", "null") != "null")
+    return "-".join(words)
+
+
+def overrides(cell: Cell) -> Iterator[str]:
+    """The cell as a command line."""
+    yield from ("experiment=digits", "cluster=local", "hardware=cpu_x1", "seed=11", "data=synthetic_images")
+    yield from ("data.num_samples=197", "data.num_eval=41", "data.image_size=8", "data.num_channels=1")
+    yield from (
+        f"train.num_steps={NUM_STEPS}",
+        "train.global_batch_size=32",
+        f"train.eval_every_steps={EVAL_EVERY_STEPS}",
+    )
+    yield from ("schedule=" + cell["schedule"], "schedule.warmup_steps=3", "monitor.log_every_steps=1")
+    yield from ("checkpoint.every_steps=5", "checkpoint.keep_last=2", "precision=" + cell["precision"])
+    # Overflows in the first steps, and again and again: the scale doubles after two good steps.
+    yield from ("precision.init_scale=16777216", "precision.growth_interval=2") if cell["precision"] == "fp16" else ()
+    yield from (f"hardware.tasks_per_node={cell['ranks']}", f"model={cell['model']}", f"optim={cell['optim']}")
+    yield from ("model.width=4",) if cell["model"] == "resnet18" else ("model.dropout=0.2",)
+    yield from (f"data.num_workers={cell['workers']}", f"train.grad_accum_steps={cell['accum']}")
+    yield from (f"train.max_grad_norm={cell['clip']}", f"train.compile={cell['compile']}", "optim.lr=0.01")
+    yield from (f"train.ema_decay={cell['ema']}",) if "ema" in cell else ()
+
+
+CELLS = {name_of(cell): cell for cell in covering(AXES)}
+
+
+def chosen(today: datetime.date | None = None) -> list[str]:
+    """Those that the short suite plays: others each day; none that is compiled, which takes a minute."""
+    day = (today or datetime.datetime.now(datetime.timezone.utc).date()).toordinal()
+    names = sorted((name for name, cell in CELLS.items() if cell["compile"] == "false"), key=_shuffled)
+    return [names[(day * PER_DAY + offset) % len(names)] for offset in range(PER_DAY)]
+
+
+def _shuffled(name: str) -> int:
+    return zlib.crc32(name.encode())

@@ -1,0 +1,88 @@
+"""A run that was interrupted once, five times, or right after an fp16 overflow has the bits of the undisturbed one."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.operate.compare_traces import first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.states import DONE
+from tests.integration.resume_matrix.cells import AXES, CELLS, NUM_STEPS, PER_DAY, all_pairs, chosen, pairs
+
+ROOT = Path(__file__).resolve().parents[3]
+_LIMIT_S = {"false": 280, "true": 900}
+
+
+def _holds(name: str, folder: Path) -> None:
+    cell = CELLS[name]
+    world_size = int(cell["ranks"])
+    ranks = []
+    for rank in range(world_size):
+        command = [sys.executable, "-m", "tests.integration.resume_matrix.rank", name, str(rank), str(folder)]
+        with (folder / f"rank-{rank}.log").open("w") as log:
+            ranks.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [rank.wait(timeout=_LIMIT_S[cell["compile"]]) for rank in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+    logs = "\n".join(f"{path.name}\n{path.read_text()[-2000:]}" for path in sorted(folder.glob("rank-*.log")))
+    assert codes == [0] * world_size, logs
+    undisturbed = read_trace(RunPaths(folder / "undisturbed"), world_size)
+    for rank in range(world_size):
+        assert list(undisturbed.steps(rank)) == list(range(1, NUM_STEPS + 1))
+    assert len(undisturbed.files) >= 1 + world_size  # what ranks share, and what is each one's own
+    runs = json.loads((folder / "runs.json").read_text())
+    assert runs.keys() == {"once", "five", *(["overflow"] if cell["precision"] == "fp16" else [])}
+    for label, ends in runs.items():
+        paths = RunPaths(folder / label)
+        trace = read_trace(paths, world_size)
+        resumed = [each.resumed_step for each in Journal(paths).read()]
+        assert paths.marker(DONE).exists()
+        assert len(resumed) == len(ends) + 1, (label, ends, resumed)
+        if label != "five":  # there a kill goes back to the save before
+            assert resumed == [0, *ends]
+        first = first_difference(undisturbed, trace)
+        assert first is None, (label, ends, resumed, first)
+        assert other_files(undisturbed, trace) == (), label
+        assert other_metrics(undisturbed, trace, undisturbed) == (), label
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", chosen())
+def test_a_cell_of_the_day(name: str, tmp_path: Path) -> None:
+    _holds(name, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.dist
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell(name: str, tmp_path: Path) -> None:
+    _holds(name, tmp_path)
+
+
+def test_the_table_has_every_pair_of_values() -> None:
+    """Also those of two axes of the issue by name, so that the generator is not its own judge."""
+    covered = set().union(*(pairs(cell) for cell in CELLS.values()))
+    assert covered == all_pairs(AXES)
+    assert len(all_pairs(AXES)) > 200
+    for precision in ("fp32", "bf16", "fp16"):
+        for ranks in ("1", "2", "4"):
+            assert any((cell["precision"], cell["ranks"]) == (precision, ranks) for cell in CELLS.values())
+    assert len(CELLS) <= 20
+
+
+def test_a_fortnight_plays_every_cell_that_is_not_compiled() -> None:
+    begin = datetime.date(2026, 11, 21)
+    days = [chosen(begin + datetime.timedelta(days=day)) for day in range(14)]
+    assert all(len(set(names)) == PER_DAY for names in days)
+    assert {name for names in days for name in names} == {n for n, cell in CELLS.items() if cell["compile"] == "false"}

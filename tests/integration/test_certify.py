@@ -1,0 +1,148 @@
+"""hpc-trainer certify: shipped experiments are identical, and what would not come back the same is found and named."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+# Faults that people make, one module; `fault` chooses.
+THEIRS = """
+import os
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape, num_classes, fault):
+        super().__init__()
+        self.fault = fault
+        self.calls = 0
+        self.layer = nn.Linear(input_shape[0], num_classes)
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        if self.training and self.fault == "counter":
+            self.calls += 1
+            outputs = outputs / (1 + 0.01 * self.calls)
+        if self.training and self.fault == "noise":
+            outputs = outputs * (1 + os.urandom(1)[0] / 1000)
+        return outputs
+
+
+class Points:
+    input_shape, num_classes = (4,), 3
+
+    def __init__(self, fault):
+        self.fault = fault
+
+    def __len__(self):
+        return 64
+
+    def __getitems__(self, indices):
+        inputs = torch.tensor([[float((i * k) % 7) for k in (1, 2, 3, 5)] for i in indices])
+        if self.fault == "augment":
+            inputs += torch.from_numpy(np.random.normal(size=inputs.shape).astype(np.float32))
+        if self.fault == "fresh":
+            inputs += float(np.random.default_rng().normal())
+        return inputs, torch.tensor([i % 3 for i in indices])
+
+
+def build(split, fault):
+    return Points(fault if split == "train" else "none")
+"""
+
+
+def _certify(local: LocalDriver, *words: str) -> tuple[int, Any]:
+    done = local.run("certify", *words, "--json", check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def _theirs(local: LocalDriver, *words: str, net: str = "none", data: str = "none") -> tuple[int, Any]:
+    (local.folder / "theirs.py").write_text(THEIRS)
+    return _certify(
+        local, "--trust", "theirs", "model=custom", "model._target_=theirs.Net", f"+model.kwargs.fault={net}",
+        "data=custom", "data._target_=theirs.build", f"+data.kwargs.fault={data}", "train.global_batch_size=8",
+        "--steps", "10", "--interruptions", "1", *words,
+    )  # fmt: skip
+
+
+def test_a_shipped_experiment_is_identical(local: LocalDriver) -> None:
+    words = ("experiment=digits", "model=cnn", "precision=fp16", "--steps", "12", "--interruptions", "2", "--seed", "5")
+    code, said = _certify(local, *words)
+    assert (code, said["is_identical"], said["first"]) == (0, True, None), said
+    assert len(said["resumed_steps"]) == 2
+    assert said["num_compared"] > 20
+    assert {"loss", "lr", "grad_norm", "eval_loss"} <= set(said["metrics"])
+    assert said["files"] == ["rank-000.safetensors", "state.safetensors"]
+    assert said["runs_dir"] is None
+
+
+@pytest.mark.long
+@pytest.mark.dist
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("experiment=digits", "hardware=cpu_x2", "data.num_workers=2"),
+        ("experiment=gpt_bytes", "model.num_layers=1", "data.seq_len=16", "train.global_batch_size=8"),
+        ("experiment=resnet_synthetic", "model.width=4", "data.num_samples=64", "train.global_batch_size=8"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_shipped_experiment_is_identical(local: LocalDriver, words: tuple[str, ...], seed: int) -> None:
+    code, said = _certify(local, *words, "hardware.device=cpu", "--steps", "20", "--seed", str(seed))
+    assert (code, said["is_identical"]) == (0, True), said
+
+
+def test_a_counter_that_no_checkpoint_holds(local: LocalDriver) -> None:
+    code, said = _theirs(local, net="counter")
+    (resumed,) = said["resumed_steps"]
+    assert (code, said["between"]) == (1, "the undisturbed run and the interrupted one"), said
+    assert said["first"]["step"] == resumed + 1
+    assert "model.layer.weight" in said["first"]["names"]
+    assert said["reason"]["kind"] == "missing state"
+    assert f"model.calls: {resumed} when step {resumed} was saved, 0 after the resume" in said["reason"]["text"]
+
+
+def test_augmentation_from_the_random_state_of_loader_processes(local: LocalDriver) -> None:
+    code, said = _theirs(local, "data.num_workers=2", data="augment")
+    (resumed,) = said["resumed_steps"]
+    assert (code, said["first"]["step"]) == (1, resumed + 1), said
+    assert said["first"]["names"][0] == "inputs"
+    assert said["reason"]["kind"] == "unseeded data"
+    assert "2 loader processes" in said["reason"]["text"]
+
+
+def test_a_computation_that_is_not_the_same_twice(local: LocalDriver) -> None:
+    code, said = _theirs(local, net="noise")
+    assert (code, said["between"], said["first"]["step"]) == (1, "two undisturbed runs", 1), said
+    assert said["reason"]["kind"] == "nondeterministic computation"
+    assert any(name.startswith(("model.layer", "optimizer.state")) for name in said["first"]["names"])
+
+
+@pytest.mark.long
+def test_augmentation_that_nobody_seeds(local: LocalDriver) -> None:
+    code, said = _theirs(local, data="fresh")
+    assert (code, said["between"], said["first"]["step"]) == (1, "two undisturbed runs", 1), said
+    assert said["reason"]["kind"] == "unseeded data"
+
+
+@pytest.mark.long
+def test_the_same_code_without_a_fault_is_identical(local: LocalDriver) -> None:
+    """Also with augmentation from the rank's own random state: that is saved."""
+    assert _theirs(local, data="augment")[0] == 0
+
+
+def test_what_cannot_be_certified_is_a_usage_error(local: LocalDriver) -> None:
+    nowhere = ("--trust", "nowhere", "data=custom", "data._target_=nowhere.build")  # only the worker can see that
+    for words in (("optim.lr=-1",), ("seed=0,1",), ("--steps", "1"), nowhere):
+        done = local.run("certify", *words, check=False)
+        assert done.returncode == 2, done.stdout + done.stderr
