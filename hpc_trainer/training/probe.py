@@ -40,6 +40,7 @@ def context_class(config: TrainConfig) -> Callable[..., RunContext]:
     def build(**settings: Any) -> RunContext:
         run = ProbedRun(**settings)
         run.probe = Probe(run.paths, run.rank, run.attempt, from_text(text), sees_inputs=not config.train.compile)
+        run.saver.on_save = run.probe.saved
         return run
 
     return build
@@ -136,12 +137,6 @@ class ProbedRun(RunContext):
         restored = RunContext.restore(self, **objects)
         self.probe.restored(restored.values, restored.step)
         return restored
-
-    def save(self, step: int, /, **objects: Any) -> None:
-        """As RunContext's."""
-        if self.saved_step != step:
-            self.probe.saved(step, objects)
-        RunContext.save(self, step, **objects)
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """As RunContext's."""

@@ -37,6 +37,8 @@ class Saver:
     is_asynchronous: bool = True
     keep_best: str | None = None
     """The metric whose best value keeps a checkpoint."""
+    on_save: Callable[[int, Objects], None] = lambda step, objects: None
+    """Called with what is about to be saved."""
     saved_step: int | None = None
     running_step: int | None = None
     is_wanted: bool = False
@@ -151,6 +153,7 @@ class Saver:
             )
 
     def _trees(self, step: int, objects: Objects) -> dict[str, Any]:
+        self.on_save(step, objects)
         shared, own = to_trees(objects)
         return {
             "replicated": {"step": step, "objects": shared},
