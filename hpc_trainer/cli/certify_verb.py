@@ -82,7 +82,8 @@ def _trials(
     trials = []
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
         forced = [
-            "cluster=local", *short, "checkpoint.every=steps", "checkpoint.asynchronous=false", "monitor.log_every_steps=1", "tracker=none",
+            "cluster=local", *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
+            "monitor.log_every_steps=1", "tracker=none",
             f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
         ]  # fmt: skip
         grid = freeze_grid([*given, *forced], config_dirs=config_dirs, trust=trust)
