@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.datasets import digits
 
 GATES = Path(__file__).parent / "gates"
@@ -53,7 +53,7 @@ class Gated(digits.Digits):
 
 def build(split: str) -> Gated:
     pass_gate(f"build-{split}")
-    whole = digits.build(SimpleNamespace(num_eval=360), split)
+    whole = digits.build(DigitsConfig(num_eval=360), split)
     gated = Gated(whole.images, whole.targets)
     gated.split = split
     return gated
