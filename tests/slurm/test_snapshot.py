@@ -15,7 +15,7 @@ from tests.slurm.testbed.cluster import SlurmCluster
 ROOT = Path(__file__).resolve().parents[2]
 DATA = """\"\"\"The digits, and a line in the log that says which code this is.\"\"\"
 
-from types import SimpleNamespace
+from hpc_trainer.config.schema.data import DigitsConfig
 
 from hpc_trainer.datasets import digits
 from my_lab.words import WORD
@@ -23,7 +23,7 @@ from my_lab.words import WORD
 
 def build(split):
     print(f"{split}: the {WORD} code")
-    return digits.build(SimpleNamespace(num_eval=360, name="digits"), split)
+    return digits.build(DigitsConfig(num_eval=360), split)
 """
 EXPERIMENT = """# @package _global_
 defaults:
