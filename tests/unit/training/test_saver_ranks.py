@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.training.ranks import two_ranks_say
+
 pytestmark = pytest.mark.dist
-CHILD = Path(__file__).with_name("background_child.py")
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    ranks = [subprocess.Popen([sys.executable, str(CHILD), str(rank), str(folder)]) for rank in range(2)]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
+    return two_ranks_say("background_child.py", tmp_path_factory.mktemp("ranks"))
 
 
 def test_a_slow_disk_of_one_rank_puts_the_next_save_off_on_both(said: list[dict[str, Any]]) -> None:
