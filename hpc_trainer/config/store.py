@@ -52,14 +52,19 @@ def register_schemas() -> None:
 
 
 def variant_of(group: str, keys: set[str]) -> type:
-    """The dataclass of `group` that has exactly these field names.
+    """The dataclass of `group` that has these field names, and the fewest others.
 
-    Frozen specs hold plain values only; the field names tell the variants of a group apart.
+    Frozen specs hold plain values only; the field names tell the variants of a group apart. A spec that was frozen
+    before a field existed lacks it, and has its default.
 
     Raises:
         KeyError: no variant has these fields.
     """
-    for node in VARIANTS[group].values():
-        if {each.name for each in dataclasses.fields(node)} == keys:
-            return node
-    raise KeyError(f"no {group} schema has the fields {sorted(keys)}")
+    others = {
+        node: {each.name for each in dataclasses.fields(node)} - keys
+        for node in VARIANTS[group].values()
+        if keys <= {each.name for each in dataclasses.fields(node)}
+    }
+    if not others:
+        raise KeyError(f"no {group} schema has the fields {sorted(keys)}")
+    return min(others, key=lambda node: len(others[node]))

@@ -96,7 +96,7 @@ class LifeSigns:
         with contextlib.suppress(OSError):
             size = self.paths.attempts.stat().st_size
             if size != self._journal_size:
-                self._newest = Journal(self.paths).read()[-1].attempt
+                self._newest = max((each.attempt for each in Journal(self.paths).read()), default=self._newest)
                 self._journal_size = size
         if self._newest > self.attempt:
             raise SupersededError(

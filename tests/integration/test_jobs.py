@@ -95,7 +95,7 @@ def _blocks(page: Path) -> Iterator[str]:
 def _commands() -> Iterator[Command]:
     for page in PAGES:
         for block in _blocks(page):
-            lines = [*block.splitlines(), ""]
+            lines = [*re.sub(r"\\\n\s*", "", block).splitlines(), ""]  # a line may go on in the next
             for line, next_line in itertools.pairwise(lines):
                 command = line.removeprefix("$ ").split("  #")[0].rstrip()
                 is_ours = re.match(r"hpc-trainer (plan|train|submit) ", command)
