@@ -87,7 +87,7 @@ def play(
             saves=SavePlan(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
             heartbeat_every_s=60.0, seed=config.seed, end=ends[attempt] if attempt < len(ends) else None,
             is_kill=kills and attempt % 2 == 1,
-            # Else a slow disk may still write step 15 at a stop after 17, and two steps are sooner done again than saved.
+            # Else a slow disk may still write step 15 when 17 stops, and two steps are sooner done again than saved.
             is_asynchronous=kills,
         )  # fmt: skip
         run.probe = Probe(paths, group.rank, attempt, [], sees_inputs=not config.train.compile)
