@@ -9,6 +9,7 @@
     │   └── UntrustedFileError       exit 1    another user owns the file or may write it
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
     ├── LoopError                    exit 1    a person's main(config, run) broke a rule of RunContext
+    ├── DivergedError                exit 1    the gradients are no numbers any more
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
     │   ├── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
     │   └── StorageError             exit 74   the file system refused: full, over quota, broken
@@ -81,6 +82,10 @@ class RankEnvError(HpcTrainerError):
 
 class LoopError(HpcTrainerError):
     """A person's main(config, run) broke a rule of RunContext; docs/own_loop.md has the rules."""
+
+
+class DivergedError(HpcTrainerError):
+    """Steps in a row had gradients that were not finite. Deterministic: started again it would diverge again."""
 
 
 class CheckpointError(HpcTrainerError):

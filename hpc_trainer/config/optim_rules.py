@@ -1,4 +1,4 @@
-"""Rules of `optim/`, `schedule/` and `precision/`."""
+"""Rules of `optim/` and `schedule/`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
-from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -27,8 +26,6 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
         for index, beta in enumerate(optim.betas):
             yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
     yield from _schedule(config.schedule, config.train.num_steps)
-    if config.precision.compute_dtype is Dtype.fp16 and config.precision.init_scale < 1:
-        yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
 
 
 def _schedule(schedule: ScheduleConfig, num_steps: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import check_target
 
@@ -12,6 +13,8 @@ from hpc_trainer.config.targets import check_target
 def target_problems(config: TrainConfig) -> Iterator[str]:
     """Names of code that are not on the allow-list."""
     named = {"model._target_": config.model._target_, "data._target_": config.data._target_}
+    if isinstance(config.optim, CustomOptimConfig):
+        named["optim._target_"] = config.optim._target_
     if config.train.main is not None:
         named["train.main"] = config.train.main
     for key, target in named.items():

@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, type]] = {
         "text_bytes": data.TextBytesConfig,
         "custom": data.CustomDataConfig,
     },
-    "optim": {"sgd": optim.SgdConfig, "adamw": optim.AdamwConfig},
+    "optim": {"sgd": optim.SgdConfig, "adamw": optim.AdamwConfig, "custom": optim.CustomOptimConfig},
 }
 
 

@@ -25,6 +25,7 @@ from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.step_rules import step_problems
 from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
@@ -71,6 +72,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from _batch(config)
     yield from optim_problems(config)
     yield from rank_problems(config)
+    yield from step_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)

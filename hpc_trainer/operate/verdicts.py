@@ -56,6 +56,10 @@ BY_CAUSE: dict[str, Verdict] = {
         "The training raised an exception: started again it would do so again, so it was not.",
         (_LOGS, _MEND),
     ),
+    "diverged": Verdict(
+        "The training diverged: its gradients were NaN or inf more often in a row than train.max_skipped_steps allows.",
+        ("a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32", "NaN in the data?"),
+    ),
     "no_progress": Verdict(
         "It came back again and again without a new step, so it was stopped for good (exit 76).",
         (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),

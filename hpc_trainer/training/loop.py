@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
@@ -19,12 +20,14 @@ from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
-from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.precision import build_scaler, set_precision
+from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.state import TrainState
@@ -85,7 +88,8 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
         state.samples_seen += config.train.global_batch_size
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
-            run.log(state.step, _step_metrics(run, result, lr, clock, config.train.global_batch_size, state.step))
+            values = _step_metrics(run, result, lr, clock, config.train.global_batch_size, state.step)
+            run.log(state.step, values | _skipped(state))
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
@@ -133,12 +137,16 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         DataError: the data set is missing or too small.
     """
     train_config, device = config.train, run.device
+    set_precision(config.precision)
     train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
     run.describe(dataset=train_set, eval_dataset=eval_set)
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, train_set).to(device)
     seed_everything(config.seed, run.group.rank)  # but dropout of its own on each
-    loss = VotingLoss(model).to(device)
+    if train_config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    recompute_blocks(model, train_config.recompute)
+    loss = VotingLoss(model, label_smoothing=train_config.label_smoothing).to(device)
     if train_config.compile:
         loss.compile()  # in place: names in checkpoints stay as they are
     strategy = config.parallel.strategy
@@ -148,9 +156,10 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     )
     state = TrainState(
         model=model,
-        optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1),
+        optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1, trust=config.trust),
         scaler=build_scaler(config.precision, device.type),
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
+        guard=None if train_config.max_skipped_steps is None else StepGuard(train_config.max_skipped_steps),
     )
     assert train_config.grad_accum_steps is not None
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
@@ -161,6 +170,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         device=device,
         grad_accum_steps=train_config.grad_accum_steps,
         max_grad_norm=train_config.max_grad_norm,
+        channels_last=train_config.channels_last,
         **(of_logical if is_logical else {}),
     )
     state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
@@ -223,6 +233,15 @@ def _step_metrics(
         metrics["grad_norm"] = result.grad_norm.item()
     steps_per_s = clock.steps_per_s(step)
     return {**metrics, "steps_per_s": steps_per_s, "samples_per_s": steps_per_s * batch_size}
+
+
+def _skipped(state: TrainState) -> dict[str, float]:
+    """Steps without an update so far, if there were any. Raises DivergedError if there were too many in a row."""
+    if state.guard is None:
+        return {}
+    state.guard.check(state.step, state.scaler)
+    total = state.guard.total
+    return {"skipped_steps": total} if total else {}
 
 
 class _Clock:

@@ -1,18 +1,22 @@
-"""The optimizer: SGD or AdamW, with weight decay where it belongs."""
+"""The optimizer, with weight decay where it belongs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module, *, share_state: bool = False) -> torch.optim.Optimizer:
-    """SGD or AdamW over the weights of `model` that require gradients, in two groups.
+def build_optimizer(
+    config: OptimConfig, model: nn.Module, *, share_state: bool = False, trust: Sequence[str] = ()
+) -> torch.optim.Optimizer:
+    """SGD, AdamW or the class of `optim._target_` over the weights of `model` that require gradients, in two groups.
 
     With `share_state` (ZeRO-1) each rank holds and updates a part of the moments, and its weights are handed to the
     others after each step; collective then, and in each step.
@@ -22,7 +26,7 @@ def build_optimizer(config: OptimConfig, model: nn.Module, *, share_state: bool 
     for all weights), on the CPU the plain one, whose bits do not depend on how many threads share a tensor.
 
     Raises:
-        ConfigError: a value is out of range, the optimizer is unknown, or the model has nothing to train.
+        ConfigError: a value is out of range, the optimizer is unknown or not trusted, or nothing is to be trained.
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if not trained:
@@ -42,15 +46,17 @@ def build_optimizer(config: OptimConfig, model: nn.Module, *, share_state: bool 
         elif isinstance(config, AdamwConfig):
             first, second = config.betas
             kind, values = torch.optim.AdamW, {"betas": (first, second), "eps": config.eps}
+        elif isinstance(config, CustomOptimConfig):
+            kind, values, speed = locate("optim._target_", config._target_, trust), config.kwargs, {}
         else:
-            raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: sgd, adamw.")
+            raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: sgd, adamw, custom.")
         if share_state:
             from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
 
             return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=config.lr, **values, **speed)
         optimizer: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
         return optimizer
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"optim={config}: {error}. See hpc_trainer/config/schema/optim.py.") from error
 
 
@@ -58,3 +64,22 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Sets the learning rate of all groups."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> bool:
+    """A step that changes nothing where `bad` (a bool on a GPU) is true; False if it is known that it was.
+
+    torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; for others the host waits.
+    """
+    inner: Any = getattr(optimizer, "optim", optimizer)  # ZeRO's
+    if not getattr(inner, "_step_supports_amp_scaling", False):
+        is_bad = bool(bad)
+        if not is_bad:
+            optimizer.step()
+        return not is_bad
+    inner.grad_scale, inner.found_inf = None, bad.float()
+    try:
+        optimizer.step()
+    finally:
+        del inner.grad_scale, inner.found_inf
+    return True

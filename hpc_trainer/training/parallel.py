@@ -26,9 +26,10 @@ class VotingLoss(nn.Module):
     rank gets a sum of all flags.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
         self.model = model
+        self.label_smoothing = label_smoothing
         self.vote = nn.Parameter(torch.zeros(()))
 
     def forward(
@@ -44,7 +45,7 @@ class VotingLoss(nn.Module):
         logits: torch.Tensor = self.model(inputs)
         if targets is None:
             return logits
-        loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing)
         return loss if flag is None else loss + self.vote.sum() * flag
 
 

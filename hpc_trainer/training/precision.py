@@ -11,8 +11,15 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 _COMPUTE_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
 
 
+def set_precision(precision: PrecisionConfig) -> None:
+    """What holds for the whole process: fp32 is fp32 on GPUs too, where convolutions use TF32 unless told not to."""
+    is_tf32 = precision.compute_dtype is Dtype.tf32
+    torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.allow_tf32 = is_tf32
+
+
 def autocast(precision: PrecisionConfig, device_type: str) -> contextlib.AbstractContextManager[None]:
-    """Context of a forward pass on `device_type` (cpu or cuda); does nothing for fp32."""
+    """Context of a forward pass on `device_type` (cpu or cuda); does nothing for fp32 and tf32."""
     dtype = _COMPUTE_DTYPES.get(precision.compute_dtype)
     if dtype is None:
         return contextlib.nullcontext()

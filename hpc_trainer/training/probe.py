@@ -190,13 +190,14 @@ def _loose(objects: Mapping[str, Any]) -> dict[str, str]:
     for name, model in objects.items():
         if not isinstance(model, nn.Module):
             continue
-        kept = set(model.state_dict())
         for path, module in model.named_modules():
             place = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
                 if key not in _OF_ANY_MODULE:
                     found.update(_leaves(f"loose.{place}.{key}", value))
-        for path, buffer in model.named_buffers():
-            if path not in kept:
-                found[f"loose.{name}.{path}"] = _checksum(buffer)
+            # Not by what state_dict leaves out: asked in a forward pass, FSDP takes the whole weights away for it.
+            for key in sorted(module._non_persistent_buffers_set):
+                buffer = module._buffers[key]
+                if buffer is not None:
+                    found[f"loose.{place}.{key}"] = _checksum(buffer)
     return found

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.early_stop import EarlyStop
+from hpc_trainer.training.guard import StepGuard
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,8 +19,8 @@ class TrainState:
     """The learning rate and the order of samples are functions of `step`; the random state is the RunContext's.
 
     `model` is the bare module, without DDP around it. `ema` holds the averaged weights, `early_stop` the evaluations so
-    far, each None where the configuration does not ask for it. `step` counts optimizer steps done, `samples_seen` the
-    samples of all ranks in them.
+    far, `guard` counts skipped steps, each None where the configuration does not ask for it. `step` counts optimizer
+    steps done, `samples_seen` the samples of all ranks in them.
     """
 
     model: nn.Module
@@ -30,10 +31,11 @@ class TrainState:
     best_metric: float | None = None
     ema: AveragedModel | None = None
     early_stop: EarlyStop | None = None
+    guard: StepGuard | None = None
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
-        chosen = {"ema": self.ema, "early_stop": self.early_stop}
+        chosen = {"ema": self.ema, "early_stop": self.early_stop, "guard": self.guard}
         return {
             "model": self.model,
             "optimizer": self.optimizer,

@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
-from hpc_trainer.training.optim import set_learning_rate
+from hpc_trainer.training.optim import set_learning_rate, step_unless
 from hpc_trainer.training.parallel import StopVote
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
@@ -53,6 +53,7 @@ class Stepper:
     device: torch.device
     grad_accum_steps: int
     max_grad_norm: float | None
+    channels_last: bool = False
     shares_loss: ClassVar[bool] = False
 
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
@@ -60,16 +61,9 @@ class Stepper:
         set_learning_rate(state.optimizer, lr)
         total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
-        grad_norm = None
-        if self.max_grad_norm is not None:
-            state.scaler.unscale_(state.optimizer)
-            grad_norm = nn.utils.clip_grad_norm_(state.model.parameters(), self.max_grad_norm)
-            if is_sharded(grad_norm):
-                grad_norm = grad_norm.full_tensor()  # type: ignore[attr-defined]  # a DTensor's; the same on all ranks
-        state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
-        scale = state.scaler.get_scale() if state.ema is not None else 0.0
-        state.scaler.update()
-        if state.ema is not None and state.scaler.get_scale() >= scale:  # a smaller scale: the step was not taken
+        grad_norm = self._clip(state)
+        is_bad = state.guard.see(grad_norm) if state.guard is not None and grad_norm is not None else False
+        if self._update(state, is_bad) and state.ema is not None:
             state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)
@@ -85,11 +79,39 @@ class Stepper:
                 losses.append(self._micro_batch(state, batches, flag))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
+    def _clip(self, state: TrainState) -> torch.Tensor | None:
+        """Clips, and returns the norm before; None if nobody asks for it."""
+        if self.max_grad_norm is None and state.guard is None:
+            return None
+        state.scaler.unscale_(state.optimizer)
+        weights = list(state.model.parameters())
+        if self.max_grad_norm is None:
+            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        else:
+            norm = nn.utils.clip_grad_norm_(weights, self.max_grad_norm)
+        # Of FSDP a DTensor's: the same on all ranks.
+        return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
+
+    def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> bool:
+        """The optimizer's step, unless it is bad; False if it is known that the weights are as they were."""
+        if state.scaler.is_enabled():
+            state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
+            scale = state.scaler.get_scale() if state.ema is not None else 0.0
+            state.scaler.update()
+            return state.ema is None or state.scaler.get_scale() >= scale  # a smaller scale: the step was not taken
+        if not isinstance(is_bad, torch.Tensor):
+            if not is_bad:
+                state.optimizer.step()
+            return not is_bad
+        return step_unless(state.optimizer, is_bad)
+
     def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
         """Forward and backward of the next micro-batch; its share of the mean loss."""
         inputs, targets = next(batches)
         inputs = inputs.to(self.device, non_blocking=True)
         targets = targets.to(self.device, non_blocking=True)
+        if self.channels_last and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         with autocast(self.precision, self.device.type):
             loss = self.module(inputs, targets, flag)
         if self.grad_accum_steps > 1:

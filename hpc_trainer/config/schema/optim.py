@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,3 +36,13 @@ class AdamwConfig(OptimConfig):
     """Two decay rates in [0, 1)."""
     eps: float = 1e-8
     """Added to the denominator, > 0."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CustomOptimConfig(OptimConfig):
+    """Any optimizer whose state_dict tells all: `Target(groups, lr=lr, **kwargs)`, groups with `weight_decay`."""
+
+    name: str = "custom"
+    _target_: str = "???"
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the class named by `_target_`, besides the groups and lr."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 class Dtype(str, enum.Enum):
     fp32 = "fp32"
+    tf32 = "tf32"
     bf16 = "bf16"
     fp16 = "fp16"
 
@@ -15,7 +16,8 @@ class Dtype(str, enum.Enum):
 @dataclass(kw_only=True, slots=True)
 class PrecisionConfig:
     compute_dtype: Dtype = Dtype.fp32
-    """Format under autocast; weights and optimizer stay fp32. fp16 trains with a GradScaler."""
+    """Format of matrix products and convolutions; weights and optimizer stay fp32. bf16 and fp16: autocast, fp16 with a
+    GradScaler. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from Ampere on."""
     init_scale: float = 65_536.0
     """First loss scale of the GradScaler, > 0; fp16 only."""
     growth_interval: int = 2_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,14 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
+
+
+class Recompute(str, enum.Enum):
+    """What of a block's activations the backward pass computes again."""
+
+    none = "none"
+    selective = "selective"
+    full = "full"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,6 +56,16 @@ class LoopConfig:
     ema_decay: float | None = None
     """Share of the averaged weights that a step keeps, in (0, 1), as 0.999: evaluations use the average. null: none."""
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    label_smoothing: float = 0.0
+    """Share of the target's probability that all classes get alike, in [0, 1); evaluations use the plain loss."""
+    max_skipped_steps: int | None = 10
+    """A step whose gradient is not finite (NaN, inf) changes nothing; one more than so many in a row end the run.
+    0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
+    recompute: Recompute = Recompute.none
+    """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
+    more time), selective keeps the results of its matrix products too. The same bits as none on a CPU."""
+    channels_last: bool = False
+    """Images and convolutions as NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
     compile: bool = False
     """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
     Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler."""

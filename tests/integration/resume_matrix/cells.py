@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-
-from hpc_trainer.config.schema.train import LoopConfig
 
 Cell = Mapping[str, str]
 NUM_STEPS, STEPS_PER_EPOCH = 18, 6
@@ -29,9 +26,23 @@ AXES: dict[str, tuple[str, ...]] = {
     "schedule": ("cosine", "constant"),
     "optim": ("adamw", "sgd"),
     "compile": ("false", "true"),
+    "ema": ("0.9", "null"),
 }
-if "ema_decay" in {each.name for each in dataclasses.fields(LoopConfig)}:
-    AXES["ema"] = ("0.9", "null")
+# Ways of a step that are no axis, in a cell each: (values of the axes besides the first ones, more overrides).
+MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
+    "images": (
+        {"ranks": "2", "model": "resnet18"},
+        ("model.width=8", "train.recompute=selective", "train.channels_last=true", "train.label_smoothing=0.1"),
+    ),
+    "fsdp": (
+        {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18", "ema": "null"},
+        ("parallel=fsdp", "train.recompute=full"),
+    ),
+    "zero1": (
+        {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
+        ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),
+    ),
+}
 
 
 def pairs(cell: Cell) -> set[tuple[str, str, str, str]]:
@@ -76,7 +87,8 @@ def name_of(cell: Cell) -> str:
     """`fp16-x4-epoch_edge-cnn-w2-a4-clip-cosine-sgd-compiled-ema`."""
     words = [cell["precision"], f"x{cell['ranks']}", cell["point"], cell["model"], f"w{cell['workers']}"]
     words += [f"a{cell['accum']}", "clip" if cell["clip"] != "null" else "noclip", cell["schedule"], cell["optim"]]
-    words += ["compiled"] * (cell["compile"] == "true") + ["ema"] * (cell.get("ema", "null") != "null")
+    words += ["compiled"] * (cell["compile"] == "true") + ["ema"] * (cell["ema"] != "null")
+    words += [each for each in [cell.get("more")] if each]
     return "-".join(words)
 
 
@@ -97,10 +109,17 @@ def overrides(cell: Cell) -> Iterator[str]:
     yield from ("model.width=4",) if cell["model"] == "resnet18" else ("model.dropout=0.2",)
     yield from (f"data.num_workers={cell['workers']}", f"train.grad_accum_steps={cell['accum']}")
     yield from (f"train.max_grad_norm={cell['clip']}", f"train.compile={cell['compile']}", "optim.lr=0.01")
-    yield from (f"train.ema_decay={cell['ema']}",) if "ema" in cell else ()
+    yield f"train.ema_decay={cell['ema']}"
+    yield from MORE[cell["more"]][1] if "more" in cell else ()
 
 
-CELLS = {name_of(cell): cell for cell in covering(AXES)}
+def _more() -> Iterator[Cell]:
+    for name, (values, _) in MORE.items():
+        yield {axis: known[0] for axis, known in AXES.items()} | dict(values) | {"more": name}
+
+
+TABLE = {name_of(cell): cell for cell in covering(AXES)}
+CELLS = TABLE | {name_of(cell): cell for cell in _more()}
 
 
 def chosen(today: datetime.date | None = None) -> list[str]:

@@ -14,11 +14,11 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
-from hpc_trainer.config.schema.optim import SgdConfig
+from hpc_trainer.config.schema.optim import CustomOptimConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.schedule import ScheduleName
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.config.validate import find_problems, validate
 from hpc_trainer.errors import ConfigError
 from tests.unit.runs.builders import make_config
@@ -172,6 +172,30 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"precision__compute_dtype": Dtype.fp16, "precision__init_scale": 0.5},
         "precision.init_scale=0.5 must be at least 1 for fp16. Use 65536.",
     ),
+    (
+        {"precision__compute_dtype": Dtype.tf32},
+        "precision=tf32 needs a GPU, and hardware=cpu_x1 has none. Use precision=fp32.",
+    ),
+    (
+        {"precision__compute_dtype": Dtype.bf16, "hardware__gpus_per_node": 1, "hardware__gpu_type": "V100_32GB"},
+        "precision=bf16 needs a GPU from Ampere on (compute capability 8.0), and hardware.gpu_type=V100_32GB is older. "
+        "Use precision=fp16.",
+    ),
+    ({"train__label_smoothing": 1.0}, "train.label_smoothing=1 must be in [0, 1). Use less than 1."),
+    ({"train__max_skipped_steps": -1}, "train.max_skipped_steps=-1 must be at least 0. Use 0."),
+    (
+        {"train__recompute": Recompute.full},
+        "train.recompute=full computes blocks again, and model=mlp has none. Use train.recompute=none, or model=gpt,",
+    ),
+    (
+        {"train__channels_last": True},
+        "train.channels_last=true orders images for convolutions, and model=mlp has none. Use train.channels_last=fal",
+    ),
+    (
+        {"train__channels_last": True, "model": ResnetConfig(width=4)},
+        "train.channels_last=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or",
+    ),
+    ({"optim": CustomOptimConfig(_target_="os.system")}, "optim._target_=os.system: not on the list"),
     ({"model__dropout": 1.0}, "model.dropout=1 must be in [0, 1). Use less than 1."),
     ({"model__hidden_dim": 0}, "model.hidden_dim=0 must be at least 1. Use 1."),
     ({"model__num_layers": -1}, "model.num_layers=-1 must be at least 0. Use 0."),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.optim import build_optimizer, set_learning_rate
 
@@ -41,3 +41,18 @@ def test_all_groups_get_the_rate() -> None:
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(1))]}])
     set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def test_any_class_is_an_optimizer() -> None:
+    model = nn.Linear(2, 2)
+    config = CustomOptimConfig(_target_="torch.optim.RAdam", lr=0.5, weight_decay=0.3, kwargs={"eps": 1e-5})
+    optimizer = build_optimizer(config, model)
+    assert isinstance(optimizer, torch.optim.RAdam)
+    assert [(group["lr"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        (0.5, 1e-5, 0.3),
+        (0.5, 1e-5, 0.0),
+    ]
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'epsilon'"):
+        build_optimizer(CustomOptimConfig(_target_="torch.optim.RAdam", kwargs={"epsilon": 1}), model)
+    with pytest.raises(ConfigError, match="not on the list"):
+        build_optimizer(CustomOptimConfig(_target_="shutil.rmtree"), model)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.precision import set_precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 from step_builders import batches_of, build_step
@@ -61,3 +63,24 @@ def test_alone_the_own_wish_decides(wish: bool) -> None:
     state, stepper = build_step(RankGroup(), grad_accum_steps=1)
     batches = batches_of(rank=0, world_size=1, grad_accum_steps=1, num_steps=1)
     assert stepper.step(state, batches, lr=0.1, wish_to_stop=wish).should_stop is wish
+
+
+def test_label_smoothing_is_torchs_and_not_in_the_logits() -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = torch.nn.Linear(6, 5), torch.randn(8, 6), torch.randint(5, (8,))
+    plain, smooth = VotingLoss(model), VotingLoss(model, label_smoothing=0.3)
+    expected = torch.nn.functional.cross_entropy(model(inputs), targets, label_smoothing=0.3)
+    assert torch.equal(smooth(inputs, targets), expected)
+    assert not torch.equal(plain(inputs, targets), expected)
+    assert torch.equal(plain(inputs), smooth(inputs))
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_fp32_means_fp32_on_gpus_too(dtype: Dtype) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        set_precision(PrecisionConfig(compute_dtype=dtype))
+        is_tf32 = dtype is Dtype.tf32
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (is_tf32, is_tf32)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -1,0 +1,55 @@
+"""Rules of what one step computes: `precision/`, and the keys of `train` that change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import at_least, between
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import Recompute, TrainConfig
+
+# NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0 (Ampere).
+_BEFORE_AMPERE = ("k80", "p100", "p40", "p4", "v100", "v100s", "t4", "titan", "gtx", "rtx_2080", "rtx2080", "quadro")
+# A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries).
+_NARROWEST = 8
+
+
+def step_problems(config: TrainConfig) -> Iterator[str]:
+    """What they break, a line each."""
+    train, model = config.train, config.model
+    yield from _precision(config)
+    yield from between("train.label_smoothing", train.label_smoothing, 0, 1, high_open=True)
+    yield from at_least("train.max_skipped_steps", train.max_skipped_steps, 0, nullable=True)
+    if train.recompute is not Recompute.none and isinstance(model, (MlpConfig, CnnConfig)):
+        yield (
+            f"train.recompute={train.recompute.value} computes blocks again, and model={model.name} has none. "
+            "Use train.recompute=none, or model=gpt, resnet18 or resnet50."
+        )
+    is_narrow = isinstance(model, ResnetConfig) and model.width < _NARROWEST
+    if train.channels_last and is_narrow and config.hardware.device_type == "cpu":
+        yield (
+            f"train.channels_last=true crashes on the CPU for model.width={model.width} "  # type: ignore[attr-defined]
+            f"(oneDNN in torch 2.13). Use model.width={_NARROWEST}, or train.channels_last=false."
+        )
+    if train.channels_last and isinstance(model, (GptConfig, MlpConfig)):
+        yield (
+            f"train.channels_last=true orders images for convolutions, and model={model.name} has none. "
+            "Use train.channels_last=false."
+        )
+
+
+def _precision(config: TrainConfig) -> Iterator[str]:
+    dtype, hardware = config.precision.compute_dtype, config.hardware
+    if dtype is Dtype.fp16 and config.precision.init_scale < 1:
+        yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
+    if dtype is Dtype.tf32 and hardware.device_type == "cpu":
+        yield f"precision=tf32 needs a GPU, and hardware={hardware.name} has none. Use precision=fp32."
+    gpu_type = (hardware.gpu_type or "").lower()
+    is_old = any(gpu_type == each or gpu_type.startswith((f"{each}_", f"{each}-")) for each in _BEFORE_AMPERE)
+    if dtype in (Dtype.tf32, Dtype.bf16) and is_old:
+        other = "fp32" if dtype is Dtype.tf32 else "fp16"
+        yield (
+            f"precision={dtype.value} needs a GPU from Ampere on (compute capability 8.0), and "
+            f"hardware.gpu_type={hardware.gpu_type} is older. Use precision={other}."
+        )
