@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
+
+from tests.of_the_day import of_the_day
 
 Cell = Mapping[str, str]
 NUM_STEPS, STEPS_PER_EPOCH = 18, 6
@@ -124,10 +125,4 @@ CELLS = TABLE | {name_of(cell): cell for cell in _more()}
 
 def chosen(today: datetime.date | None = None) -> list[str]:
     """Those that the short suite plays: others each day; none that is compiled, which takes a minute."""
-    day = (today or datetime.datetime.now(datetime.timezone.utc).date()).toordinal()
-    names = sorted((name for name, cell in CELLS.items() if cell["compile"] == "false"), key=_shuffled)
-    return [names[(day * PER_DAY + offset) % len(names)] for offset in range(PER_DAY)]
-
-
-def _shuffled(name: str) -> int:
-    return zlib.crc32(name.encode())
+    return of_the_day([name for name, cell in CELLS.items() if cell["compile"] == "false"], PER_DAY, today)

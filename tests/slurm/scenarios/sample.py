@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
-import zlib
 from collections.abc import Sequence
+
+from tests.of_the_day import of_the_day
 
 VARIABLE = "HPC_TRAINER_SCENARIOS"
 PER_DAY = 3
@@ -26,8 +27,4 @@ def chosen(names: Sequence[str], short: Sequence[str], today: datetime.date | No
         if unknown:
             raise ValueError(f"{VARIABLE}={wish}: unknown {', '.join(unknown)}. Known: {', '.join(names)}, or all.")
         return wished
-    day = (today or datetime.datetime.now(datetime.timezone.utc).date()).toordinal()
-    # Not in the order of the alphabet: neighbours there are much the same.
-    ordered = sorted(short, key=lambda name: zlib.crc32(name.encode()))
-    count = len(ordered)
-    return [ordered[(day * PER_DAY + offset) % count] for offset in range(min(PER_DAY, count))]
+    return of_the_day(short, PER_DAY, today)

@@ -15,7 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from shard_builders import KINDS
 
-pytestmark = pytest.mark.dist
+# One group: the ranks are started once for all tests of this file.
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("reshard_ranks")]
 HERE = Path(__file__).parent
 SAMPLE = ["single", "ddp2", "zero2", "fsdp2"]
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.training.ranks import two_ranks_say
 
-pytestmark = pytest.mark.dist
+# One group: the ranks are started once for all tests of this file.
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("saver_ranks")]
 
 
 @pytest.fixture(scope="module")
