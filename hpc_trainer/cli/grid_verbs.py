@@ -13,10 +13,12 @@ from hpc_trainer.api import known_of, plan_grid, retry, submit_grid, top_up
 from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
+from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.find import select
@@ -32,14 +34,16 @@ _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 def run_plan(
     overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str],
-    *, script: bool, retry_failed: bool, as_json: bool,
+    *, script: bool, memory: bool, retry_failed: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
     plan = plan_grid(freeze_grid(overrides, config_dirs=config_dirs, trust=trust), retry_failed=retry_failed)
     if as_json:
-        print_json(plan_json(plan))
+        print_json(plan_json(plan) | ({"memory": memory_json(find_needs(plan.grid.specs))} if memory else {}))
     else:
         print_plan(plan)
+        if memory:
+            print_needs(find_needs(plan.grid.specs))
         if script:
             for array in plan.arrays:
                 print(f"\n# --- batch script of the array on {array.hardware} ---")

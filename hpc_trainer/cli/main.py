@@ -59,6 +59,9 @@ def train(
 def plan(
     overrides: Overrides = None,
     script: Annotated[bool, typer.Option("--script", help="Show the batch script of each array.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
+    ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -72,6 +75,7 @@ def plan(
         config_dir or [],
         trust or [],
         script=script,
+        memory=memory,
         retry_failed=retry_failed,
         as_json=as_json,
     )
@@ -96,6 +100,7 @@ def submit(
             config_dir or [],
             trust or [],
             script=False,
+            memory=False,
             retry_failed=retry_failed,
             as_json=as_json,
         )

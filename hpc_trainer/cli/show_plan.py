@@ -119,7 +119,7 @@ def _axes_line(axes: Mapping[str, str]) -> str:
 
 
 def _given_overrides() -> list[str]:
-    return [word for word in sys.argv[2:] if word not in ("--script", "--dry-run")]
+    return [word for word in sys.argv[2:] if word not in ("--script", "--dry-run", "--memory")]
 
 
 def _axes(grid: Grid) -> list[str]:

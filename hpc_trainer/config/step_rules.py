@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between
+from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 
-# NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0 (Ampere).
-_BEFORE_AMPERE = ("k80", "p100", "p40", "p4", "v100", "v100s", "t4", "titan", "gtx", "rtx_2080", "rtx2080", "quadro")
+# NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
+_AMPERE = 8
 # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries).
 _NARROWEST = 8
 
@@ -45,9 +46,8 @@ def _precision(config: TrainConfig) -> Iterator[str]:
         yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
     if dtype is Dtype.tf32 and hardware.device_type == "cpu":
         yield f"precision=tf32 needs a GPU, and hardware={hardware.name} has none. Use precision=fp32."
-    gpu_type = (hardware.gpu_type or "").lower()
-    is_old = any(gpu_type == each or gpu_type.startswith((f"{each}_", f"{each}-")) for each in _BEFORE_AMPERE)
-    if dtype in (Dtype.tf32, Dtype.bf16) and is_old:
+    gpu = find_gpu_type(hardware.gpu_type)
+    if dtype in (Dtype.tf32, Dtype.bf16) and gpu is not None and gpu.capability < _AMPERE:
         other = "fp32" if dtype is Dtype.tf32 else "fp16"
         yield (
             f"precision={dtype.value} needs a GPU from Ampere on (compute capability 8.0), and "

@@ -17,12 +17,12 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.fully_sharded import blocks
 
 _ATEN = torch.ops.aten
-# What costs most to compute and little to keep: products of matrices, convolutions, attention.
-_KEPT = frozenset((
+KEPT = frozenset((
     _ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default,
     _ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
 ))  # fmt: skip
+"""Operations whose results `selective` keeps: much to compute, little to keep."""
 
 
 def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
@@ -76,4 +76,4 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,164 @@
+"""What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
+
+    python -m hpc_trainer.training.memory < frozen-configurations.jsonl    a line of JSON for each line
+
+torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
+optimizer state, averaged weights, what the forward pass keeps for the backward one, and the batch; not the CUDA
+context, workspaces of kernels, and what the allocator cannot use.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.training.fully_sharded import blocks
+from hpc_trainer.training.loop import build_dataset, build_model
+from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.recompute import KEPT, recompute_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes on one rank; `checkpoint` is that of a whole checkpoint. `micro_batch_size`: what it was found for."""
+
+    micro_batch_size: int
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+    gathered: int
+    """FSDP: weights of the two largest blocks, whole while they compute."""
+    checkpoint: int
+
+
+def estimate(config: TrainConfig) -> MemoryEstimate:
+    """Runs one micro-batch and one update without memory. `config` is validated.
+
+    Raises:
+        HpcTrainerError: the model or the data set cannot be built.
+    """
+    train, world_size = config.train, config.hardware.world_size
+    assert train.micro_batch_size is not None
+    dataset = build_dataset(config, "train")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        batch = _batch(dataset, train.micro_batch_size)
+        model = build_model(config, dataset)
+        found = list(blocks(model))
+        largest = sorted((_num_bytes(block.parameters()) for block in found), reverse=True)[:2]
+        optimizer = build_optimizer(config.optim, model, trust=config.trust)
+        loss = VotingLoss(model, label_smoothing=train.label_smoothing)
+        activations = _kept_bytes(config, loss, batch)
+        if train.recompute is not Recompute.none:
+            recompute_blocks(model, train.recompute)
+            without, activations = activations, _kept_bytes(config, loss, batch)
+            activations += max(0, without - activations) // len(found)  # of the block that is computed again
+        _update(config, loss, optimizer, batch)
+    weights, buffers = _num_bytes(model.parameters()), _num_bytes(model.buffers())
+    trained = _num_bytes(weight for weight in model.parameters() if weight.requires_grad)
+    moments = _num_bytes(each for state in optimizer.state.values() for each in _tensors(state))
+    averaged = 0 if train.ema_decay is None else weights + buffers
+    is_fsdp = config.parallel.strategy is Strategy.fsdp
+    share = world_size if is_fsdp else 1
+    return MemoryEstimate(
+        micro_batch_size=train.micro_batch_size,
+        weights=weights // share + buffers,
+        gradients=trained // share,
+        optimizer=moments // (world_size if is_fsdp or config.parallel.zero1 else 1),
+        average=averaged,
+        activations=activations + _num_bytes(batch),
+        gathered=sum(largest) if is_fsdp else 0,
+        checkpoint=weights + buffers * world_size + moments + averaged,
+    )
+
+
+def _batch(dataset: MapDataset, size: int) -> list[torch.Tensor]:
+    """A micro-batch of the shapes that the data set gives."""
+    samples = dataset.__getitems__(range(1))
+    return [torch.empty((size, *each.shape[1:]), dtype=each.dtype) for each in samples]
+
+
+def _kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor]) -> int:
+    """What the forward pass keeps for the backward one, besides weights, buffers and the batch."""
+    known = {each.untyped_storage()._cdata for each in [*loss.parameters(), *loss.buffers(), *batch]}
+    kept: dict[int, torch.Tensor] = {}  # the tensors too: a storage that is gone leaves its place to another
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage()._cdata not in known:
+            kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    if config.train.recompute is Recompute.selective:
+        with _Products(keep), hooks, autocast(config.precision, "cpu"):
+            value = loss(*batch)
+    else:
+        with hooks, autocast(config.precision, "cpu"):
+            value = loss(*batch)
+    del value
+    return sum(each.untyped_storage().nbytes() for each in kept.values())
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the results that selective recomputation keeps in a store of its own."""
+
+    def __init__(self, keep: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._keep = keep
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in KEPT:
+            for each in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(each, torch.Tensor):
+                    self._keep(each)
+        return result
+
+
+def _update(config: TrainConfig, loss: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]) -> None:
+    """A step, for the state that the optimizer makes in its first one."""
+    with autocast(config.precision, "cpu"):
+        value = loss(*batch)
+    value.backward()
+    optimizer.step()
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def _tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [each for each in state.values() if isinstance(each, torch.Tensor)]
+
+
+def main() -> None:
+    """Reads configurations and prints estimates, or {"error": ..}, a line each."""
+    for line in sys.stdin:
+        print(json.dumps(_answer(line)), flush=True)
+
+
+def _answer(line: str) -> dict[str, Any]:
+    try:
+        return asdict(estimate(from_plain(json.loads(line))))
+    except (HpcTrainerError, RuntimeError, TypeError, ValueError) as error:  # of a person's own model, too
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

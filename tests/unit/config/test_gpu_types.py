@@ -1,0 +1,29 @@
+"""Names that sites give GPUs lead to their memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_trainer.config.gpu_types import find_gpu_type
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gb"),
+    [
+        ("a100", (40, 80)), ("A100", (40, 80)), ("nvidia_a100_80gb_pcie", (80,)), ("a100-40g", (40,)),
+        ("a100_80", (80,)), ("a100-sxm4-80gb", (80,)), ("NVIDIA-A100-SXM4-40GB", (40,)), ("v100-32", (32,)),
+        ("V100_16GB", (16,)), ("v100s", (32,)), ("tesla_t4", (16,)), ("h200", (141,)), ("h100", (80, 94)),
+        ("h100_94gb", (94,)), ("gh200", (96, 144)), ("nvidia_h100_80gb_hbm3", (80,)), ("rtx_a6000", (48,)),
+        ("a4000", (16,)), ("l40s", (48,)), ("l4", (24,)), ("nvidia_geforce_rtx_3090", (24,)), ("rtx2080ti", (11,)),
+        ("p100", (12, 16)),
+    ],
+)  # fmt: skip
+def test_known(name: str, memory_gb: tuple[int, ...]) -> None:
+    found = find_gpu_type(name)
+    assert found is not None
+    assert found.memory_gb == memory_gb
+
+
+@pytest.mark.parametrize("name", [None, "", "gpu", "mi250x", "a100_1g.5gb", "a100-mig-1g", "a1000", "b2000", "x_a100"])
+def test_what_nobody_knows_is_none(name: str | None) -> None:
+    assert find_gpu_type(name) is None

@@ -1,0 +1,110 @@
+"""The estimate without memory is what the same step holds with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.validate import validate
+from hpc_trainer.training.loop import build_dataset, build_model
+from hpc_trainer.training.memory import MemoryEstimate, estimate
+from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.precision import autocast
+
+_GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
+_RESNET = ["data=synthetic_images", "model=resnet18", "model.width=8", "train.global_batch_size=16"]
+
+
+def _config(words: list[str]) -> TrainConfig:
+    with Composer() as composer:
+        config = composer.compose(["experiment=digits", "cluster=local", *words])
+    validate(config)
+    return config
+
+
+def _really(config: TrainConfig) -> dict[str, int]:
+    """The same step on real tensors: bytes of weights, of moments, and of what autograd keeps."""
+    dataset = build_dataset(config, "train")
+    model = build_model(config, dataset)
+    loss, optimizer = VotingLoss(model), build_optimizer(config.optim, model)
+    inputs, targets = dataset.__getitems__(range(config.train.global_batch_size))
+    own = {each.data_ptr() for each in [*loss.parameters(), *loss.buffers(), inputs, targets]}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each), autocast(config.precision, "cpu"):
+        value = loss(inputs, targets)
+    value.backward()
+    optimizer.step()
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    buffers = sum(each.numel() * each.element_size() for each in model.buffers())
+    moments = [each for state in optimizer.state.values() for each in state.values()]
+    return {
+        "weights": weights + buffers,
+        "gradients": weights,
+        "optimizer": sum(each.numel() * each.element_size() for each in moments if isinstance(each, torch.Tensor)),
+        "activations": sum(each.untyped_storage().nbytes() for each in kept.values())
+        + sum(each.numel() * each.element_size() for each in (inputs, targets)),
+    }
+
+
+@pytest.mark.parametrize("words", [_GPT, _RESNET, ["model=cnn"]], ids=["gpt", "resnet", "cnn"])
+def test_it_is_what_the_step_holds(words: list[str]) -> None:
+    config = _config(words)
+    found, real = dataclasses.asdict(estimate(config)), _really(config)
+    for name in ("weights", "gradients", "optimizer"):
+        assert found[name] == real[name], name
+    assert found["activations"] == pytest.approx(real["activations"], rel=0.05)
+
+
+def test_recomputing_needs_less() -> None:
+    sizes = [
+        estimate(_config([*_GPT, "model.num_layers=8", f"train.recompute={mode}"])).activations
+        for mode in ("none", "selective", "full")
+    ]
+    assert sizes[0] > 1.3 * sizes[1] > 1.3 * sizes[2], sizes
+
+
+def _of_four(*words: str) -> MemoryEstimate:
+    return estimate(_config([*_GPT, "hardware.tasks_per_node=4", *words]))
+
+
+def test_ranks_share() -> None:
+    ddp, zero1, fsdp = _of_four(), _of_four("parallel.zero1=true"), _of_four("parallel=fsdp")
+    assert (zero1.weights, zero1.gradients) == (ddp.weights, ddp.gradients)
+    assert zero1.optimizer == ddp.optimizer // 4 == fsdp.optimizer
+    assert (fsdp.weights, fsdp.gradients) == (ddp.weights // 4, ddp.gradients // 4)
+    assert 0 == ddp.gathered < fsdp.gathered < ddp.weights
+    assert ddp.checkpoint == zero1.checkpoint == fsdp.checkpoint
+
+
+def test_a_large_model_takes_no_memory() -> None:
+    """6.7 billion weights, 27 GB of them: more than this machine has."""
+    words = ["model.num_layers=32", "model.num_heads=32", "model.embed_dim=4096", "data.seq_len=128"]
+    found = estimate(_config([*_GPT, *words]))
+    assert found.weights == pytest.approx(25.8e9, rel=0.01)
+    assert found.optimizer == pytest.approx(2 * found.weights, rel=0.01)
+
+
+def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
+    words = ["experiment=digits", "model=cnn", "cluster=local", "train.num_steps=20", "train.ema_decay=0.9"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_trainer", "train", *words, f"paths.runs_dir={tmp_path}"],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("*/*/checkpoints/step-*")
+    size = sum(each.stat().st_size for each in folder.iterdir())
+    assert estimate(_config(words[1:])).checkpoint == pytest.approx(size, rel=0.05)
