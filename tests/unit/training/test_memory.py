@@ -107,4 +107,5 @@ def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*/checkpoints/step-*")
     size = sum(each.stat().st_size for each in folder.iterdir())
-    assert estimate(_config(words[1:])).checkpoint == pytest.approx(size, rel=0.05)
+    missing = size - estimate(_config(words[1:])).checkpoint  # names, structure, checksums, random states
+    assert 0 < missing < 50_000
