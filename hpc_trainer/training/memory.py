@@ -9,6 +9,7 @@ context, workspaces of kernels, and what the allocator cannot use.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -155,7 +156,8 @@ def main() -> None:
 
 def _answer(line: str) -> dict[str, Any]:
     try:
-        return asdict(estimate(from_plain(json.loads(line))))
+        with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
+            return asdict(estimate(from_plain(json.loads(line))))
     except (HpcTrainerError, RuntimeError, TypeError, ValueError) as error:  # of a person's own model, too
         return {"error": f"{type(error).__name__}: {error}"}
 

@@ -30,7 +30,7 @@ def node_without_power(scene: Scene, references: References) -> None:
     node = scene.nodes_of_job()[-1]
     scene.note()
     scene.slurm.cut_power(node)
-    scene.slurm.set_node(node, "down")
+    scene.slurm.give_up(node)
     scene.wait_for_job("PENDING")
     scene.come_back()
     check_completed(scene, references, [(None, "node_fail", "requeued", "peer_lost"), "done"])
@@ -70,7 +70,7 @@ def node_cut_off_with_its_ranks_alive(scene: Scene, references: References) -> N
     node = scene.nodes_of_job()[0]
     scene.note()
     os.kill(scene.slurm.daemons()[f"slurmd-{node}"], 9)
-    scene.slurm.set_node(node, "down")
+    scene.slurm.give_up(node)
     scene.wait_for_job("PENDING")
     scene.slurm.start_now(scene.run.job_id)
     scene.wait_for(lambda: len(scene.run.records("resume")) == 2, "the resume of attempt 1")

@@ -15,6 +15,8 @@ from tests.slurm.testbed.processes import end, is_alive, job_processes, kill, li
 from tests.slurm.testbed.spec import NODES, Spec
 
 POLL_S = 0.2
+# An answer of a node that is on its way when the node dies.
+_LATE_ANSWER_S = 1.5
 _TIDY_S = 60  # the longest that a job may take to end: its grace, and KillWait, and a margin
 
 
@@ -172,6 +174,24 @@ class SlurmCluster:
         """`scontrol update` of a node: down or resume (which Slurm refuses if the node is back already)."""
         check = state != "resume"
         self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test", check=check)
+
+    def give_up(self, node: str) -> None:
+        """Set a node down whose slurmd was killed, and see that it stays down.
+
+        An answer that it had sent before may arrive after that and bring it back (ReturnToService=2), seen 0.2 s later
+        on a busy machine; Slurm would start jobs on it, which fail.
+        """
+        since = time.monotonic()
+        self.set_node(node, "down")
+
+        def stays_down() -> bool:
+            nonlocal since
+            if not daemons.nodes_by_state(self.spec).get(node, "").startswith("down"):
+                since = time.monotonic()
+                self.set_node(node, "down")
+            return time.monotonic() - since > _LATE_ANSWER_S
+
+        self.wait_for(stays_down, 30, f"{node} to stay down")
 
     def job_processes(self) -> list[int]:
         """Every process of the jobs on this cluster."""
