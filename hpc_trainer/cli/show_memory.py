@@ -9,9 +9,7 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.cli.common import console, print_table
-from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, Need
-
-_PARTS = ("weights", "gradients", "optimizer", "average", "activations", "gathered")
+from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
 
 
 def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
@@ -25,7 +23,7 @@ def print_needs(needs: Sequence[Need]) -> None:
     if not needs:
         out.print("Memory: nothing is known of a loop of your own (train.main).")
         return
-    shown = [part for part in _PARTS if any(each.parts.get(part) for each in needs)]
+    shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
     out.print(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
     print_table(
         ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", "CHECKPOINT"],
@@ -33,14 +31,15 @@ def print_needs(needs: Sequence[Need]) -> None:
             [
                 str(each.num_runs), " ".join(f"{key}={value}" for key, value in each.axes.items()) or each.run_id,
                 str(each.micro_batch_size),
-                *(f"{each.parts.get(part, 0):.3g}" for part in shown), f"{each.total_gb:.3g}",
-                f"{each.checkpoint_gb:.3g}",
+                *(f"{each.parts[part]:.3g}" for part in shown), f"{each.total_gb or 0:.3g}",
+                f"{each.checkpoint_gb or 0:.3g}",
             ]
-            for each in needs if each.problem is None
+            for each in needs if each.parts
         ],
     )  # fmt: skip
     for each in needs:
-        if each.problem is not None:
-            out.print(f"Note: {escape(f'{each.run_id}: {each.problem}')}", soft_wrap=True)
+        for text in (each.problem, each.note):
+            if text is not None:
+                out.print(f"Note: {escape(f'{each.run_id}: {text}')}", soft_wrap=True)
         if each.warning is not None:
             out.print(f"[yellow]Warning:[/] {escape(each.warning)}", soft_wrap=True)

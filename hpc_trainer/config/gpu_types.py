@@ -55,7 +55,7 @@ def find_gpu_type(name: str | None) -> GpuType | None:
         return None
     plain = re.sub(r"[-\s]", "_", name.lower())
     words = plain.replace("rtx_a", "a").removeprefix("nvidia_").removeprefix("tesla_").removeprefix("geforce_")
-    words = words.replace("rtx2080", "rtx_2080").replace("rtx3090", "rtx_3090").replace("rtx4090", "rtx_4090")
+    words = re.sub(r"^rtx_?(\d{4})_?(ti)?", r"rtx_\1\2", words)
     found = [key for key in _TYPES if words == key or words.startswith(f"{key}_")]
     if not found:
         return None

@@ -56,8 +56,8 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "versions", "code",
     ),
     Effect.incompatible: (
-        "seed", "model", "data", "optim.name", "precision.compute_dtype", "train.main", "params", "dataset",
-        "eval_dataset",
+        "seed", "model", "data", "optim.name", "optim._target_", "precision.compute_dtype", "train.main", "params",
+        "dataset", "eval_dataset",
     ),
 }  # fmt: skip
 FACTS = frozenset({"versions", "code", "world_size", "device", "dataset", "eval_dataset"})

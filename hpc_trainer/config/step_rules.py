@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.checks import at_least, between
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 
@@ -26,6 +27,16 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"train.recompute={train.recompute.value} computes blocks again, and model={model.name} has none. "
             "Use train.recompute=none, or model=gpt, resnet18 or resnet50."
+        )
+    if train.recompute is not Recompute.none and train.compile:
+        yield (
+            f"train.recompute={train.recompute.value} and train.compile=true do not go together: the compiler decides "
+            "itself what is computed again. Use train.recompute=none, or train.compile=false."
+        )
+    if train.channels_last and config.parallel.strategy is Strategy.fsdp:
+        yield (
+            "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use "
+            "train.channels_last=false, or parallel=ddp."
         )
     is_narrow = isinstance(model, ResnetConfig) and model.width < _NARROWEST
     if train.channels_last and is_narrow and config.hardware.device_type == "cpu":

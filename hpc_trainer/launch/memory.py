@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.spec import RunSpec, Shape
 
 # The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
-_MOST = 16  # different trainings of one grid
+_MOST = 16  # kinds of training of one grid
+_AMPERE = 8  # compute capability: the first with bf16
+PARTS = ("weights", "gradients", "optimizer", "average", "activations", "gathered")
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",
          "paths", "sweep", "budget", "schedule"),
     "optim": ("lr", "weight_decay"),
-    "train": ("num_steps", "global_batch_size", "grad_accum_steps", "eval_every_steps", "max_grad_norm", "early_stop"),
+    "train": ("num_steps", "global_batch_size", "eval_every_steps", "max_grad_norm", "early_stop"),
 }  # fmt: skip
 
 
@@ -29,7 +31,7 @@ _NO_MATTER = {
 class Need:
     """What the runs of one kind need. GB are 10^9 bytes, on one rank; `checkpoint_gb` is that of a whole checkpoint.
 
-    `parts`: weights, gradients, optimizer, average, activations, gathered. `problem`: why nothing is known.
+    `parts`: by the names of PARTS. `note`: which of them is a guess. `problem`: why nothing is known.
     """
 
     run_id: str
@@ -37,64 +39,77 @@ class Need:
     axes: Mapping[str, str]
     num_runs: int
     gpu_type: str | None
-    micro_batch_size: int = 0
-    parts: Mapping[str, float]
-    checkpoint_gb: float = 0.0
+    micro_batch_size: int | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_gb: float | None = None
     ways: tuple[str, ...] = ()
     """What would need less."""
+    note: str | None = None
     problem: str | None = None
 
     @property
-    def total_gb(self) -> float:
+    def total_gb(self) -> float | None:
         """With the CUDA context and fragments."""
-        return sum(self.parts.values()) * (1 + FRAGMENTS) + CONTEXT_GB
+        return sum(self.parts.values()) * (1 + FRAGMENTS) + CONTEXT_GB if self.parts else None
 
     @property
     def warning(self) -> str | None:
         """A line, if the GPU cannot hold it, or only its larger kind can."""
         gpu = find_gpu_type(self.gpu_type)
-        if gpu is None or self.problem or self.total_gb <= gpu.memory_gb[0]:
+        total_gb = self.total_gb
+        if gpu is None or total_gb is None or total_gb <= gpu.memory_gb[0]:
             return None
         sizes = " or ".join(map(str, gpu.memory_gb))
         ways = ", ".join(self.ways)
-        if self.total_gb <= gpu.memory_gb[-1]:
+        if total_gb <= gpu.memory_gb[-1]:
             return (
-                f"{self.run_id} needs about {self.total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB: ask for "
+                f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB: ask for "
                 f"the larger one (hardware.constraint), or {ways}."
             )
-        return (
-            f"{self.run_id} needs about {self.total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB. Try {ways}."
-        )
+        return f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB. Try {ways}."
 
 
 def find_needs(specs: Sequence[RunSpec]) -> list[Need]:
-    """The need of each kind of training among the runs, the most common first; at most 16 kinds.
+    """The need of each kind of training among the runs, the most common first; at most 16 kinds are asked.
 
-    Own loops (`train.main`) are left out: nobody knows what they build.
-
-    Raises:
-        HpcTrainerError: the process that asks torch failed.
+    Own loops (`train.main`) are left out: nobody knows what they build. What could not be found out is a `problem`.
     """
     kinds: dict[str, list[RunSpec]] = {}
     for spec in specs:
         if spec.config["train"]["main"] is None:
             kinds.setdefault(_kind(spec.config), []).append(spec)
-    chosen = sorted(kinds.values(), key=len, reverse=True)[:_MOST]
-    if not chosen:
+    ordered = sorted(kinds.values(), key=len, reverse=True)
+    if not ordered:
         return []
-    lines = "".join(json.dumps(runs[0].config) + "\n" for runs in chosen)
+    answers = _ask([runs[0].config for runs in ordered[:_MOST]])
+    answers += [{"error": f"not asked: {_MOST} other kinds of training were"}] * (len(ordered) - len(answers))
+    return [_need(runs, answer) for runs, answer in zip(ordered, answers, strict=True)]
+
+
+def _ask(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """An answer for each; of those that the process did not come to, why."""
+    lines = "".join(json.dumps(config) + "\n" for config in configs)
     command = [sys.executable, "-m", "hpc_trainer.training.memory"]
-    try:
-        done = subprocess.run(
-            command, input=lines, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )  # fmt: skip
-        answers = [json.loads(line) for line in done.stdout.splitlines()]
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        raise HpcTrainerError(f"the memory could not be estimated: {error}") from error
-    if len(answers) != len(chosen):
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise HpcTrainerError(f"the memory could not be estimated: {said[0]}")
-    return [_need(runs, answer) for runs, answer in zip(chosen, answers, strict=True)]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+        )
+        try:
+            output, _ = process.communicate(lines, timeout=_TIMEOUT_S)
+            why = f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            why = f"no answer within {_TIMEOUT_S:g} s"
+        said.seek(0)
+        why = ": ".join([why, *said.read().strip().splitlines()[-1:]])
+    answers = []
+    for line in output.splitlines():
+        try:
+            answers.append(json.loads(line))
+        except ValueError:  # noqa: PERF203  (a line cut off by the end of the process)
+            break
+    return answers[: len(configs)] + [{"error": why}] * (len(configs) - len(answers))
 
 
 def _kind(config: Mapping[str, Any]) -> str:
@@ -104,30 +119,33 @@ def _kind(config: Mapping[str, Any]) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def _ways(config: Mapping[str, Any]) -> Iterator[str]:
-    if config["train"]["micro_batch_size"] > 1:
-        yield f"train.micro_batch_size={config['train']['micro_batch_size'] // 2}"
-    if config["train"]["recompute"] != "full":
-        yield "train.recompute=full"
-    if config["precision"]["compute_dtype"] in ("fp32", "tf32"):
-        yield "precision=bf16"
-    if config["parallel"]["strategy"] != "fsdp":
-        yield "parallel=fsdp"
-    yield "more GPUs"
-
-
-def _need(runs: Sequence[RunSpec], answer: dict[str, Any]) -> Need:
+def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
     first = runs[0]
     known: dict[str, Any] = {
         "run_id": first.run_id, "axes": first.axes, "num_runs": len(runs), "gpu_type": first.shape.gpu_type,
-        "ways": tuple(_ways(first.config)),
     }  # fmt: skip
     if "error" in answer:
-        return Need(**known, parts={}, problem=answer["error"])
-    micro_batch_size, checkpoint = answer.pop("micro_batch_size"), answer.pop("checkpoint")
+        return Need(**known, problem=answer["error"])
     return Need(
         **known,
-        micro_batch_size=micro_batch_size,
-        parts={name: size / 1e9 for name, size in answer.items()},
-        checkpoint_gb=checkpoint / 1e9,
+        micro_batch_size=answer["micro_batch_size"],
+        parts={name: answer[name] / 1e9 for name in PARTS},
+        checkpoint_gb=answer["checkpoint"] / 1e9,
+        note=answer["note"],
+        ways=tuple(_ways(first.config, first.shape)),
     )
+
+
+def _ways(config: Mapping[str, Any], shape: Shape) -> Iterator[str]:
+    """What would need less, and is allowed besides what was chosen."""
+    train, gpu = config["train"], find_gpu_type(shape.gpu_type)
+    if train["micro_batch_size"] > 1 and config["parallel"]["strategy"] != "fsdp":
+        yield f"train.micro_batch_size={train['micro_batch_size'] // 2}"
+    if train["recompute"] != "full" and not train["compile"] and config["model"]["name"] not in ("mlp", "cnn"):
+        yield "train.recompute=full"
+    if config["precision"]["compute_dtype"] in ("fp32", "tf32") and (gpu is None or gpu.capability >= _AMPERE):
+        yield "precision=bf16"
+    is_whole = train["ema_decay"] is not None or train["logical_ranks"] or train["channels_last"]
+    if config["parallel"]["strategy"] != "fsdp" and shape.world_size > 1 and not is_whole:
+        yield "parallel=fsdp"
+    yield "larger GPUs"

@@ -125,7 +125,9 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
         runs_dir=os.path.realpath(runs_dir),
         max_files=config["max_files"],
     )
-    targets = {str(spec.config[key]["_target_"]) for spec in specs for key in ("model", "data")}
+    # Of the optimizers only `custom` has a target.
+    named = (spec.config[key].get("_target_") for spec in specs for key in ("model", "data", "optim"))
+    targets = {str(target) for target in named if target is not None}
     targets |= {main for spec in specs if (main := spec.config["train"].get("main")) is not None}
     packages = {target.split(".", 1)[0] for target in targets} | set(config["packages"])
     roots = _find_roots(packages - {"hpc_trainer"}, rules, prefer_git=config["mode"] == SnapshotMode.git.value)

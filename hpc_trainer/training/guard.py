@@ -16,23 +16,31 @@ class StepGuard:
     Looking waits for no device: on a GPU the counters are tensors there, and are read when they are asked for.
 
     Args:
-        max_in_a_row: steps that may be skipped one after the other, ≥ 0.
+        max_in_a_row: steps that may be skipped one after the other, ≥ 0; None: nobody looks.
     """
 
-    def __init__(self, max_in_a_row: int) -> None:
+    def __init__(self, max_in_a_row: int | None = None) -> None:
         self.max_in_a_row = max_in_a_row
         self._in_a_row: int | torch.Tensor = 0
+        self._worst: int | torch.Tensor = 0  # the longest such row since the last check
         self._total: int | torch.Tensor = 0
+
+    @property
+    def is_on(self) -> bool:
+        """True if the norm of each gradient is wanted."""
+        return self.max_in_a_row is not None
 
     def see(self, grad_norm: torch.Tensor) -> bool | torch.Tensor:
         """True if the step must change nothing; a bool, or on a GPU a tensor of one."""
         if grad_norm.device.type == "cpu":
             is_bad = not math.isfinite(grad_norm.item())
             self._in_a_row = int(self._in_a_row) + 1 if is_bad else 0
+            self._worst = max(int(self._worst), self._in_a_row)
             self._total = int(self._total) + is_bad
             return is_bad
         bad = ~torch.isfinite(grad_norm)
         self._in_a_row = (self._in_a_row + 1) * bad.long()
+        self._worst = torch.maximum(self._in_a_row, torch.as_tensor(self._worst, device=bad.device))
         self._total = self._total + bad.long()
         return bad
 
@@ -42,24 +50,30 @@ class StepGuard:
         return int(self._total)
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
-        """Raises DivergedError if too many steps before `step` were skipped in a row. Waits for the device.
+        """Raises DivergedError if too many steps were skipped in a row since the last check. Waits for the device.
 
         With a loss scale above 1 the scale may be to blame: it halves with each overflow until none is left.
         """
-        in_a_row = int(self._in_a_row)
-        if in_a_row <= self.max_in_a_row or (scaler.is_enabled() and scaler.get_scale() > 1.0):
+        if self.max_in_a_row is None:
+            return
+        in_a_row, worst = int(self._in_a_row), int(self._worst)
+        self._worst = in_a_row
+        row = worst
+        if scaler.is_enabled():
+            row = in_a_row if scaler.get_scale() <= 1.0 else 0
+        if row <= self.max_in_a_row:
             return
         raise DivergedError(
-            f"the gradient was not finite (NaN or inf) in the last {in_a_row} steps to step {step}, and "
-            f"train.max_skipped_steps={self.max_in_a_row}: the training has diverged. The weights are those of step "
-            f"{step - in_a_row}, the last good one. Try a smaller optim.lr, schedule.warmup_steps, "
-            "train.max_grad_norm=1.0 or precision=fp32, and look for NaN in the data."
+            f"the gradient was not finite (NaN or inf) in {row} steps in a row up to step {step}, and "
+            f"train.max_skipped_steps={self.max_in_a_row}: the training has diverged. None of them changed a weight. "
+            "Try a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0 or precision=fp32, and look for "
+            "NaN in the data."
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The two counters, as numbers."""
-        return {"in_a_row": int(self._in_a_row), "total": self.total}
+        """The counters, as numbers."""
+        return {"in_a_row": int(self._in_a_row), "worst": int(self._worst), "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Undoes `state_dict`."""
-        self._in_a_row, self._total = state["in_a_row"], state["total"]
+        self._in_a_row, self._worst, self._total = state["in_a_row"], state["worst"], state["total"]

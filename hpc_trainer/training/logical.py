@@ -73,7 +73,8 @@ class LogicalStepper(Stepper):
             whole.mul_(1 / self.num_logical)  # exact: a power of two
         *gradients, loss, vote = _unflat(total, [*weights, no_vote, no_vote])
         for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient
+            # In the weight's order of memory (channels_last): fused kernels go through both side by side.
+            weight.grad = gradient if weight.is_contiguous() else torch.empty_like(weight).copy_(gradient)
         if flag is not None:
             self.vote.put(vote)
         return loss

@@ -89,7 +89,9 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
             values = _step_metrics(run, result, lr, clock, config.train.global_batch_size, state.step)
-            run.log(state.step, values | _skipped(state))
+            total = state.guard.total
+            run.log(state.step, values | ({"skipped_steps": total} if total else {}))
+            state.guard.check(state.step, state.scaler)
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
@@ -159,7 +161,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1, trust=config.trust),
         scaler=build_scaler(config.precision, device.type),
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
-        guard=None if train_config.max_skipped_steps is None else StepGuard(train_config.max_skipped_steps),
+        guard=StepGuard(train_config.max_skipped_steps),
     )
     assert train_config.grad_accum_steps is not None
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
@@ -233,15 +235,6 @@ def _step_metrics(
         metrics["grad_norm"] = result.grad_norm.item()
     steps_per_s = clock.steps_per_s(step)
     return {**metrics, "steps_per_s": steps_per_s, "samples_per_s": steps_per_s * batch_size}
-
-
-def _skipped(state: TrainState) -> dict[str, float]:
-    """Steps without an update so far, if there were any. Raises DivergedError if there were too many in a row."""
-    if state.guard is None:
-        return {}
-    state.guard.check(state.step, state.scaler)
-    total = state.guard.total
-    return {"skipped_steps": total} if total else {}
 
 
 class _Clock:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,14 +19,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
-from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.loop import build_dataset, build_model
 from hpc_trainer.training.optim import build_optimizer
@@ -45,24 +44,27 @@ class MemoryEstimate:
     average: int
     activations: int
     gathered: int
-    """FSDP: weights of the two largest blocks, whole while they compute."""
+    """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none."""
     checkpoint: int
+    note: str | None = None
+    """What is a guess, and why."""
 
 
 def estimate(config: TrainConfig) -> MemoryEstimate:
     """Runs one micro-batch and one update without memory. `config` is validated.
 
     Raises:
-        HpcTrainerError: the model or the data set cannot be built.
+        HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
     """
     train, world_size = config.train, config.hardware.world_size
     assert train.micro_batch_size is not None
     dataset = build_dataset(config, "train")
+    samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
     with FakeTensorMode(allow_non_fake_inputs=True):
-        batch = _batch(dataset, train.micro_batch_size)
+        batch = [torch.empty((train.micro_batch_size, *each.shape[1:]), dtype=each.dtype) for each in samples]
         model = build_model(config, dataset)
         found = list(blocks(model))
-        largest = sorted((_num_bytes(block.parameters()) for block in found), reverse=True)[:2]
+        sizes = sorted((_num_bytes(block.parameters()) for block in found), reverse=True)
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
         loss = VotingLoss(model, label_smoothing=train.label_smoothing)
         activations = _kept_bytes(config, loss, batch)
@@ -70,29 +72,29 @@ def estimate(config: TrainConfig) -> MemoryEstimate:
             recompute_blocks(model, train.recompute)
             without, activations = activations, _kept_bytes(config, loss, batch)
             activations += max(0, without - activations) // len(found)  # of the block that is computed again
-        _update(config, loss, optimizer, batch)
+        note = _update(config, loss, optimizer, batch)
     weights, buffers = _num_bytes(model.parameters()), _num_bytes(model.buffers())
     trained = _num_bytes(weight for weight in model.parameters() if weight.requires_grad)
     moments = _num_bytes(each for state in optimizer.state.values() for each in _tensors(state))
+    moments = 2 * trained if note else moments
     averaged = 0 if train.ema_decay is None else weights + buffers
     is_fsdp = config.parallel.strategy is Strategy.fsdp
     share = world_size if is_fsdp else 1
+    # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
+    gradients = trained if train.grad_accum_steps != 1 else trained // share
+    if train.logical_ranks:
+        gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
     return MemoryEstimate(
         micro_batch_size=train.micro_batch_size,
         weights=weights // share + buffers,
-        gradients=trained // share,
+        gradients=gradients,
         optimizer=moments // (world_size if is_fsdp or config.parallel.zero1 else 1),
         average=averaged,
         activations=activations + _num_bytes(batch),
-        gathered=sum(largest) if is_fsdp else 0,
+        gathered=sum(sizes[:2]) + weights - sum(sizes) if is_fsdp else 0,
         checkpoint=weights + buffers * world_size + moments + averaged,
+        note=note,
     )
-
-
-def _batch(dataset: MapDataset, size: int) -> list[torch.Tensor]:
-    """A micro-batch of the shapes that the data set gives."""
-    samples = dataset.__getitems__(range(1))
-    return [torch.empty((size, *each.shape[1:]), dtype=each.dtype) for each in samples]
 
 
 def _kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor]) -> int:
@@ -132,12 +134,18 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _update(config: TrainConfig, loss: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]) -> None:
-    """A step, for the state that the optimizer makes in its first one."""
+def _update(
+    config: TrainConfig, loss: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]
+) -> str | None:
+    """A step, for the state that the optimizer makes in its first one; why there is none, if it needs numbers."""
     with autocast(config.precision, "cpu"):
         value = loss(*batch)
     value.backward()
-    optimizer.step()
+    try:
+        optimizer.step()
+    except DataDependentOutputException:
+        return f"optimizer is a guess (two moments): {type(optimizer).__name__} looks at numbers in its first step"
+    return None
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -158,7 +166,7 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
             return asdict(estimate(from_plain(json.loads(line))))
-    except (HpcTrainerError, RuntimeError, TypeError, ValueError) as error:  # of a person's own model, too
+    except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
         return {"error": f"{type(error).__name__}: {error}"}
 
 

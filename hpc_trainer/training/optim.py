@@ -11,6 +11,7 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.checkpoint.shards import is_sharded
 
 
 def build_optimizer(
@@ -37,6 +38,8 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     on_gpu = all(weight.device.type == "cuda" and weight.is_floating_point() for weight in trained)
+    if isinstance(config, SgdConfig) and any(is_sharded(weight) for weight in trained):
+        on_gpu = False  # torch 2.13: no sharding strategy for aten._fused_sgd_
     speed: dict[str, Any] = {"fused": on_gpu, "foreach": False}
     kind: Any
     values: dict[str, Any]
@@ -53,8 +56,11 @@ def build_optimizer(
         if share_state:
             from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
 
-            return ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=config.lr, **values, **speed)
+            shared = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=config.lr, **values, **speed)
+            begin_momenta(shared.optim)
+            return shared
         optimizer: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
+        begin_momenta(optimizer)
         return optimizer
     except (ValueError, TypeError) as error:
         raise ConfigError(f"optim={config}: {error}. See hpc_trainer/config/schema/optim.py.") from error
@@ -66,20 +72,29 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> bool:
-    """A step that changes nothing where `bad` (a bool on a GPU) is true; False if it is known that it was.
+def begin_momenta(optimizer: torch.optim.Optimizer) -> None:
+    """Momenta of fused SGD begin at zero, which makes the first step what it is without them.
+
+    torch 2.13 begins them with memory as it finds it, and keeps that if the first step is skipped (`found_inf`).
+    """
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.SGD) and group["fused"] and group["momentum"]:
+            for weight in group["params"]:
+                optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+
+
+def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
+    """A step that changes nothing where `bad` (a bool on a GPU) is true.
 
     torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; for others the host waits.
     """
     inner: Any = getattr(optimizer, "optim", optimizer)  # ZeRO's
     if not getattr(inner, "_step_supports_amp_scaling", False):
-        is_bad = bool(bad)
-        if not is_bad:
+        if not bad:
             optimizer.step()
-        return not is_bad
+        return
     inner.grad_scale, inner.found_inf = None, bad.float()
     try:
         optimizer.step()
     finally:
         del inner.grad_scale, inner.found_inf
-    return True

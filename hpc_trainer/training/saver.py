@@ -46,6 +46,15 @@ class Saver:
     _is_told: bool = False
     _stall_s: float = 0.0
 
+    @property
+    def standing_step(self) -> int | None:
+        """The newest step that is saved, by what rank 0 knows alone; other ranks may hear of it later. Not collective.
+
+        For those that cannot ask the others any more.
+        """
+        is_written = self.running_step is not None and self.store.saving.seconds is not None
+        return self.running_step if is_written and self.group.is_rank_zero else self.saved_step
+
     def is_due(self, step: int) -> bool:
         """True if a checkpoint of this step is wanted; the same on all ranks. Collective only while `is_wanted`."""
         return self.plan.is_due(step) or (self.is_wanted and not self._is_running())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ class TrainState:
     """The learning rate and the order of samples are functions of `step`; the random state is the RunContext's.
 
     `model` is the bare module, without DDP around it. `ema` holds the averaged weights, `early_stop` the evaluations so
-    far, `guard` counts skipped steps, each None where the configuration does not ask for it. `step` counts optimizer
+    far, each None where the configuration does not ask for it; `guard` counts skipped steps. `step` counts optimizer
     steps done, `samples_seen` the samples of all ranks in them.
     """
 
@@ -31,17 +31,18 @@ class TrainState:
     best_metric: float | None = None
     ema: AveragedModel | None = None
     early_stop: EarlyStop | None = None
-    guard: StepGuard | None = None
+    guard: StepGuard = field(default_factory=StepGuard)
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
-        chosen = {"ema": self.ema, "early_stop": self.early_stop, "guard": self.guard}
+        chosen = {"ema": self.ema, "early_stop": self.early_stop}
         return {
             "model": self.model,
             "optimizer": self.optimizer,
             "scaler": self.scaler,
             "samples_seen": self.samples_seen,
             "best_metric": self.best_metric,
+            "guard": self.guard,
             **{name: value for name, value in chosen.items() if value is not None},
         }
 

@@ -62,8 +62,9 @@ class Stepper:
         total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
         grad_norm = self._clip(state)
-        is_bad = state.guard.see(grad_norm) if state.guard is not None and grad_norm is not None else False
-        if self._update(state, is_bad) and state.ema is not None:
+        is_bad = state.guard.see(grad_norm) if state.guard.is_on and grad_norm is not None else False
+        is_taken = self._update(state, is_bad)
+        if state.ema is not None and is_taken:
             state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)
@@ -81,7 +82,7 @@ class Stepper:
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
         """Clips, and returns the norm before; None if nobody asks for it."""
-        if self.max_grad_norm is None and state.guard is None:
+        if self.max_grad_norm is None and not state.guard.is_on:
             return None
         state.scaler.unscale_(state.optimizer)
         weights = list(state.model.parameters())
@@ -93,17 +94,17 @@ class Stepper:
         return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
 
     def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> bool:
-        """The optimizer's step, unless it is bad; False if it is known that the weights are as they were."""
+        """The optimizer's step, unless it is bad; False if an overflow in fp16 was why it was not taken."""
         if state.scaler.is_enabled():
             state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
             scale = state.scaler.get_scale() if state.ema is not None else 0.0
             state.scaler.update()
             return state.ema is None or state.scaler.get_scale() >= scale  # a smaller scale: the step was not taken
-        if not isinstance(is_bad, torch.Tensor):
-            if not is_bad:
-                state.optimizer.step()
-            return not is_bad
-        return step_unless(state.optimizer, is_bad)
+        if isinstance(is_bad, torch.Tensor):
+            step_unless(state.optimizer, is_bad)
+        elif not is_bad:
+            state.optimizer.step()
+        return True  # the average goes on, whatever a GPU has not told yet: the weights are as they were
 
     def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
         """Forward and backward of the next micro-batch; its share of the mean loss."""

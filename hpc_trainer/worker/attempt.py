@@ -150,7 +150,7 @@ def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
         has_failed=lambda: stop.paths.failure(stop.attempt).exists(),
         give_up=give_up,
         follows=stop.env.launcher != "slurm",  # srun ends the ranks that are left
-        look=LateStop(stop, lambda: run.saved_step).look,
+        look=LateStop(stop, lambda: run.saver.standing_step).look,
     )
     with watchdog.watching():
         run.beat = watchdog.beat

@@ -59,7 +59,7 @@ class LoopConfig:
     label_smoothing: float = 0.0
     """Share of the target's probability that all classes get alike, in [0, 1); evaluations use the plain loss."""
     max_skipped_steps: int | None = 10
-    """A step whose gradient is not finite (NaN, inf) changes nothing; one more than so many in a row end the run.
+    """A step whose gradient is not finite (NaN, inf) changes no weight; one more than so many in a row end the run.
     0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
     recompute: Recompute = Recompute.none
     """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third

@@ -132,7 +132,8 @@ def _place(values: Any, weight: torch.Tensor) -> Any:
         return {key: _place(value, weight) for key, value in values.items()}
     if not isinstance(values, (torch.Tensor, SavedTensor)) or not values.ndim:
         return whole_tree(values)
-    if is_sharded(weight):
+    if is_sharded(weight) or tuple(values.shape) == tuple(weight.shape):
+        # In the weight's order of memory (channels_last): fused kernels go through both side by side.
         new = torch.empty_like(weight.detach(), dtype=values.dtype)
     else:
         new = torch.empty(values.shape, dtype=values.dtype, device=weight.device)

@@ -94,6 +94,10 @@ def check_stays(scene: Scene, state: str, cause: str | tuple[str, ...] = "", run
     assert not which.is_done
 
 
+# PREEMPTED: 24.11 calls a job so that was preempted once, came back, and ended with exit code 0 (PreemptMode=CANCEL).
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "PREEMPTED", "")
+
+
 def let_echoes_end(scene: Scene, run: Run) -> None:
     """Since 24.05 Slurm requeues a job whose preemption it has noted once more when it exits, complete or not.
 
@@ -102,14 +106,14 @@ def let_echoes_end(scene: Scene, run: Run) -> None:
     """
 
     def settled() -> bool:
-        return scene.slurm.job_state(run.job_id) in ("COMPLETED", "FAILED", "CANCELLED", "PENDING", "")
+        return scene.slurm.job_state(run.job_id) in (*_ENDED, "PENDING")
 
     scene.wait_for(settled, f"the end of job {run.job_id}")
     if scene.slurm.version >= (24, 5) and scene.slurm.job_state(run.job_id) == "PENDING":
         print(f"echo: {scene.slurm.job(run.job_id)}")
         scene.echoes += 1
         scene.start_now(run)
-        scene.wait_for(lambda: scene.slurm.job_state(run.job_id) in ("COMPLETED", ""), "the end of the echo")
+        scene.wait_for(lambda: scene.slurm.job_state(run.job_id) in _ENDED, "the end of the echo")
 
 
 def wait_until_gone(scene: Scene) -> None:

