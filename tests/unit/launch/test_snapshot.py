@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
+from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError, UntrustedFileError
 from hpc_trainer.launch.frozen_worker import read_archive
@@ -305,6 +306,13 @@ def test_a_run_of_shipped_parts_freezes_none_of_the_current_folder(project: Path
     assert root.source == str(Path(hpc_trainer.__file__).resolve().parents[1])
     assert all(name.startswith("hpc_trainer/") for name in names(code, root.name))
     assert "hpc_trainer/worker/__main__.py" in names(code, root.name)
+
+
+def test_an_optimizer_of_ones_own_is_frozen_too(project: Path, runs: Path) -> None:
+    optim = CustomOptimConfig(_target_="my_lab.net.Optimizer")
+    code = read_code([make_spec("cluster=local", optim=optim, trust=["my_lab"])], runs)
+    assert code is not None
+    assert {"my_lab": "."} in [root.packages for root in code.roots]
 
 
 def test_off_and_an_installed_package_freeze_nothing(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.optim import build_optimizer, set_learning_rate
 
 
@@ -56,3 +59,20 @@ def test_any_class_is_an_optimizer() -> None:
         build_optimizer(CustomOptimConfig(_target_="torch.optim.RAdam", kwargs={"epsilon": 1}), model)
     with pytest.raises(ConfigError, match="not on the list"):
         build_optimizer(CustomOptimConfig(_target_="shutil.rmtree"), model)
+
+
+def test_loaded_moments_lie_in_memory_as_the_weight_does() -> None:
+    """Fused kernels go through both side by side, whatever the order: other values, and no error."""
+    model = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    optimizer = build_optimizer(AdamwConfig(), model)
+    model(torch.randn(2, 4, 8, 8)).sum().backward()
+    optimizer.step()
+    shared, own = to_trees({"model": model, "optimizer": optimizer})
+    saved = copy.deepcopy(shared)
+    fresh = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    loaded = build_optimizer(AdamwConfig(), fresh)
+    put_back({"model": fresh, "optimizer": loaded}, saved, own)
+    for weight, before in zip(fresh.parameters(), model.parameters(), strict=True):
+        assert weight.stride() == before.stride()
+        assert loaded.state[weight]["exp_avg"].stride() == weight.stride()
+        assert torch.equal(loaded.state[weight]["exp_avg"], optimizer.state[before]["exp_avg"])

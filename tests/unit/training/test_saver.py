@@ -257,6 +257,18 @@ def test_the_measure_of_a_save_is_until_it_stands_and_comes_before_anybody_asks(
     assert capsys.readouterr().out == "", "it is said once"
 
 
+def test_what_stands_is_known_before_anybody_asks(make_store: MakeStore, disk: SlowDisk) -> None:
+    """A run that leaves without another step writes it into its journal."""
+    run = Run(make_store())
+    run.steps(1, 7)
+    assert run.saver.standing_step is None
+    disk.let_go.set()
+    run.wait_for_disk()
+    assert (run.saver.saved_step, run.saver.standing_step) == (None, 5)
+    run.saver.settle()
+    assert (run.saver.saved_step, run.saver.standing_step) == (5, 5)
+
+
 def test_waiting_is_a_sign_of_life_only_while_bytes_are_written(
     make_store: MakeStore, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
