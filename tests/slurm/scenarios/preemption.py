@@ -8,6 +8,7 @@ from tests.slurm.scenarios.checks import (
     check_result,
     check_stays,
     check_story,
+    let_echoes_end,
     wait_until_gone,
 )
 from tests.slurm.scenarios.scene import Scene
@@ -89,7 +90,7 @@ def finished_within_the_grace(scene: Scene, references: References) -> None:
 
 @scenario()
 def raises_after_a_preemption(scene: Scene, references: References) -> None:
-    """An exception in the start after a preemption: FAILED, and no start follows."""
+    """An exception in the start after a preemption: FAILED, and no start follows but an echo that leaves at once."""
     scene.submit(partition="preempt")
     scene.wait_for_step(20)
     preemptor = scene.preempt()
@@ -99,4 +100,5 @@ def raises_after_a_preemption(scene: Scene, references: References) -> None:
     (scene.gates / "raise.rank-0").touch()
     scene.start_now()
     scene.wait_for_end(1)
+    let_echoes_end(scene, scene.run)
     check_stays(scene, "FAILED", "exception")
