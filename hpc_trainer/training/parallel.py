@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +15,8 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
+
+_HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 
 
 class VotingLoss(nn.Module):
@@ -115,12 +119,15 @@ def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool, strategy: 
     if deterministic:
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
     on_gpu = group.device.type == "cuda"
+    # torch 2.13 has renamed it, and warns of the old name in the log of every rank.
+    key = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"
+    sync_buffers: dict[str, Any] = {key: any(True for _ in loss.buffers())}
     return DistributedDataParallel(
         loss,
         device_ids=[group.device] if on_gpu else None,
         find_unused_parameters=deterministic,
         gradient_as_bucket_view=True,
-        broadcast_buffers=any(True for _ in loss.buffers()),
+        **sync_buffers,
     )
 
 

@@ -7,7 +7,7 @@ from tests.slurm.scenarios.scene import Scene
 from tests.slurm.scenarios.table import ONE, TWO_NODES, scenario
 
 
-@scenario(timeout_s=400)
+@scenario(timeout_s=700)
 def requeued_by_hand_five_times(scene: Scene, references: References) -> None:
     """Five `scontrol requeue` in a row, each in the middle: six attempts, one result."""
     scene.submit()
