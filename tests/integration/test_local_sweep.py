@@ -51,7 +51,7 @@ def test_grid_with_two_hardware_shapes(local: LocalDriver) -> None:
 
 
 def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDriver) -> None:
-    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=3000",
+    words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=1200",
              "monitor.heartbeat_every_s=0", "sweep_name=long")  # fmt: skip
     process = local.start(*words, "--wait")
     local.wait_for_step("long", 20)
@@ -63,7 +63,7 @@ def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDrive
     assert states == ["NEW", "PREEMPTED"]
 
     local.json(*words)  # returns at once; the queue works on by itself
-    _wait_until(local, "long", "COMPLETED")
+    _wait_until(local, "long", "COMPLETED", timeout_s=200)
     resumed = [
         json.loads(line)["step"]
         for path in (local.folder / "runs/long").glob("*/attempts.jsonl")
