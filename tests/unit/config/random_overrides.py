@@ -132,7 +132,7 @@ class Maker:
             self._skeleton = pick.sample(sorted(self._groups), pick.randint(1, 6))
         lines = [f"{group}={pick.choice(self._groups[group])}" for group in self._skeleton]
         if "custom" in [line.partition("=")[2] for line in lines] and pick.random() < 0.8:
-            lines += ["++model._target_=a.B", "++data._target_=c.D"]
+            lines += ["++model._target_=a.B", "++data._target_=c.D", "++optim._target_=e.F"]
         chosen = dict(line.split("=", 1) for line in lines if "=" in line and "." not in line)
         for _ in range(pick.choice([0, 1, 2, 2, 3, 4])):
             lines.append(self._value(chosen))

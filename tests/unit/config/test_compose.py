@@ -17,7 +17,10 @@ from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 
 GLOBAL_GROUPS = ("experiment", "sweep", "debug")
-TARGETS = ["model._target_=hpc_trainer.models.mlp.Mlp", "data._target_=hpc_trainer.datasets.digits.build"]
+TARGETS = [
+    "model._target_=hpc_trainer.models.mlp.Mlp", "data._target_=hpc_trainer.datasets.digits.build",
+    "optim._target_=torch.optim.RAdam",
+]  # fmt: skip
 
 
 def _choices(group: str) -> list[str]:
@@ -103,7 +106,7 @@ MISTAKES = [
     (["train.deterministic=perhaps"], ["train.deterministic", "perhaps", "bool"]),
     (["optim.betas=0.9"], ["optim.betas", "float", "list"]),
     (["train=3"], ["train", "LoopConfig", "3"]),
-    (["precision.compute_dtype=fp8"], ["precision.compute_dtype", "'fp8'", "fp32, bf16, fp16"]),
+    (["precision.compute_dtype=fp8"], ["precision.compute_dtype", "'fp8'", "fp32, tf32, bf16, fp16"]),
     (["cluster.executor=pbs"], ["cluster.executor", "'pbs'", "local, slurm"]),
     (["model=custom"], ["model._target_", "must be set", "model._target_=VALUE"]),
     (["model=custom", "model.kwargs.x=1"], ["model.kwargs.x", "+model.kwargs.x=VALUE"]),
