@@ -24,7 +24,7 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 	$(BIN)/codespell
 
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
-	$(BIN)/python -m pytest -m "not slurm and not long" --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest -m "not slurm and not long" --numprocesses 2 --dist loadfile
 
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's

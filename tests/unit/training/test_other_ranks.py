@@ -14,8 +14,7 @@ from hpc_trainer.runs.layout import RunPaths
 sys.path.insert(0, str(Path(__file__).parent))
 from test_reshard_ranks import run_child
 
-# One group: the ranks are started once for all tests of this file.
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("other_ranks")]
+pytestmark = pytest.mark.dist
 UNDISTURBED = ["none:1:0"]
 
 

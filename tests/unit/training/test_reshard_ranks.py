@@ -15,8 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from shard_builders import KINDS
 
-# One group: the ranks are started once for all tests of this file.
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("reshard_ranks")]
+pytestmark = pytest.mark.dist
 HERE = Path(__file__).parent
 SAMPLE = ["single", "ddp2", "zero2", "fsdp2"]
 

@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from shard_builders import KINDS
 from test_reshard_ranks import run_child
 
-# One group: the ranks are started once for all tests of this file.
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("sharded_step_ranks")]
+pytestmark = pytest.mark.dist
 Said = dict[str, list[dict[str, Any]]]
 
 

@@ -16,8 +16,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 sys.path.insert(0, str(Path(__file__).parent))
 from step_builders import batches_of, build_step
 
-# One group: the ranks are started once for all tests of this file.
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("step_ranks")]
+pytestmark = pytest.mark.dist
 CHILD = Path(__file__).with_name("step_child.py")
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.training.ranks import two_ranks_say
 
-# One group: the ranks are started once for all tests of this file.
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("store_ranks")]
+pytestmark = pytest.mark.dist
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,7 @@ import pytest
 from hpc_trainer.training.order import BatchOrder
 
 # Eleven processes, each of which imports torch: a minute on a quiet machine.
-# One group: the ranks are started once for all tests of this file.
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("world"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 CHILD = Path(__file__).with_name("world_child.py")
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 14
