@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import check_target
+
+_MAY_NAME_CODE = (("model", "_target_"), ("data", "_target_"), ("optim", "_target_"), ("train", "main"))
+
+
+def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
+    """Key -> name of the code that a configuration, typed or plain, is built from: `model._target_`, `train.main`."""
+    if isinstance(config, TrainConfig):
+        found = {f"{group}.{key}": getattr(getattr(config, group), key, None) for group, key in _MAY_NAME_CODE}
+    else:
+        found = {f"{group}.{key}": config[group].get(key) for group, key in _MAY_NAME_CODE}
+    return {key: str(target) for key, target in found.items() if target is not None}
 
 
 def target_problems(config: TrainConfig) -> Iterator[str]:
     """Names of code that are not on the allow-list."""
-    named = {"model._target_": config.model._target_, "data._target_": config.data._target_}
-    if isinstance(config.optim, CustomOptimConfig):
-        named["optim._target_"] = config.optim._target_
-    if config.train.main is not None:
-        named["train.main"] = config.train.main
-    for key, target in named.items():
+    for key, target in targets_of(config).items():
         problem = check_target(key, target, config.trust)
         if problem:
             yield problem

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
+from hpc_trainer.config.own_code import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError
 from hpc_trainer.launch import frozen_worker
@@ -125,10 +126,7 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
         runs_dir=os.path.realpath(runs_dir),
         max_files=config["max_files"],
     )
-    # Of the optimizers only `custom` has a target.
-    named = (spec.config[key].get("_target_") for spec in specs for key in ("model", "data", "optim"))
-    targets = {str(target) for target in named if target is not None}
-    targets |= {main for spec in specs if (main := spec.config["train"].get("main")) is not None}
+    targets = {target for spec in specs for target in targets_of(spec.config).values()}
     packages = {target.split(".", 1)[0] for target in targets} | set(config["packages"])
     roots = _find_roots(packages - {"hpc_trainer"}, rules, prefer_git=config["mode"] == SnapshotMode.git.value)
     return _read(roots, config) if roots else None

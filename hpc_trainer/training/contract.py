@@ -20,8 +20,8 @@ import torch
 
 from hpc_trainer import __version__
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.own_code import targets_of
 from hpc_trainer.config.resume_contract import Effect, compare, default_facts, lines_of, refusal
-from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -153,10 +153,7 @@ def _code_digest(name: str) -> str:
 
 
 def _packages(config: TrainConfig) -> list[str]:
-    targets = [config.model._target_, config.data._target_, config.train.main or ""]
-    if isinstance(config.optim, CustomOptimConfig):
-        targets.append(config.optim._target_)
-    named = {target.partition(".")[0] for target in targets} - {"", "torch"}
+    named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
     return sorted({"hpc_trainer", *named, *config.snapshot.packages})
 
 
