@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.runs.spec import RunSpec, Shape
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.config.validate import find_problems
+from hpc_trainer.runs.spec import RunSpec
 
 # The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
 _MOST = 16  # kinds of training of one grid
-_AMPERE = 8  # compute capability: the first with bf16
 PARTS = ("weights", "gradients", "optimizer", "average", "activations", "gathered")
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",
@@ -132,20 +136,27 @@ def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
         parts={name: answer[name] / 1e9 for name in PARTS},
         checkpoint_gb=answer["checkpoint"] / 1e9,
         note=answer["note"],
-        ways=tuple(_ways(first.config, first.shape)),
+        ways=tuple(_ways(first.typed())),
     )
 
 
-def _ways(config: Mapping[str, Any], shape: Shape) -> Iterator[str]:
-    """What would need less, and is allowed besides what was chosen."""
-    train, gpu = config["train"], find_gpu_type(shape.gpu_type)
-    if train["micro_batch_size"] > 1 and config["parallel"]["strategy"] != "fsdp":
-        yield f"train.micro_batch_size={train['micro_batch_size'] // 2}"
-    if train["recompute"] != "full" and not train["compile"] and config["model"]["name"] not in ("mlp", "cnn"):
-        yield "train.recompute=full"
-    if config["precision"]["compute_dtype"] in ("fp32", "tf32") and (gpu is None or gpu.capability >= _AMPERE):
-        yield "precision=bf16"
-    is_whole = train["ema_decay"] is not None or train["logical_ranks"] or train["channels_last"]
-    if config["parallel"]["strategy"] != "fsdp" and shape.world_size > 1 and not is_whole:
-        yield "parallel=fsdp"
+def _ways(config: TrainConfig) -> Iterator[str]:
+    """What would need less, and breaks no rule that was not broken before."""
+    train, broken = config.train, set(find_problems(config))
+    assert train.micro_batch_size is not None
+    wanted: list[tuple[str, str, dict[str, Any]]] = []
+    if train.micro_batch_size > 1 and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
+        half = train.micro_batch_size // 2
+        changes = {"micro_batch_size": half, "grad_accum_steps": None}
+        wanted.append((f"train.micro_batch_size={half}", "train", changes))
+    if train.recompute is not Recompute.full:
+        wanted.append(("train.recompute=full", "train", {"recompute": Recompute.full}))
+    if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
+        wanted.append(("precision=bf16", "precision", {"compute_dtype": Dtype.bf16}))
+    if config.parallel.strategy is not Strategy.fsdp:
+        wanted.append(("parallel=fsdp", "parallel", {"strategy": Strategy.fsdp}))
+    for text, group, changes in wanted:
+        section = dataclasses.replace(getattr(config, group), **changes)
+        if broken.issuperset(find_problems(dataclasses.replace(config, **{group: section}))):
+            yield text
     yield "larger GPUs"

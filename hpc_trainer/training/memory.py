@@ -108,13 +108,9 @@ def _kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor])
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    if config.train.recompute is Recompute.selective:
-        with _Products(keep), hooks, autocast(config.precision, "cpu"):
-            value = loss(*batch)
-    else:
-        with hooks, autocast(config.precision, "cpu"):
-            value = loss(*batch)
-    del value
+    products = _Products(keep) if config.train.recompute is Recompute.selective else contextlib.nullcontext()
+    with products, hooks, autocast(config.precision, "cpu"):
+        loss(*batch)
     return sum(each.untyped_storage().nbytes() for each in kept.values())
 
 
