@@ -31,7 +31,9 @@ class StepGuard:
         return self.max_in_a_row is not None
 
     def see(self, grad_norm: torch.Tensor) -> bool | torch.Tensor:
-        """True if the step must change nothing; a bool, or on a GPU a tensor of one."""
+        """True if the step must change nothing; a bool, or on a GPU a tensor of one. False if nobody looks."""
+        if not self.is_on:
+            return False
         if grad_norm.device.type == "cpu":
             is_bad = not math.isfinite(grad_norm.item())
             self._in_a_row = int(self._in_a_row) + 1 if is_bad else 0

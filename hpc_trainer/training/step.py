@@ -28,7 +28,7 @@ class StepResult:
     """Tensors stay on the device: reading them would wait for it.
 
     `loss`: mean over this rank's samples (all ranks', if `is_shared`), nats, a scalar. `grad_norm`: L2 norm over all
-    weights before clipping, a scalar; None without clipping. `should_stop`: all ranks agree.
+    weights before clipping, a scalar; None if nobody asks for it. `should_stop`: all ranks agree.
     """
 
     loss: torch.Tensor
@@ -62,9 +62,8 @@ class Stepper:
         total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
         grad_norm = self._clip(state)
-        is_bad = state.guard.see(grad_norm) if state.guard.is_on and grad_norm is not None else False
-        is_taken = self._update(state, is_bad)
-        if state.ema is not None and is_taken:
+        is_bad = False if grad_norm is None else state.guard.see(grad_norm)
+        if self._update(state, is_bad) and state.ema is not None:
             state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)
