@@ -174,7 +174,9 @@ class Soak:
         node = self.random.choice(nodes)
         if cut:
             self.slurm.cut_power(node)
-        self.slurm.set_node(node, "down")
+            self.slurm.give_up(node)
+        else:
+            self.slurm.set_node(node, "down")
         self._down[node] = time.monotonic() + self.random.uniform(5, 15)
         return node
 
