@@ -43,6 +43,7 @@ class LogicalStepper(Stepper):
 
     def __post_init__(self) -> None:
         """Weights and buffers become rank 0's, as with DDP. Collective."""
+        Stepper.__post_init__(self)
         with torch.no_grad():
             _broadcast(itertools.chain(self.module.parameters(), self.module.buffers()), self.group)
 
