@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
+import functools
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
+
+if TYPE_CHECKING:  # importing it takes a tenth of a second, which ranks and `status` need not wait for
+    from omegaconf import DictConfig
 
 # Key of the root -> whether it is a section: a dataclass, or a mapping of free names.
 ROOT_KEYS = {
@@ -28,6 +32,9 @@ def to_typed(composed: DictConfig) -> TrainConfig:
     Raises:
         ConfigError: a value is missing (`???`), of the wrong type, or an interpolation leads nowhere.
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
@@ -67,17 +74,52 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
-    """The inverse of `to_plain`, for frozen specs.
+    """The inverse of `to_plain`, for frozen specs. Keys that an older version did not have get their defaults.
+
+    By the types of the dataclasses, without OmegaConf: what was frozen is resolved and was checked before.
 
     Raises:
         ConfigError: a key is unknown or a value of the wrong type.
     """
     try:
-        root = OmegaConf.structured(TrainConfig)
-        for group in VARIANTS:
-            root[group] = OmegaConf.structured(variant_of(group, set(plain[group])))
-        merged = OmegaConf.merge(root, dict(plain))
-    except (OmegaConfBaseException, KeyError, TypeError) as error:
+        nodes = {group: variant_of(group, set(plain[group])) for group in VARIANTS}
+        config: TrainConfig = _typed(TrainConfig, plain, "", nodes)
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the frozen configuration does not fit this version of hpc_trainer: {error}") from error
-    assert isinstance(merged, DictConfig)
-    return to_typed(merged)
+    return config
+
+
+def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> Any:
+    """`value` as what `hint` says, deep copied. Raises ValueError, with the key."""
+    if hint is Any:
+        return copy.deepcopy(value)
+    if isinstance(hint, types.UnionType):
+        (inner,) = (each for each in typing.get_args(hint) if each is not type(None))
+        return None if value is None else _typed(inner, value, key)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        hints = _hints(hint)
+        unknown = sorted(value.keys() - hints.keys())
+        if unknown:
+            raise ValueError(f"{_join(key, unknown[0])} is no key of {hint.__name__}")
+        made = {name: _typed(nodes.get(name, hints[name]), item, _join(key, name)) for name, item in value.items()}
+        return hint(**made)
+    if typing.get_origin(hint) is list and isinstance(value, list):
+        return [_typed(typing.get_args(hint)[0], item, key) for item in value]
+    if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+        return {name: _typed(typing.get_args(hint)[1], item, _join(key, name)) for name, item in value.items()}
+    if hint is float and type(value) is int:
+        return float(value)
+    if isinstance(hint, enum.EnumMeta) and value in hint.__members__:
+        return hint[value]
+    if type(value) is not hint or value == "???":
+        raise ValueError(f"{key}={value!r} is not of type {getattr(hint, '__name__', hint)}")
+    return value
+
+
+@functools.cache
+def _hints(node: Any) -> dict[str, Any]:
+    return typing.get_type_hints(node)
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

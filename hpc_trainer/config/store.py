@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-
-from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING
 
 from hpc_trainer.config.schema import data, model, optim
 from hpc_trainer.config.schema.train import TrainConfig
+
+if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
+    from omegaconf import DictConfig
 
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
@@ -35,6 +36,8 @@ FREE_KEYS = frozenset({"params"})
 
 def root_schema() -> DictConfig:
     """The typed root; everything in it is closed against new names but `FREE_KEYS`, once Hydra closes the root."""
+    from omegaconf import DictConfig, OmegaConf
+
     root = OmegaConf.structured(TrainConfig)
     assert isinstance(root, DictConfig)
     for key in FREE_KEYS:
@@ -44,6 +47,8 @@ def root_schema() -> DictConfig:
 
 def register_schemas() -> None:
     """Makes the schemas known to Hydra under the names that `conf/` uses. Safe to call again."""
+    from hydra.core.config_store import ConfigStore
+
     store = ConfigStore.instance()
     store.store(name="schema", node=root_schema(), provider="hpc_trainer")
     for group, variants in VARIANTS.items():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
+import importlib.util
 import math
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -102,13 +106,21 @@ def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:
     return mean, math.sqrt(int((pixels * pixels).sum()) / pixels.size - mean * mean)
 
 
+@functools.cache
 def _load() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pixels 0 to 16 [1797, 8, 8] and labels [1797]."""
+    """Pixels 0 to 16 [1797, 8, 8] and labels [1797]; read once, so do not change them."""
+    spec = importlib.util.find_spec("sklearn")
+    path = Path((spec and spec.origin) or "").parent / "datasets/data/digits.csv.gz"
+    if path.is_file():
+        # Importing scikit-learn and SciPy for this one table takes longer than importing torch.
+        text = gzip.decompress(path.read_bytes()).decode().replace("\n", ",")
+        table = np.fromstring(text.rstrip(","), dtype=np.int64, sep=",").reshape(NUM_IMAGES, 65)
+        return table[:, :64].reshape(-1, 8, 8), table[:, 64]
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
             f"data=digits needs scikit-learn, which cannot be imported here ({error}). Run: pip install scikit-learn"
         ) from error
-    table = load_digits()
-    return table.images.astype(np.int64), table.target.astype(np.int64)
+    loaded = load_digits()
+    return loaded.images.astype(np.int64), loaded.target.astype(np.int64)

@@ -12,6 +12,7 @@ from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, Opti
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.without_dynamo import without_dynamo
 
 
 def build_optimizer(
@@ -59,7 +60,7 @@ def build_optimizer(
             shared = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=config.lr, **values, **speed)
             begin_momenta(shared.optim)
             return shared
-        optimizer: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
+        optimizer = without_dynamo(lambda: kind(groups, lr=config.lr, **values, **speed))
         begin_momenta(optimizer)
         return optimizer
     except (ValueError, TypeError) as error:

@@ -74,9 +74,12 @@ class Probe:
         self._objects |= {name: value for name, value in objects.items() if isinstance(value, torch.Tensor)}
         self._seen = step, time.perf_counter()
         self._write("restored", step, {**self._state(objects), **_leaves("random", rng_state())})
-        for value in objects.values():
-            if isinstance(value, nn.Module) and self._sees_inputs:
-                value.register_forward_pre_hook(self._see_inputs, with_kwargs=True)
+        if self._sees_inputs:
+            # Here, not as a decorator: it imports torch._dynamo, which takes as long as torch.
+            see_inputs = torch.compiler.disable(self._see_inputs)  # type: ignore[no-untyped-call]
+            for value in objects.values():
+                if isinstance(value, nn.Module):
+                    value.register_forward_pre_hook(see_inputs, with_kwargs=True)
 
     def saved(self, step: int, objects: Mapping[str, Any]) -> None:
         """A checkpoint of these is about to be written."""
@@ -108,7 +111,6 @@ class Probe:
         trees = {**own, **shared}
         return {leaf: text for name, tree in trees.items() for leaf, text in _leaves(name, tree).items()}
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _see_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not module.training:
             return

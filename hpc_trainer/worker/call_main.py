@@ -12,6 +12,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.without_dynamo import use_deterministic_algorithms
 
 Main = Callable[[TrainConfig, RunContext], object]
 
@@ -26,7 +27,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     """
     main = find_main(config)
     if config.train.deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=False)
+        use_deterministic_algorithms()
         torch.backends.cudnn.benchmark = False
     seed_everything(config.seed, run.rank)
     try:

@@ -103,7 +103,19 @@ def test_an_index_outside_is_refused(index):
         build("eval").__getitems__([0, index])
 
 
+def test_the_table_is_the_one_that_scikit_learn_reads(monkeypatch):
+    """Read as a file, because importing scikit-learn takes longer than torch; its own way if the file is elsewhere."""
+    pixels, labels = digits._load.__wrapped__()
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
+    theirs = digits._load.__wrapped__()
+    assert [(each.dtype, each.shape) for each in theirs] == [(each.dtype, each.shape) for each in (pixels, labels)]
+    assert (pixels == theirs[0]).all()
+    assert (labels == theirs[1]).all()
+
+
 def test_without_scikit_learn_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(digits, "_load", digits._load.__wrapped__)  # what was read before is kept
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError) as caught:
         build("train")
