@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import stat
@@ -39,6 +41,15 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     write_atomic(path, json.dumps(value) + "\n", sync=sync)
 
 
+# Of a file system that is full, over quota, broken, read-only after an error, or away (NFS); `ulimit -f`.
+_STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG})
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """True if the file system refused, and may do so no more at another time."""
+    return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
+
+
 def fsync_folder(folder: Path) -> None:
     """Makes names created or renamed in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -58,23 +69,32 @@ def append_lines(path: Path, records: list[Mapping[str, Any]], *, sync: bool = T
 
 
 def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None:
-    """Appends texts of whole lines, each by a single write, then fsync once; a torn last line is ended first."""
+    """Appends texts of whole lines, each by a single write, then fsync once; a torn last line is ended first.
+
+    Raises OSError: the file system refused. Of the text at which it did nothing is left in the file.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        size = os.fstat(descriptor).st_size
-        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        is_new = os.fstat(descriptor).st_size == 0
         for text in texts:
-            data = (b"\n" if is_torn else b"") + text.encode()
-            is_torn = False
-            written = os.write(descriptor, data)
-            if written != len(data):
-                raise OSError(f"{path}: {written} of {len(data)} bytes written; is the disk full?")
+            _append(descriptor, path, text)
         if sync:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    if sync and size == 0:
+    if sync and is_new:
         fsync_folder(path.parent)  # the file's name must survive too
+
+
+def _append(descriptor: int, path: Path, text: str) -> None:
+    size = os.fstat(descriptor).st_size
+    is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    data = (b"\n" if is_torn else b"") + text.encode()
+    written = os.write(descriptor, data)
+    if written != len(data):
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, size)  # or who tries again would write twice what is there already
+        raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes written; is the disk full?", str(path))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

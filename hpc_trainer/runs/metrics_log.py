@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, read_lines, write_atomic
+from hpc_trainer.runs.files import append_lines, is_storage_error, read_lines, write_atomic
+
+_LOG = logging.getLogger(__name__)
+# Lines that wait for room on a full disk; of more, the oldest are lost.
+_MAX_WAITING = 1_000
 
 
 class MetricsLog:
@@ -14,6 +20,7 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
 
     def rewind(self, step: int) -> None:
         """Drops the records after `step`, and a torn last line: training goes on from there."""
@@ -23,8 +30,22 @@ class MetricsLog:
         write_atomic(self._path, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, step: int, values: dict[str, Any], *, sync: bool = False) -> None:
-        """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut."""
-        append_lines(self._path, [{"step": step, **values}], sync=sync)
+        """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut.
+
+        A full disk costs no training its life: the record waits for the next one, with a warning for the first.
+
+        Raises OSError: with `sync` the file system refused; without it, for another reason than no room or a fault.
+        """
+        self._waiting.append({"step": step, **values})
+        try:
+            append_lines(self._path, list(self._waiting), sync=sync)
+        except OSError as error:
+            if sync or not is_storage_error(error):
+                raise
+            if len(self._waiting) == 1:
+                _LOG.warning("WARNING: step %d: metrics wait for room on the disk: %s", step, error)
+            return
+        self._waiting.clear()
 
 
 def last_metrics(path: Path) -> dict[str, Any]:

@@ -62,8 +62,7 @@ class Restored:
         return self.values[name]
 
 
-def _no_watchdog() -> None:
-    """Nobody watches."""
+def _no_watchdog() -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,8 +102,10 @@ class RunContext:
     _tracker: Tracker = field(default_factory=NoTracker)
     _result: dict[str, float] | None = None
     _signs: LifeSigns = field(init=False)
+    _metrics: MetricsLog = field(init=False)
 
     def __post_init__(self) -> None:
+        self._metrics = MetricsLog(self.paths.metrics)
         self._signs = LifeSigns(
             paths=self.paths,
             env=self.env,
@@ -216,7 +217,7 @@ class RunContext:
         restarts = 0
         if self.is_rank_zero:
             self._tracker = self.make_tracker(self.step)
-            MetricsLog(self.paths.metrics).rewind(self.step)
+            self._metrics.rewind(self.step)
             for record in read_lines(self.paths.metrics):
                 self.saver.saw_metrics(record["step"], record)
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
@@ -231,10 +232,9 @@ class RunContext:
 
     def last_evaluation(self) -> dict[str, float] | None:
         """The newest evaluation in metrics.jsonl, if it is of the step resumed at; else None. Collective."""
-        found = [each for each in read_lines(self.paths.metrics) if "eval_loss" in each][-1:]
-        here = [each for each in found if each["step"] == self.first_step]
-        values = {key: value for each in here for key, value in each.items() if key not in RESERVED}
-        return self.group.broadcast(values or None)  # type: ignore[no-any-return]
+        newest = [each for each in read_lines(self.paths.metrics) if "eval_loss" in each][-1:]
+        here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
+        return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]
 
     def should_stop(self, step: int) -> bool:
         """True on all ranks if any rank got a stop signal: save, then return. Collective.
@@ -306,7 +306,7 @@ class RunContext:
         self._signs.saw_metrics(numbers)
         is_scored = self.saver.saw_metrics(step, numbers)
         # What decides what is deleted must be on the disk before.
-        MetricsLog(self.paths.metrics).append(step, {**numbers, "time": time.time()}, sync=is_scored)
+        self._metrics.append(step, {**numbers, "time": time.time()}, sync=is_scored)
         self._tracker.log(step, numbers)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
         print(f"step {step}/{self.num_steps}  {shown}", flush=True)

@@ -17,7 +17,7 @@ from hpc_trainer.config.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError, ExitCode, HpcTrainerError, PeerLostError, StuckError
-from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.files import is_storage_error, read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
@@ -179,6 +179,7 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         )
         error = lost.with_traceback(error.__traceback__)
     code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
+    code = ExitCode.STORAGE if is_storage_error(error) else code  # a data set that cannot be read, a journal
     code = ExitCode.CONFIG if code is ExitCode.USAGE else code
     record: dict[str, Any] = {
         "rank": stop.env.rank,
@@ -190,7 +191,11 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         "time": time.time(),
     }
     try:
-        first = _first_failure(stop.paths, stop.attempt, record)
+        first = record
+        try:
+            first = _first_failure(stop.paths, stop.attempt, record)
+        except OSError as full:  # the disk is the failure, most likely; the journal may still take a line
+            print(f"the error could not be recorded: {full}", file=sys.stderr)
         cause = _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
         conclude_failure(stop, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()

@@ -95,7 +95,8 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
             Journal(stop.paths).end(stop.attempt, state=state, cause=cause, error=dict(error), action=action.value)
 
     made = None
-    budget = stop.config.cluster.max_failures
+    # The budget counts records of failures: where none could be written, the run would come back for ever.
+    budget = stop.config.cluster.max_failures if stop.paths.failure(stop.attempt).exists() else 0
     if error["exit_code"] == ExitCode.STORAGE and budget:  # anything else spares Slurm the question
         num_failures = failures_of_storage(stop.paths)
         made = decide_failure(_facts(stop), cause=cause, num_failures=num_failures, max_failures=budget)

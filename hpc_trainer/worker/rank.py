@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_place, check_trusted, read_json, set_umask
+from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, read_json, set_umask
 from hpc_trainer.runs.journal import Journal, failures_of_storage
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
@@ -36,6 +38,11 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         # A spec that cannot be read or built stays so: never worth a retry.
         return ExitCode.CONFIG if isinstance(error, (ConfigError, RunStateError)) else error.exit_code
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return ExitCode.STORAGE
 
 
 def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> int:
@@ -118,5 +125,21 @@ def _redirect_output(paths: RunPaths, attempt: int, rank: int) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(_Log(number, "w", closefd=False)), stream.encoding, stream.errors, line_buffering=True
+        )
+        for number, stream in ((1, sys.stdout), (2, sys.stderr))
+    )
+
+
+class _Log(io.FileIO):
+    """A log that loses what a full disk does not take: a line of text must not end a training."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if not is_storage_error(error):
+                raise
+            return memoryview(data).nbytes

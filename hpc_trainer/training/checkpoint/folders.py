@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.training.checkpoint.quota import Room
 
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")
@@ -55,16 +56,16 @@ def is_pinned(path: Path) -> bool:
     return os.path.lexists(path.with_name(f"{path.name}.pin"))
 
 
-def missing_bytes(folder: Path, wanted: int) -> int:
-    """How many bytes the file system lacks for `wanted` more; 0: it has them, or does not say.
+def free_room(folder: Path) -> Room:
+    """What the file system has left for us; None where it does not say.
 
     A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
     """
     try:
         found = os.statvfs(folder)
     except OSError:
-        return 0
-    return max(0, wanted - found.f_bavail * found.f_frsize) if found.f_blocks else 0
+        return Room(None, None)
+    return Room(found.f_bavail * found.f_frsize if found.f_blocks else None, found.f_favail if found.f_files else None)
 
 
 def quarantine(path: Path) -> Path:

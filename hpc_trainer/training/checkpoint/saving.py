@@ -26,12 +26,14 @@ from hpc_trainer.training.checkpoint.files import FOLDER_MODE, FileRecord, write
 from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, shard_file
 from hpc_trainer.training.checkpoint.outcomes import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.training.checkpoint.parts import RankParts, join, split
+from hpc_trainer.training.checkpoint.quota import QuotaWatch
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.staging import Staging
 from hpc_trainer.training.checkpoint.writing import Writing
 
 # How long ranks wait for their own threads before they ask each other again.
 _WAIT_S = 1.0
+_FILES_BESIDE_SHARDS = 2  # rank 0's file of what all have alike, and the manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Saving:
         self._folder, self._group, self._attempt = folder, group, attempt
         self._make_room, self._is_valid, self._verified, self._say = make_room, is_valid, verified, warn
         self._staging = Staging()
+        self._quota: QuotaWatch | None = None
         self._is_copied = False
         self._writing: Writing | None = None
         self._num_writings = 0
@@ -216,14 +219,20 @@ class Saving:
         return RankParts(files, parts.structure, {}), {**parts.told, "bytes": num_bytes}
 
     def _look_ahead(self, step: int, num_bytes: int) -> None:
-        """Warns if the disk has no room. The save is tried all the same: what a disk says of quotas is often wrong."""
-        missing = folders.missing_bytes(self._folder, num_bytes)
-        if missing:
-            self._say(
-                f"checkpoint of step {step} needs {num_bytes / 1e6:.1f} MB and {self._folder} lacks "
-                f"{missing / 1e6:.1f} MB of them. It is tried all the same; make room there, or keep fewer "
-                "(checkpoint.keep_last)."
-            )
+        """Warns if disk or quota have no room. The save is tried all the same: what they say is often wrong."""
+        self._quota = self._quota or QuotaWatch(self._folder)
+        num_files = self._group.world_size + _FILES_BESIDE_SHARDS
+        for whose, room in (("the file system", folders.free_room(self._folder)), ("your quota", self._quota.room())):
+            lacks = []
+            if room.num_bytes is not None and room.num_bytes < num_bytes:
+                lacks.append(f"{(num_bytes - room.num_bytes) / 1e6:.1f} of its {num_bytes / 1e6:.1f} MB")
+            if room.num_files is not None and room.num_files < num_files:
+                lacks.append(f"{num_files - room.num_files} of its {num_files} files")
+            if lacks:
+                self._say(
+                    f"WARNING: {whose} lacks room for {' and '.join(lacks)}: the checkpoint of step {step} in "
+                    f"{self._folder}. It is tried all the same; make room there, or keep fewer (checkpoint.keep_last)."
+                )
 
     # In the writing thread of each rank. No collective here.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
+
+import pytest
 
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.metrics_log import MetricsLog, last_metrics
@@ -64,3 +68,54 @@ def test_any_story_of_kills_ends_monotone(tmp_path: Path) -> None:
         steps = _steps(path)
         assert steps == sorted(set(steps)), f"seed {seed}"
         assert all(each <= saved for each in steps), f"seed {seed}"
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, error: int, *, takes: int | None = None) -> None:
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if takes is None:
+            raise OSError(error, os.strerror(error))
+        return real(descriptor, data[:takes])
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def test_lines_wait_for_room_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = MetricsLog(tmp_path / "m")
+    log.append(1, {"loss": 1.0})
+    _refuse(monkeypatch, errno.ENOSPC)
+    for step in (2, 3):
+        log.append(step, {"loss": 1.0})
+    assert _steps(tmp_path / "m") == [1]
+    assert [text for text in caplog.messages if "metrics wait for room" in text] == caplog.messages
+    assert len(caplog.messages) == 1
+    monkeypatch.undo()
+    log.append(4, {"loss": 1.0})
+    assert _steps(tmp_path / "m") == [1, 2, 3, 4]
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MetricsLog(tmp_path / "m")
+    log.append(1, {"loss": 1.0})
+    before = (tmp_path / "m").read_bytes()
+    _refuse(monkeypatch, errno.ENOSPC, takes=5)
+    log.append(2, {"loss": 1.0})
+    assert (tmp_path / "m").read_bytes() == before
+    monkeypatch.undo()
+    log.append(3, {"loss": 1.0})
+    assert _steps(tmp_path / "m") == [1, 2, 3]
+
+
+def test_a_line_that_decides_what_is_deleted_must_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, errno.EDQUOT)
+    with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
+        MetricsLog(tmp_path / "m").append(1, {"eval_loss": 1.0}, sync=True)
+
+
+def test_other_errors_are_not_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, errno.EBADF)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        MetricsLog(tmp_path / "m").append(1, {"loss": 1.0})

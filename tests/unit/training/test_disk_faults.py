@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from hpc_trainer.errors import StorageError
+from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.unit.training import crash
 from tests.unit.training.disk import Disk
+from tests.unit.training.world_child import compose, play
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -118,17 +120,55 @@ def test_a_disk_that_stays_full_costs_saves_and_nothing_else(tmp_path: Path) -> 
     assert check_newest(folder, {6}) == 6
 
 
-def test_a_save_that_does_not_fit_is_foretold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: errno.errorcode[error])
+def test_a_disk_that_is_full_for_a_while_costs_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """All of the run folder: metrics, heartbeat, checkpoints. Whatever is opened to be written, from step 4 to 15."""
+    folder, real = tmp_path / "run", os.open
+    config = compose(
+        ["experiment=digits", "model=mlp", "model.hidden_dim=8", "train.num_steps=20", "train.eval_every_steps=0",
+         "monitor.log_every_steps=2", "checkpoint.every_steps=3"], 1,
+    )  # fmt: skip
+    refused = []
+
+    def opening(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        steps = [record["step"] for record in read_lines(folder / "metrics.jsonl")]
+        is_in_run = str(folder) in os.fspath(path)
+        if is_in_run and flags & os.O_CREAT and steps and steps[-1] >= 4 and len(refused) < 8:
+            refused.append(path)
+            raise OSError(error, os.strerror(error))
+        return real(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opening)
+    assert play(config, folder, RankGroup(), 0, None) == "done"
+    assert len(refused) == 8
+    assert [record["step"] for record in read_lines(folder / "metrics.jsonl")] == [*range(2, 21, 2), 20]
+    check_newest_is(folder / "checkpoints", 20)
+
+
+def check_newest_is(folder: Path, step: int) -> None:
+    store, warned = open_store(folder, attempt=9)
+    info = store.newest_valid()
+    assert info is not None
+    assert (info.step, warned) == (step, [])
+
+
+@pytest.mark.parametrize(("bytes_left", "files_left", "words"), [
+    (1, 9, "0.0 of its 0.0 MB"), (999, 1, "2 of its 3 files"), (1, 0, "0.0 of its 0.0 MB and 3 of its 3 files"),
+])  # fmt: skip
+def test_a_save_that_does_not_fit_is_foretold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_left: int, files_left: int, words: str
+) -> None:
     store, warned = open_store(tmp_path / "checkpoints")
 
     class Full:
-        f_bavail, f_frsize, f_blocks = 1, 512, 1000
+        f_bavail, f_frsize, f_blocks, f_favail, f_files = bytes_left, 512, 1000, files_left, 1000
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full)
     assert save(store, 1, is_background=True) is None, "it is tried all the same"
     (text,) = warned
-    assert "checkpoint of step 1 needs 0.0 MB" in text
-    assert "lacks 0.0 MB of them" in text
+    assert text.startswith(f"WARNING: the file system lacks room for {words}: the checkpoint of step 1 in ")
     assert "make room" in text
     monkeypatch.undo()
     assert save(store, 2, is_background=True) is None

@@ -157,6 +157,16 @@ def _fail(stop: Stop, code: ExitCode) -> list[tuple[str, str, str]]:
     return _ends(stop.paths)
 
 
+def test_a_failure_that_could_not_be_recorded_is_not_brought_back(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    """Records are what the budget counts: on a disk that stays full the run would come back for ever."""
+    _play(fake_slurm)
+    stop = _stop(sweep)
+    error = {"rank": 0, "exit_code": int(ExitCode.STORAGE), "message": "the disk is full"}
+    conclude_failure(stop, cause="storage", error=error, is_first=True)
+    assert _ends(stop.paths) == [("FAILED", "storage", "none")]
+    assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+
+
 def test_storage_errors_bring_the_run_back_within_their_budget(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     _play(fake_slurm)
     for number in range(3):
