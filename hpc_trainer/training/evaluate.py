@@ -15,21 +15,26 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import is_fully_sharded
 from hpc_trainer.training.loader import eval_indices, shares_of
 from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.rng import random_state_kept, seed_everything
 
 
 @torch.no_grad()
+@random_state_kept()
 def evaluate(
     model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
-    should_stop: Callable[[], bool] = lambda: False, num_shares: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False, num_shares: int | None = None, seed: int = 0, step: int = 0,
 ) -> dict[str, float] | None:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
-    Collective: every rank evaluates its shares; their sums are added up in float64, in the order of shares. Draws no
-    random number: dropout is off.
+    Collective: every rank evaluates its shares; their sums are added up in float64, in the order of shares. Dropout is
+    off, and what a model or data set draws all the same comes from (seed, share, step): training goes on as if nobody
+    had looked, and so does a resumed run that need not look again.
 
     Args:
         should_stop: asked after each batch, equally often on all ranks; True on all of them ends the evaluation.
         num_shares: a multiple of the ranks; the same bits for each number of ranks. None: one share a rank.
+        seed: `config.seed`.
+        step: optimizer steps done.
     """
     num_shares = num_shares or group.world_size
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
@@ -38,6 +43,8 @@ def evaluate(
     starts = range(0, len(eval_indices(len(dataset), 0, num_shares)), batch_size)  # the first share is the longest
     is_stopped = False
     for share, start in itertools.product(shares_of(group.rank, group.world_size, num_shares), starts):
+        if start == 0:
+            seed_everything(seed, f"{share} evaluates at {step}")
         part = eval_indices(len(dataset), share, num_shares)[start : start + batch_size]
         if part or is_fully_sharded(model):  # whose forward pass needs all ranks: those without samples repeat one
             inputs, targets = dataset.__getitems__(part or range(1))

@@ -217,6 +217,8 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
         precision=config.precision,
         should_stop=partial(run.vote_to_stop, step),
         num_shares=config.train.logical_ranks,
+        seed=config.seed,
+        step=step,
     )
     if metrics is None:
         run.agree_to_stop(step)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,16 @@ def seed_step(seed: int, rank: int, step: int) -> None:
     torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.2 ms where there is no CUDA
     if _uses_cuda():
         torch.cuda.manual_seed(number)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Whatever is drawn or seeded inside, the generators go on afterwards as if it had not been."""
+    before = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(before)
 
 
 def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int, step: int) -> dict[str, Any]:

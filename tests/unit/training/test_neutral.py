@@ -19,6 +19,8 @@ MODELS = {
     "batch_norm": ["model=resnet18", "model.width=2", "data=synthetic_images", "data.num_samples=64",
                    "data.num_eval=20", "data.image_size=8", "train.grad_accum_steps=2"],
     "logical": ["model=mlp", "model.hidden_dim=16", "model.dropout=0.3", "train.logical_ranks=2"],
+    "draws": ["model=custom", "model._target_=tests.unit.training.drawing.DrawingNet", "data=custom",
+              "data._target_=tests.unit.training.drawing.DrawingDigits"],
 }  # fmt: skip
 CHANGES = [
     ["train.eval_every_steps=3"], ["monitor.log_every_steps=1"], ["data.num_workers=2"], ["checkpoint.every_steps=2"],
