@@ -39,8 +39,9 @@ test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of 
 soak: $(VENV)/.dev  ## Forty runs, ten minutes of preemptions, lost nodes, kills, restarts and cancels; prints its seed
 	@$(BIN)/python -m tests.slurm.soak
 
-bench: $(VENV)/.dev $(VENV)/rival  ## The figures of docs/benchmarks/, as ratios measured in one run
-	$(BIN)/python -m tests.benchmarks $(VENV)/rival
+bench: $(VENV)/.dev $(VENV)/rival $(VENV)-rivals  ## The figures of docs/benchmarks/, as ratios measured in one run
+	PYTHONPATH=$$($(VENV)-rivals/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	    $(BIN)/python -m tests.benchmarks $(VENV)/rival
 
 slurm-up: $(VENV)/.dev  ## A real Slurm on this machine: 4 virtual nodes, 16 pretend GPUs (SLURM=24.11, 26.05: newer ones)
 	@$(BIN)/python -m tests.slurm.testbed up
@@ -65,6 +66,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 # Apart from ours: Hydra looks for plugins in every environment that it starts in.
 $(VENV)/rival: | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-deps --target=$@ hydra-submitit-launcher==1.2.0
+
+# Other training loops, in an environment that finds torch and the rest in ours.
+$(VENV)-rivals: | $(VENV)/.dev
+	$(BIN)/python -m venv $@
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    > $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
+	$@/bin/python -m pip install --quiet --constraint constraints.txt lightning==2.6.6 accelerate==1.15.0
 
 PYTHONS ?= python3.10 python3.12 python3.13
 pythons:  ## The layers without torch, on other Pythons: make pythons PYTHONS="python3.10 python3.13"

@@ -1,13 +1,26 @@
-"""What the loop costs over a hand-written one that does the same work: the same model, data, optimizer and clipping."""
+"""What the loop costs over a hand-written one that does the same work, beside Fabric, Accelerate and Lightning.
+
+The same model, data, optimizer, number format and clipping for all, a line of metrics every 50 steps; the rivals as
+their own documentation shows it, from the environment of `make bench` (whoever is not installed is left out). Each
+gives the seconds of its windows of 50 steps, one line of metrics in each; all in turn, round by round, in one process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import itertools
+import json
+import logging
+import signal
 import statistics
 import tempfile
 import time
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,25 +36,45 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training import loop as training_loop
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.optim import build_optimizer, set_learning_rate
+from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.schedule import learning_rate
 
-STEPS = 400
-PAIRS = 21
+WINDOW, WINDOWS = 50, 12
+STEPS = WINDOW * WINDOWS
+ROUNDS = 11
+SAVE_EVERY = 1_000_000  # asked for in each step, never due
 
 
 def _config() -> TrainConfig:
     with Composer() as composer:
         config = composer.compose(
             ["cluster=local", "experiment=digits", "model=mlp", f"train.num_steps={STEPS}", "train.eval_every_steps=0",
-             "checkpoint.every_steps=1000000", "monitor.log_every_steps=100", "model.hidden_dim=64"]
+             f"checkpoint.every_steps={SAVE_EVERY}", f"monitor.log_every_steps={WINDOW}", "model.hidden_dim=64",
+             "precision=bf16"]
         )  # fmt: skip
     validate(config)
     return config
 
 
-def _ours(config: TrainConfig) -> float:
-    """Seconds of STEPS steps of the shared loop, from the first step to the last; evaluation and saving left out."""
+class Stamps:
+    """The time at each step of a loop."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+
+    def step(self) -> None:
+        """Says that a step begins."""
+        self._times.append(time.perf_counter())
+
+    def per_step(self) -> float:
+        """Seconds a step in the window at the lower quarter: others on the machine only ever add. Without the first."""
+        windows = itertools.pairwise(self._times[WINDOW::WINDOW])
+        return statistics.quantiles([(end - begin) / WINDOW for begin, end in windows])[0]
+
+
+def _ours(config: TrainConfig, stamps: Stamps) -> None:
+    """The shared loop, with everything that it does."""
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         paths = RunPaths(Path(name) / "run")
         paths.checkpoints.mkdir(parents=True)
@@ -52,64 +85,174 @@ def _ours(config: TrainConfig) -> float:
             paths=paths, env=read_rank_env({}), group=group, stop=StopFlag(), attempt=0, num_steps=STEPS,
             store=CheckpointStore(paths.checkpoints, group=group, keep_last=1, attempt=0),
         )  # fmt: skip
-        ends: list[float] = []
-        begins: list[float] = []
-        evaluate, clock = training_loop.evaluate, training_loop._Clock
+        scheduled = training_loop.learning_rate
 
-        def timed_evaluate(*args: object, **kwargs: object) -> dict[str, float]:
-            ends.append(time.perf_counter())
-            return {"eval_loss": 0.0}
+        def stamped(*args: Any) -> float:
+            stamps.step()
+            return scheduled(*args)
 
-        class TimedClock(clock):  # type: ignore[misc, valid-type]
-            def __init__(self, step: int) -> None:
-                begins.append(time.perf_counter())
-                super().__init__(step)
-
-        training_loop.evaluate, training_loop._Clock = timed_evaluate, TimedClock  # type: ignore[assignment, misc]
+        training_loop.learning_rate = stamped
         try:
             training_loop.train(config, run)
         finally:
-            training_loop.evaluate, training_loop._Clock = evaluate, clock  # type: ignore[misc]
-        return ends[0] - begins[0]
+            training_loop.learning_rate = scheduled
 
 
-def _by_hand(config: TrainConfig) -> float:
-    """The same work in the plainest words: no autocast, scaler, vote, metrics or heartbeat."""
+def _parts(config: TrainConfig) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[tuple[torch.Tensor, torch.Tensor]]]:
+    """Model, optimizer and batches for the others."""
     torch.manual_seed(0)
     dataset = training_loop.build_dataset(config, "train")
     model = training_loop.build_model(config, dataset)
-    optimizer = build_optimizer(config.optim, model)
-    batch_size, count = config.train.global_batch_size, len(dataset)
+    order = BatchOrder(len(dataset), config.train.global_batch_size, config.seed)
+    batches = (dataset.__getitems__(order.global_indices(step)) for step in range(STEPS))  # type: ignore[arg-type]
+    return model, build_optimizer(config.optim, model), batches
+
+
+def _log(config: TrainConfig, file: Any, step: int, loss: torch.Tensor, norm: Any, begin: float) -> float:
+    """A line of metrics; the time, for the next one."""
+    now = time.perf_counter()
+    values = {"step": step, "loss": loss.item(), "norm": float(norm), "speed": WINDOW / (now - begin)}
+    file.write(json.dumps(values) + "\n")
+    file.flush()
+    return now
+
+
+def _by_hand(config: TrainConfig, stamps: Stamps) -> None:
+    """What a careful person writes: AMP with a scaler for the day of fp16, clipping, metrics, a stop flag, saves."""
+    stopped: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: stopped.append(number))
+    model, optimizer, batches = _parts(config)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    device, begin = torch.device("cpu"), time.perf_counter()
+    with tempfile.TemporaryFile("w") as file:
+        for step in range(STEPS):
+            stamps.step()
+            lr = learning_rate(config.schedule, config.optim.lr, step, STEPS)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            inputs, targets = next(batches)
+            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = functional.cross_entropy(model(inputs), targets)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            if (step + 1) % WINDOW == 0:
+                begin = _log(config, file, step + 1, loss, norm, begin)
+            if stopped or (step + 1) % SAVE_EVERY == 0:
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "never")
+                break
+    signal.signal(signal.SIGUSR2, before)
+
+
+def _fabric(config: TrainConfig, stamps: Stamps) -> None:
+    from lightning.fabric import Fabric  # type: ignore[import-not-found, unused-ignore]
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    bare, plain, batches = _parts(config)
+    model, optimizer = fabric.setup(bare, plain)
     begin = time.perf_counter()
-    order = torch.randperm(count)
-    position = 0
-    total = torch.zeros(())
-    for step in range(STEPS):
-        if position + batch_size > count:
-            order, position = torch.randperm(count), 0
-        inputs, targets = dataset.__getitems__(order[position : position + batch_size].numpy())
-        position += batch_size
-        set_learning_rate(optimizer, learning_rate(config.schedule, config.optim.lr, step, STEPS))
-        loss = functional.cross_entropy(model(inputs), targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        total += loss.detach()
-    return time.perf_counter() - begin
+    with tempfile.TemporaryFile("w") as file:
+        for step in range(STEPS):
+            stamps.step()
+            inputs, targets = next(batches)
+            loss = functional.cross_entropy(model(inputs), targets)
+            fabric.backward(loss)
+            norm = fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step + 1) % WINDOW == 0:
+                begin = _log(config, file, step + 1, loss, norm, begin)
+
+
+def _accelerate(config: TrainConfig, stamps: Stamps) -> None:
+    from accelerate import Accelerator  # type: ignore[import-not-found, unused-ignore]
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    bare, plain, batches = _parts(config)
+    model, optimizer = accelerator.prepare(bare, plain)
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile("w") as file:
+        for step in range(STEPS):
+            stamps.step()
+            inputs, targets = next(batches)
+            with accelerator.autocast():
+                loss = functional.cross_entropy(model(inputs), targets)
+            accelerator.backward(loss)
+            norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step + 1) % WINDOW == 0:
+                begin = _log(config, file, step + 1, loss, norm, begin)
+
+
+def _lightning(config: TrainConfig, stamps: Stamps) -> None:
+    import lightning  # type: ignore[import-not-found, unused-ignore]
+    from lightning.pytorch.loggers import CSVLogger  # type: ignore[import-not-found, unused-ignore]
+
+    bare, plain, batches = _parts(config)
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = bare
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            stamps.step()
+            loss = functional.cross_entropy(self.model(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return plain
+
+    with tempfile.TemporaryDirectory() as name:
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_steps=STEPS, precision="bf16-mixed", gradient_clip_val=1.0,
+            log_every_n_steps=WINDOW, logger=CSVLogger(name), enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(Module(), batches)
 
 
 def run() -> None:
-    """Prints microseconds a step, ours and by hand in turn, and their difference pair by pair."""
+    """Prints microseconds a step of each, and what each adds to the hand-written loop of the same round."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     config = _config()
-    _ours(config)
-    _by_hand(config)
-    pairs = [(_ours(config), _by_hand(config)) for _ in range(PAIRS)]
-    extra = [(ours - hand) / STEPS * 1e6 for ours, hand in pairs]
-    ours, hand = (statistics.median(column) / STEPS * 1e6 for column in zip(*pairs, strict=True))
-    print(f"\ntraining loop (mlp 64-64-64-10, batch 64, AdamW, clipping; {STEPS} steps, n={PAIRS} pairs)")
-    print(f"by hand {hand:.0f} µs a step, shared loop {ours:.0f} µs, ratio {ours / hand:.3f}")
-    low, middle, high = statistics.quantiles(extra, n=4)
-    print(f"added: median {middle:.0f} µs, middle half {low:.0f} to {high:.0f}; budget 20 µs")
+    loops: dict[str, Callable[[TrainConfig, Stamps], None]] = {"by hand": _by_hand, "hpc_trainer": _ours}
+    rivals = [("Fabric", "lightning", _fabric), ("Accelerate", "accelerate", _accelerate)]
+    for name, module, loop in [*rivals, ("Lightning", "lightning", _lightning)]:
+        if importlib.util.find_spec(module) is None:
+            print(f"\n{name} is not installed here; `make bench` has it")
+        else:
+            loops[name] = loop
+    figures: dict[str, list[float]] = {name: [] for name in loops}
+    logging.disable(logging.WARNING)
+    for number in range(ROUNDS + 1):
+        for name, loop in loops.items():
+            stamps = Stamps()
+            with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+                warnings.simplefilter("ignore")
+                loop(config, stamps)
+            if number:  # the first round warms up
+                figures[name].append(1e6 * stamps.per_step())
+    logging.disable(logging.NOTSET)
+    print(f"\ntraining loop (mlp 64-64-64-10, batch 64, bf16, AdamW, clipping; {STEPS} steps, n={ROUNDS} rounds)")
+    hand = figures.pop("by hand")
+    print(f"by hand      {statistics.median(hand):5.0f} µs a step ({min(hand):.0f}-{max(hand):.0f})")
+    for name, mine in figures.items():
+        low, middle, high = statistics.quantiles([own - base for own, base in zip(mine, hand, strict=True)], n=4)
+        ratio = statistics.median(own / base for own, base in zip(mine, hand, strict=True))
+        budget = "; budget 20 µs" if name == "hpc_trainer" else ""
+        print(
+            f"{name:12} {statistics.median(mine):5.0f} µs, ratio {ratio:.3f}, added: median {middle:.0f} µs, middle "
+            f"half {low:.0f} to {high:.0f}{budget}"
+        )
+
+
+if __name__ == "__main__":
+    run()
