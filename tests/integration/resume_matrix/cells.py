@@ -1,7 +1,12 @@
-"""The axes of the resume matrix, and a table of cells that has every pair of values of any two axes."""
+"""The axes of the resume matrix, and a table of cells.
+
+It has every triple of number format, number of ranks and point of interruption, and every pair of values of any two
+axes.
+"""
 
 from __future__ import annotations
 
+import collections
 import datetime
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +34,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "compile": ("false", "true"),
     "ema": ("0.9", "null"),
 }
+_DEAR = "compile"  # some minutes a cell
 # Ways of a step that are no axis, in a cell each: (values of the axes besides the first ones, more overrides).
 MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     "images": (
@@ -60,15 +66,26 @@ def all_pairs(axes: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str, str
     }
 
 
-def covering(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Cells that hold all pairs; greedy: each takes the first pair that is missing, then what covers the most."""
-    missing, cells = all_pairs(axes), []
-    while missing:
-        a, one, b, other = min(missing)
-        cell = {a: one, b: other}
+def covering(axes: Mapping[str, Sequence[str]], *, num_whole: int = 0) -> list[dict[str, str]]:
+    """Cells that hold all pairs, and the whole product of the first `num_whole` axes.
+
+    Greedy: each takes what it must, a point of that product or else the first pair that is missing, then what covers
+    the most, and of equals what was used least; but of what is dear (`_DEAR`) no more than must be.
+    """
+    missing, cells, used = all_pairs(axes), [], collections.Counter[tuple[str, str]]()
+    whole = list(axes)[:num_whole]
+    points = list(itertools.product(*(axes[axis] for axis in whole))) if num_whole else []
+    while missing or points:
+        if points:
+            cell = dict(zip(whole, points.pop(0), strict=True))
+        else:
+            a, one, b, other = min(missing)
+            cell = {a: one, b: other}
         for axis in sorted(axes.keys() - cell.keys()):
             gains = {value: len(_new_pairs(cell, axis, value, axes) & missing) for value in axes[axis]}
-            cell[axis] = max(gains, key=lambda value: gains[value])  # the first of equals
+            uses = {value: 0 if axis == _DEAR else used[axis, value] for value in axes[axis]}
+            cell[axis] = max(gains, key=lambda value: (gains[value], -uses[value]))  # the first of equals
+        used.update(cell.items())
         ordered = {axis: cell[axis] for axis in axes}
         missing -= pairs(ordered)
         cells.append(ordered)
@@ -119,7 +136,7 @@ def _more() -> Iterator[Cell]:
         yield {axis: known[0] for axis, known in AXES.items()} | dict(values) | {"more": name}
 
 
-TABLE = {name_of(cell): cell for cell in covering(AXES)}
+TABLE = {name_of(cell): cell for cell in covering(AXES, num_whole=3)}
 CELLS = TABLE | {name_of(cell): cell for cell in _more()}
 
 

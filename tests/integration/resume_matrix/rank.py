@@ -11,7 +11,6 @@ import os
 import random
 import sys
 import warnings
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +106,7 @@ def _overflow(paths: RunPaths, world_size: int) -> int | None:
     return fell[0] if fell else None
 
 
-def main(name: str, rank: int, folder: Path) -> None:
+def main(name: str, rank: int, folder: Path, seed: int) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     cell = CELLS[name]
@@ -118,8 +117,7 @@ def main(name: str, rank: int, folder: Path) -> None:
         config = composer.compose(list(overrides(cell)))
     validate(config)
     point = POINTS[cell["point"]]
-    chance = random.Random(zlib.crc32(name.encode()))
-    others = chance.sample([step for step in range(1, NUM_STEPS) if step != point], 4)
+    others = random.Random(seed).sample([step for step in range(1, NUM_STEPS) if step != point], 4)
     runs = {"once": [point], "five": sorted([point, *others])}
     rendezvous = folder / "rendezvous.json"
     with process_group(env, torch.device("cpu"), rendezvous=rendezvous, address=None, timeout_s=100) as group:
@@ -138,4 +136,4 @@ def main(name: str, rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
