@@ -1,0 +1,38 @@
+"""Stop signals that reach the ranks up to half a second apart, or one of them alone: no hang, one agreed checkpoint."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("num_stops", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1000)])])
+def test_ranks_agree_whenever_the_signals_come(tmp_path: Path, num_stops: int) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    ranks = []
+    for rank in range(2):
+        command = [sys.executable, "-m", "tests.unit.training.skewed_child", str(rank), str(tmp_path), str(seed)]
+        with (tmp_path / f"rank-{rank}.log").open("w") as log:
+            command.append(str(num_stops))
+            ranks.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [rank.wait(timeout=200 + 4 * num_stops) for rank in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+    logs = "\n".join((tmp_path / f"rank-{rank}.log").read_text()[-3000:] for rank in range(2))
+    assert codes == [0, 0], logs
+    ends = [json.loads((tmp_path / f"ends-{rank}.json").read_text()) for rank in range(2)]
+    assert len(ends[0]) == num_stops
+    assert ends[0] == ends[1], "the same step on both ranks"
+    # What was saved a moment before may be the checkpoint that counts: those steps are sooner done again.
+    assert all(step - 40 < saved <= step for step, saved in ends[0])
