@@ -34,7 +34,10 @@ _NOT_SET: dict[str, Any] = {
         "label_smoothing": 0.0, "max_skipped_steps": 10, "recompute": "none", "channels_last": False,
     },
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
-    "parallel": {"zero1": False, "elastic": False},
+    "parallel": {
+        "zero1": False, "elastic": False,
+        "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel_replicate": 1,
+    },
     "data": {"max_shift": 0},
 }  # fmt: skip
 # What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_trainer.config.mesh import num_data_ranks
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -18,6 +19,12 @@ def parallel_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"parallel=fsdp shares weights out among two ranks or more, and {ranks}. "
             "Use parallel=ddp, or hardware with more ranks."
+        )
+    elif parallel.strategy is Strategy.fsdp and num_data_ranks(parallel, hardware) == 1:
+        yield (
+            f"parallel=fsdp shares weights out among two data-parallel ranks or more, and {ranks}, all taken by "
+            f"parallel.tensor_parallel={parallel.tensor_parallel} × parallel.pipeline_parallel="
+            f"{parallel.pipeline_parallel}. Use parallel.strategy=ddp, or hardware with more ranks."
         )
     if parallel.zero1 and parallel.strategy is not Strategy.ddp:
         why = "shares optimizer state out already" if parallel.strategy is Strategy.fsdp else "has one rank"

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from hpc_trainer.config.mesh import num_data_ranks
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 
 _LARGEST = 2**20
 
 
-def num_parts(train: LoopConfig, hardware: HardwareConfig) -> int:
-    """Parts of a batch that are computed side by side: logical ranks, else ranks."""
-    return train.logical_ranks or hardware.world_size
+def num_parts(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
+    """Parts of a batch that are computed side by side: logical ranks, else data-parallel ranks; 0 if there are none."""
+    return train.logical_ranks or num_data_ranks(parallel, hardware)
 
 
-def with_batch(train: LoopConfig, hardware: HardwareConfig) -> LoopConfig:
+def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> LoopConfig:
     """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch."""
-    parts, accum = num_parts(train, hardware), train.grad_accum_steps
+    parts, accum = num_parts(train, hardware, parallel), train.grad_accum_steps
     if accum is None:
         micro = train.micro_batch_size or train.global_batch_size // parts
         accum = train.global_batch_size // (micro * parts)

@@ -48,7 +48,8 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "precision.init_scale", "precision.growth_interval",
         # the same samples in each step, summed in another order, or with other random numbers
         "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile", "parallel.strategy",
-        "parallel.zero1", "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
+        "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.data_parallel_replicate",
+        "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
         "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",
         "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
         "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",

@@ -13,6 +13,7 @@ from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
@@ -50,7 +51,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     problems = list(find_problems(config, memo))
     if problems:
         raise ConfigError("\n".join(problems))
-    config.train = memo.of(with_batch, config.train, config.hardware)
+    config.train = memo.of(with_batch, config.train, config.hardware, config.parallel)
     config.data = memo.of(_with_absolute_path, config.data)
     config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
 
@@ -69,6 +70,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
     yield from parallel_problems(config)
+    yield from mesh_problems(config)
     yield from _batch(config)
     yield from optim_problems(config)
     yield from rank_problems(config)
@@ -193,29 +195,30 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
 
 
 def _batch(config: TrainConfig) -> Iterator[str]:
-    train, world_size = config.train, num_parts(config.train, config.hardware)
-    called = "logical_ranks" if train.logical_ranks else "world_size"
+    train, count = config.train, num_parts(config.train, config.hardware, config.parallel)
+    is_all = count == config.hardware.world_size
+    called = "logical_ranks" if train.logical_ranks else "world_size" if is_all else "data-parallel ranks"
     given = {
         "train.global_batch_size": train.global_batch_size,
         "train.micro_batch_size": train.micro_batch_size,
         "train.grad_accum_steps": train.grad_accum_steps,
     }
     bad = [line for key, value in given.items() for line in _at_least(key, value, 1, nullable=True)]
-    if bad or world_size < 1:
+    if bad or count < 1:
         yield from bad
         return
-    unit = world_size * (train.micro_batch_size or 1) * (train.grad_accum_steps or 1)
+    unit = count * (train.micro_batch_size or 1) * (train.grad_accum_steps or 1)
     total = train.global_batch_size
     if total % unit:
         is_fixed = train.micro_batch_size and train.grad_accum_steps
         nearest = unit if is_fixed else max(unit, round(total / unit) * unit)
-        parts = [f"{called}={world_size}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
+        parts = [f"{called}={count}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
         parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
         yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."
     elif train.micro_batch_size and train.grad_accum_steps and total != unit:
         yield (
             f"train.global_batch_size={total} must equal micro_batch_size={train.micro_batch_size} × "
-            f"grad_accum_steps={train.grad_accum_steps} × {called}={world_size} = {unit}. "
+            f"grad_accum_steps={train.grad_accum_steps} × {called}={count} = {unit}. "
             f"Use {unit}, or leave one of the three null."
         )
 
@@ -262,7 +265,7 @@ def _data(config: TrainConfig) -> Iterator[str]:
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
     count = _num_train_samples(data)
     if 0 < count < config.train.global_batch_size:
-        parts = num_parts(config.train, config.hardware)
+        parts = max(1, num_parts(config.train, config.hardware, config.parallel))
         yield (
             f"train.global_batch_size={config.train.global_batch_size} must be at most the {count} training samples "
             f"of data={data.name}. Use {count // parts * parts}."

@@ -8,6 +8,7 @@ num_layers).
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,10 @@ from torch.nn import functional
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_dropout, check_num_classes
+from hpc_trainer.models.random_stream import own_random_stream
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 _INIT_STD = 0.02
 _MLP_RATIO = 4
@@ -26,20 +31,21 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
+        self.head_dim = config.embed_dim // config.num_heads
         self.dropout = config.dropout
-        self.qkv = nn.Linear(config.embed_dim, 3 * config.embed_dim)
+        # Rows by head, as GPT-NeoX and Megatron have them: so a contiguous part of the rows is some whole heads.
+        self.query_key_value = nn.Linear(config.embed_dim, 3 * config.embed_dim)
         self.out = nn.Linear(config.embed_dim, config.embed_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        batch, seq_len, dim = hidden.shape
-        # [batch, seq, 3 dim] -> three of [batch, heads, seq, dim / heads]
-        qkv = self.qkv(hidden).view(batch, seq_len, 3, self.num_heads, dim // self.num_heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        batch, seq_len, _ = hidden.shape
+        # [batch, seq, 3 dim] -> three of [batch, heads, seq, dim / heads]; with tensor parallel this rank's heads
+        by_head = self.query_key_value(hidden).view(batch, seq_len, -1, 3, self.head_dim)
+        query, key, value = by_head.permute(3, 0, 2, 1, 4).unbind(0)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, dropout_p=self.dropout if self.training else 0.0
         )
-        outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, seq_len, dim))
+        outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, seq_len, -1))
         return outputs
 
 
@@ -63,6 +69,16 @@ class Block(nn.Module):
         return outputs
 
 
+class TiedHead(nn.Module):
+    """Hidden states [.., dim] and the token embedding [vocabulary, dim] to logits [.., vocabulary]; holds no weight.
+
+    Tied by use, not by a second parameter: safetensors refuses two names for one memory.
+    """
+
+    def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
+        return functional.linear(hidden, embedding)
+
+
 class Gpt(nn.Module):
     """`num_layers` blocks over token and position embeddings.
 
@@ -81,6 +97,7 @@ class Gpt(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.embed_dim)
+        self.head = TiedHead()
         self._init_weights(config.num_layers)
 
     def _init_weights(self, num_layers: int) -> None:
@@ -105,8 +122,28 @@ class Gpt(nn.Module):
         hidden = self.dropout(self.token_embedding(inputs) + self.position_embedding(positions))
         for block in self.blocks:
             hidden = block(hidden)
-        # Tied by use, not by a second parameter: safetensors refuses two names for one memory.
-        return functional.linear(self.norm(hidden), self.token_embedding.weight)
+        logits: Tensor = self.head(self.norm(hidden), self.token_embedding.weight)
+        return logits
+
+    def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
+        """How ranks share the layers (Shoeybi et al. 2019, section 3): heads, the wide layer and the vocabulary are
+        divided; norms and positions copied. Two all-reduces a block forward, two backward.
+        """
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInputOutput, RowwiseParallel
+
+        return {
+            "token_embedding": RowwiseParallel(input_layouts=Replicate()),
+            "blocks.*.attention": own_random_stream(),
+            "blocks.*.attention.query_key_value": ColwiseParallel(),
+            "blocks.*.attention.out": RowwiseParallel(),
+            "blocks.*.mlp_in": ColwiseParallel(),
+            "blocks.*.mlp_out": RowwiseParallel(),
+            "head": PrepareModuleInputOutput(
+                input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None),
+                output_layouts=Shard(-1), desired_output_layouts=Replicate(),
+            ),
+        }  # fmt: skip
 
 
 def _check(config: GptConfig, input_shape: tuple[int, ...]) -> None:

@@ -192,9 +192,9 @@ class RunContext:
         store, newest = find_start(self.store, self.contract.resume_from, self.paths.run_id, self.num_steps, self.group)
         if newest is not None:
             self.contract.check(newest, self.group)
-            is_same_world = newest.world_size == self.world_size
+            is_same_world = self.contract.is_same_world(newest, self.group)
             step, values, rng = store.load(newest, partial(take, objects, is_same_world=is_same_world))
-            self._rng = rng_for_world(rng if is_same_world else None, seed=self.seed, rank=self.rank, step=step)
+            self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
             restored = Restored(step, values)
             self.saver.saved_step = newest.step if store is self.store else None
         self.saver.meta = {**self.saver.meta, **self.contract.meta()}

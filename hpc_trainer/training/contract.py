@@ -20,6 +20,7 @@ import torch
 
 from hpc_trainer import __version__
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.mesh import MeshShape, mesh_shape
 from hpc_trainer.config.own_code import targets_of
 from hpc_trainer.config.resume_contract import Effect, compare, default_facts, lines_of, refusal
 from hpc_trainer.config.schema.train import TrainConfig
@@ -45,12 +46,15 @@ class ResumeContract:
     resume_from: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
+    mesh: MeshShape | None = None
+    """None: all ranks are data-parallel ones, or the loop is a person's own, and nobody knows."""
 
     @classmethod
     def of(cls, config: TrainConfig, group: RankGroup) -> ResumeContract:
         """The contract of a start with this configuration; call `describe` for data. Not collective."""
         checkpoint = config.checkpoint
         contract = cls(allow=tuple(checkpoint.allow_changes), resume_from=checkpoint.resume_from)
+        contract.mesh = mesh_shape(config.parallel, group.world_size)
         if group.is_rank_zero:
             contract.facts = {
                 **{name: value for name, value in to_plain(config).items() if name not in _NOT_KEPT},
@@ -80,6 +84,22 @@ class ResumeContract:
     def meta(self) -> dict[str, Any]:
         """For the manifest."""
         return {"made_with": self.facts} if self.facts else {}
+
+    def is_same_world(self, checkpoint: CheckpointInfo, group: RankGroup) -> bool:
+        """True if each rank's own state in the checkpoint is that of the same place on the mesh. Not collective.
+
+        Of as many ranks on another mesh it is not: tensor-parallel neighbours must draw the same random numbers, and
+        those of other data-parallel ranks would not be.
+        """
+        if self.mesh is None or checkpoint.world_size != group.world_size:
+            return checkpoint.world_size == group.world_size
+        made_with = checkpoint.meta.get("made_with")
+        was = made_with.get("parallel", {}) if isinstance(made_with, dict) else {}
+        return (was.get("pipeline_parallel", 1), was.get("tensor_parallel", 1)) == (self.mesh.pp, self.mesh.tp)
+
+    def stream(self, rank: int) -> int | str:
+        """What goes beside the seed into the random numbers of a rank (`MeshShape.stream`)."""
+        return rank if self.mesh is None else self.mesh.stream(rank)
 
     def check(self, checkpoint: CheckpointInfo, group: RankGroup) -> None:
         """Compares, and prints what differs. Collective.

@@ -14,6 +14,7 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import is_fully_sharded
 from hpc_trainer.training.loader import eval_indices, shares_of
+from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import random_state_kept, seed_everything
 
@@ -23,6 +24,7 @@ from hpc_trainer.training.rng import random_state_kept, seed_everything
 def evaluate(
     model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
     should_stop: Callable[[], bool] = lambda: False, num_shares: int | None = None, seed: int = 0, step: int = 0,
+    mesh: Mesh | None = None,
 ) -> dict[str, float] | None:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
@@ -32,17 +34,19 @@ def evaluate(
 
     Args:
         should_stop: asked after each batch, equally often on all ranks; True on all of them ends the evaluation.
-        num_shares: a multiple of the ranks; the same bits for each number of ranks. None: one share a rank.
+        num_shares: a multiple of the data-parallel ranks; the same bits for each number of them. None: one a rank.
         seed: `config.seed`.
         step: optimizer steps done.
+        mesh: of the run; None: all ranks are data-parallel ones.
     """
-    num_shares = num_shares or group.world_size
+    rank, num_ranks = (group.rank, group.world_size) if mesh is None else (mesh.data_rank, mesh.num_data_ranks)
+    num_shares = num_shares or num_ranks
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
     sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=group.device)
     starts = range(0, len(eval_indices(len(dataset), 0, num_shares)), batch_size)  # the first share is the longest
     is_stopped = False
-    for share, start in itertools.product(shares_of(group.rank, group.world_size, num_shares), starts):
+    for share, start in itertools.product(shares_of(rank, num_ranks, num_shares), starts):
         if start == 0:
             seed_everything(seed, f"{share} evaluates at {step}")
         part = eval_indices(len(dataset), share, num_shares)[start : start + batch_size]
@@ -62,6 +66,8 @@ def evaluate(
         module.training = mode
     if is_stopped:
         return None
+    if mesh is not None and not mesh.is_first_of_model:
+        sums.zero_()  # ranks that hold one model together have all the same sums
     # Other ranks have zeros in this rank's rows: adding them changes no bit.
     loss_sum, num_right, count = map(sum, zip(*group.sum(sums).tolist(), strict=True))
     return {"eval_loss": loss_sum / count, "eval_accuracy": num_right / count}

@@ -23,6 +23,8 @@ from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
+from hpc_trainer.training.mesh import Mesh, build_mesh
+from hpc_trainer.training.mesh_step import MeshStepper
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
@@ -32,6 +34,7 @@ from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper, StepResult
+from hpc_trainer.training.tensor_parallel import share_layers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Task:
     order: BatchOrder
     train_set: MapDataset
     eval_set: MapDataset
+    mesh: Mesh
 
 
 def train(config: TrainConfig, run: RunContext) -> None:
@@ -53,14 +57,14 @@ def train(config: TrainConfig, run: RunContext) -> None:
     task = build_task(config, run)
     state = task.state
     state.resume(run.restore(**state.objects()))
-    num_parts = config.train.logical_ranks or run.group.world_size
+    num_parts = config.train.logical_ranks or task.mesh.num_data_ranks
     batches = train_batches(
         task.train_set,
         task.order,
         first_step=state.step,
         num_steps=config.train.num_steps,
-        rank=run.group.rank,
-        world_size=run.group.world_size,
+        rank=task.mesh.data_rank,
+        world_size=task.mesh.num_data_ranks,
         micro_batch_size=config.train.global_batch_size // (num_parts * task.stepper.grad_accum_steps),
         grad_accum_steps=task.stepper.grad_accum_steps,
         num_workers=config.data.num_workers,
@@ -139,12 +143,14 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         DataError: the data set is missing or too small.
     """
     train_config, device = config.train, run.device
+    mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
     train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
     run.describe(dataset=train_set, eval_dataset=eval_set)
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, train_set).to(device)
-    seed_everything(config.seed, run.group.rank)  # but dropout of its own on each
+    share_layers(model, mesh)
+    seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
     if train_config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     recompute_blocks(model, train_config.recompute)
@@ -154,7 +160,11 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     strategy = config.parallel.strategy
     is_logical = train_config.logical_ranks is not None
     module = share(
-        loss, run.group, deterministic=train_config.deterministic, strategy=Strategy.none if is_logical else strategy
+        loss,
+        run.group,
+        deterministic=train_config.deterministic,
+        strategy=Strategy.none if is_logical else strategy,
+        mesh=mesh,
     )
     state = TrainState(
         model=model,
@@ -165,19 +175,20 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     )
     assert train_config.grad_accum_steps is not None
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
-    stepper = (LogicalStepper if is_logical else Stepper)(
+    more: dict[str, Any] = of_logical if is_logical else {"mesh": mesh} if mesh.model_group is not None else {}
+    stepper = (LogicalStepper if is_logical else MeshStepper if more else Stepper)(
         module=module,
-        vote=StopVote(loss, run.group),
+        vote=StopVote(loss, run.group, mesh),
         precision=config.precision,
         device=device,
         grad_accum_steps=train_config.grad_accum_steps,
         max_grad_norm=train_config.max_grad_norm,
         channels_last=train_config.channels_last,
-        **(of_logical if is_logical else {}),
+        **more,
     )
     state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
     order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)
-    return Task(state=state, stepper=stepper, order=order, train_set=train_set, eval_set=eval_set)
+    return Task(state=state, stepper=stepper, order=order, train_set=train_set, eval_set=eval_set, mesh=mesh)
 
 
 def build_dataset(config: TrainConfig, split: str) -> MapDataset:
@@ -219,6 +230,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
         num_shares=config.train.logical_ranks,
         seed=config.seed,
         step=step,
+        mesh=task.mesh,
     )
     if metrics is None:
         run.agree_to_stop(step)

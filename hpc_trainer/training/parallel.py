@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +16,8 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
+from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.tensor_parallel import share_among_data_ranks
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 
@@ -26,8 +29,8 @@ class VotingLoss(nn.Module):
     gradients that a step does anyway adds the flags up. No collective of its own, no step of difference between
     ranks (docs/decisions/0003).
 
-    Under FSDP the vote has one element for each rank: gradients are summed in parts there, a part a rank, and so every
-    rank gets a sum of all flags.
+    Under FSDP the vote has one element for each rank of dp_shard: gradients are summed in parts there, a part a rank,
+    and so every rank gets a sum of all flags.
     """
 
     def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
@@ -56,17 +59,26 @@ class VotingLoss(nn.Module):
 class StopVote:
     """Casts this rank's flag and counts all of them, from the gradient of `VotingLoss.vote`."""
 
-    def __init__(self, loss: VotingLoss, group: RankGroup) -> None:
+    def __init__(self, loss: VotingLoss, group: RankGroup, mesh: Mesh | None = None) -> None:
         self._weight = loss.vote
+        self._model_group = None if mesh is None else mesh.model_group
         self._alone = group.world_size == 1
         self._flags = (torch.zeros((), device=group.device), torch.ones((), device=group.device))
         self._wish = False
         self._late: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def cast(self, wish: bool) -> torch.Tensor | None:
-        """The flag to hand to the loss in this step."""
+        """The flag to hand to the loss in this step. Collective among ranks that hold one model together: gradients are
+        averaged between such groups, not inside of them.
+        """
         self._wish = wish
-        return None if self._alone else self._flags[wish]
+        if self._alone:
+            return None
+        if self._model_group is None:
+            return self._flags[wish]
+        flag = self._flags[wish].clone()
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._model_group)
+        return flag
 
     def put(self, gradient: torch.Tensor) -> None:
         """The sum of all flags, where it came another way than through the weight's gradient."""
@@ -102,8 +114,15 @@ def _copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     return host, ready
 
 
-def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool, strategy: Strategy = Strategy.ddp) -> nn.Module:
-    """`loss` under DDP or FSDP2, or as it is on a single rank. Collective: weights become rank 0's.
+def share(
+    loss: VotingLoss,
+    group: RankGroup,
+    *,
+    deterministic: bool,
+    strategy: Strategy = Strategy.ddp,
+    mesh: Mesh | None = None,
+) -> nn.Module:
+    """`loss` under DDP or FSDP2, or as it is on a single data-parallel rank. Collective: weights become rank 0's.
 
     Build optimizers after it: FSDP replaces the weights.
 
@@ -113,6 +132,10 @@ def share(loss: VotingLoss, group: RankGroup, *, deterministic: bool, strategy: 
     """
     if group.world_size == 1 or strategy is Strategy.none:
         return loss
+    if mesh is not None and mesh.devices is not None:
+        if mesh.num_data_ranks > 1:
+            loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device))
+        return share_among_data_ranks(loss, mesh)
     if strategy is Strategy.fsdp:
         loss.vote = nn.Parameter(torch.zeros(group.world_size, device=group.device))
         return shard(loss, group)

@@ -18,7 +18,8 @@ def seed_everything(seed: int, rank: int | str | None = None) -> None:
     """Seeds Python, numpy and torch (CPU, all CUDA devices) from (seed, rank). Not collective.
 
     Without `rank` the seed is the same on all ranks: for building the model. With it every rank gets a stream
-    of its own, for dropout and the like; call that after the model is built.
+    of its own, for dropout and the like; call that after the model is built. Ranks that share layers (tensor parallel)
+    hold the same activations and give the same `rank` (`config.mesh.MeshShape.stream`).
 
     The seed of each generator is a part of SHA-256 over the text "hpc_trainer <seed> <rank> <generator>", so
     neighbouring seeds and ranks have nothing in common, and (seed 0, rank 1) is not (seed 1, rank 0). torch's
@@ -54,18 +55,18 @@ def random_state_kept() -> Iterator[None]:
         set_rng_state(before)
 
 
-def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int, step: int) -> dict[str, Any]:
+def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int | str, step: int) -> dict[str, Any]:
     """The random state with which a rank goes on from a checkpoint.
 
-    What this rank saved, if as many ranks saved as are there now. With another number of ranks nobody's stream is
-    the right one: every rank begins a new one, from (seed, rank, step), so two restarts at one step are alike, and no
-    two ranks share a stream. Dropout then differs from the undisturbed run. The generators of this process then
-    have the state that is returned.
+    What this rank saved, if as many ranks saved as are there now, on the same mesh. Else nobody's stream is the right
+    one: every rank begins a new one, from (seed, rank, step), so two restarts at one step are alike, and no two ranks
+    share a stream that do not read the same samples. Dropout then differs from the undisturbed run. The generators of
+    this process then have the state that is returned.
 
     Args:
-        saved: what `rng_state` was at the save; None if another number of ranks saved.
+        saved: what `rng_state` was at the save; None if another number of ranks saved, or on another mesh.
         seed: `config.seed`.
-        rank: 0 to world_size - 1.
+        rank: 0 to world_size - 1; with tensor or pipeline parallel `MeshShape.stream`.
         step: of the checkpoint.
     """
     if saved is not None:

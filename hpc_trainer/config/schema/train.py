@@ -32,7 +32,10 @@ class Recompute(str, enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class LoopConfig:
-    """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × world_size."""
+    """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × data-parallel ranks.
+
+    Data-parallel ranks are world_size / (parallel.tensor_parallel × parallel.pipeline_parallel): all, where both are 1.
+    """
 
     main: str | None = None
     """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""

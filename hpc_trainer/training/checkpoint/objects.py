@@ -94,14 +94,14 @@ def put_back(
 def take(objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool) -> tuple[int, dict[str, Any], Any]:
     """(step, every object by its name, this rank's random state) of what `RunContext.save` saved. Not collective.
 
-    Arguments as of `put_back`. The random state is None where fewer ranks saved. Raises as `put_back` does.
+    Arguments as of `put_back`. The random state is None where it was not the same world. Raises as `put_back` does.
     """
     check_keys("checkpoint", shared, {"step", "objects"})
     if own is not None:
         check_keys("checkpoint, this rank's part", own, {"rng", "objects"})
     mine = own or {"rng": None, "objects": None}
     values = put_back(objects, shared["objects"], mine["objects"], is_same_world=is_same_world)
-    return shared["step"], values, whole_tree(mine["rng"])
+    return shared["step"], values, whole_tree(mine["rng"]) if is_same_world else None
 
 
 def _put_one(name: str, here: Any, saved: Any, buffers: Mapping[str, Any] | None, names: Names) -> Any:

@@ -49,6 +49,15 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),
     ),
+    "tp": ({"ranks": "2", "model": "gpt", "workers": "2"}, ("parallel=tp", "train.recompute=full")),
+    "fsdp_tp": (
+        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null"},
+        ("parallel=fsdp_tp",),
+    ),
+    "hsdp": (
+        {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "resnet18", "ema": "null", "optim": "sgd"},
+        ("parallel=hsdp",),
+    ),
 }
 
 
@@ -112,8 +121,13 @@ def name_of(cell: Cell) -> str:
 
 def overrides(cell: Cell) -> Iterator[str]:
     """The cell as a command line."""
-    yield from ("experiment=digits", "cluster=local", "hardware=cpu_x1", "seed=11", "data=synthetic_images")
-    yield from ("data.num_samples=197", "data.num_eval=41", "data.image_size=8", "data.num_channels=1")
+    yield from ("experiment=digits", "cluster=local", "hardware=cpu_x1", "seed=11")
+    if cell["model"] == "gpt":
+        yield from ("data=text_bytes", "data.seq_len=16", "data.path=docs/concepts.md", "model.num_layers=2")
+        yield from ("model.embed_dim=32",)
+    else:
+        yield from ("data=synthetic_images", "data.num_samples=197", "data.num_eval=41", "data.image_size=8")
+        yield from ("data.num_channels=1",)
     yield from (
         f"train.num_steps={NUM_STEPS}",
         "train.global_batch_size=32",

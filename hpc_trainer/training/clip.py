@@ -1,0 +1,60 @@
+"""Clipping and overflow where weights lie on a mesh: some cut up, some copied, so that no rank's norm is the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.mesh import Mesh
+
+
+def counts_here(weight: nn.Parameter, mesh: Mesh) -> bool:
+    """True on one rank of those that hold the same part of `weight`: whose square goes into the sum over all ranks."""
+    if not is_sharded(weight):
+        return mesh.place.data == 0 and mesh.place.tp == 0
+    sharded: Any = weight
+    places = zip(sharded.device_mesh.get_coordinate(), sharded.placements, strict=True)
+    return not any(index for index, placement in places if placement.is_replicate())
+
+
+def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:
+    """Scales the gradients down to `max_norm` (None: leaves them) and returns their L2 norm before, a plain scalar, the
+    same bits on all ranks. Collective: one all-reduce of one number.
+
+    torch's clip_grad_norm_ takes one mesh and fetches each norm that is placed otherwise than the first alone.
+
+    Args:
+        counted: of each weight, `counts_here`.
+    """
+    gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+    mine = [
+        _local(weight.grad)
+        for weight, is_mine in zip(weights, counted, strict=True)
+        if is_mine and weight.grad is not None
+    ]
+    norm = nn.utils.get_total_norm(mine) if mine else torch.zeros((), device=weights[0].device)
+    square = norm.double().square()  # in fp32 a norm of 1e20, which clipping can mend, would be infinite
+    dist.all_reduce(square)
+    total = square.sqrt().to(norm.dtype)
+    if max_norm is not None:
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # as torch does, without looking at it
+        torch._foreach_mul_(gradients, factor)
+    return total
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return local_tensor(gradient) if is_sharded(gradient) else gradient
+
+
+def agree_on_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """An overflow on one rank is one on all, after `unscale_`. Collective.
+
+    torch 2.13 agrees as the first weight is placed: of a copied one (a norm, say) not with tensor-parallel neighbours.
+    """
+    for value in scaler._found_inf_per_device(optimizer).values():
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)

@@ -1,0 +1,111 @@
+"""The device mesh of a run: who shares layers, who averages gradients, who reads which samples (config/mesh.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_trainer.config.mesh import DIMS, MeshShape, Place, mesh_shape
+from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from hpc_trainer.runtime.rank_group import RankGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mesh:
+    """One rank's view of the grid.
+
+    `devices` is torch's DeviceMesh, with those of the dimensions pp, dp_replicate, dp_shard, tp that have more than one
+    rank (and dp_shard beside dp_replicate); None where nobody needs one: a single rank, or plain DDP, whose group is
+    all ranks. `model_group`: the ranks that hold one copy of the model together and read the same samples (tp × pp);
+    None if that is this rank alone.
+    """
+
+    shape: MeshShape
+    rank: int
+    devices: DeviceMesh | None = None
+    model_group: ProcessGroup | None = None
+
+    @property
+    def place(self) -> Place:
+        """Stage, data-parallel number and tensor-parallel number of this rank."""
+        return self.shape.place(self.rank)
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of each batch this rank reads: 0 to num_data_ranks - 1."""
+        return self.place.data
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Parts of each batch, ≥ 1."""
+        return self.shape.num_data_ranks
+
+    @property
+    def stream(self) -> int | str:
+        """The random stream, beside the seed (`MeshShape.stream`)."""
+        return self.shape.stream(self.rank)
+
+    @property
+    def is_first_of_model(self) -> bool:
+        """True on one rank of those that read the same samples: whose sums count where all ranks' are added up."""
+        return self.place.tp == 0 and self.place.pp == self.shape.pp - 1
+
+    def dim(self, *names: str) -> DeviceMesh | None:
+        """The part of the mesh along these dimensions, without those of one rank; None if none is left."""
+        wide = tuple(name for name in names if getattr(self.shape, name) > 1)
+        return None if self.devices is None or not wide else self.devices[wide]
+
+    def data_devices(self) -> DeviceMesh | None:
+        """What FSDP2 shares weights out on: dp_shard, or dp_replicate and dp_shard; None for one data-parallel rank."""
+        if self.devices is None or self.num_data_ranks == 1:
+            return None
+        return self.devices[tuple(name for name in _dims(self.shape) if name.startswith("dp_"))]
+
+
+def build_mesh(parallel: ParallelConfig, group: RankGroup) -> Mesh:
+    """The mesh of all ranks of `group`. Collective; once a process, as each makes process groups.
+
+    torch's mesh code is imported only where a dimension besides plain DDP's has more than one rank.
+    """
+    shape = mesh_shape(parallel, group.world_size)
+    if shape.world_size != group.world_size:
+        raise ValueError(f"{shape} are {shape.world_size} ranks, and there are {group.world_size}.")
+    is_plain = shape.model_size == 1 and parallel.strategy is not Strategy.fsdp
+    if group.world_size == 1 or is_plain:
+        return Mesh(shape=shape, rank=group.rank)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    wide = _dims(shape)
+    # Named by device type, or FSDP would take the GPUs of a machine that has some for a run on the CPU.
+    devices = init_device_mesh(group.device.type, tuple(getattr(shape, name) for name in wide), mesh_dim_names=wide)
+    return Mesh(shape=shape, rank=group.rank, devices=devices, model_group=_model_group(shape, group, devices))
+
+
+def _dims(shape: MeshShape) -> tuple[str, ...]:
+    """Those of more than one rank; beside copies of the model also dp_shard: FSDP2 takes both, or dp_shard alone."""
+    return tuple(name for name in DIMS if getattr(shape, name) > 1 or (name == "dp_shard" and shape.dp_replicate > 1))
+
+
+def _model_group(shape: MeshShape, group: RankGroup, devices: DeviceMesh) -> Any:
+    if shape.model_size == 1:
+        return None
+    if shape.model_size == group.world_size:
+        import torch.distributed as dist
+
+        return dist.group.WORLD
+    if shape.pp == 1:
+        return devices.get_group("tp")
+    if shape.tp == 1:
+        return devices.get_group("pp")
+    import torch.distributed as dist
+
+    # Not neighbours: stages lie apart. All ranks make all groups, in one order.
+    members: dict[int, list[int]] = {}
+    for rank in range(group.world_size):
+        members.setdefault(shape.place(rank).data, []).append(rank)
+    mine, _ = dist.new_subgroups_by_enumeration(list(members.values()))  # type: ignore[no-untyped-call]
+    return mine

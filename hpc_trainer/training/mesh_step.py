@@ -1,0 +1,33 @@
+"""The step of a run on a device mesh: as on one rank, but for norm and overflow, which no rank knows alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from hpc_trainer.training.clip import agree_on_overflow, clip_grad_norm, counts_here
+from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper
+
+
+@dataclass(slots=True, kw_only=True)
+class MeshStepper(Stepper):
+    """A step whose weights are cut up among the ranks of `mesh`."""
+
+    mesh: Mesh
+    _weights: list[nn.Parameter] = field(default_factory=list, init=False)
+    _counted: list[bool] = field(default_factory=list, init=False)
+
+    def _clip(self, state: TrainState) -> torch.Tensor | None:
+        if state.scaler.is_enabled():
+            state.scaler.unscale_(state.optimizer)
+            agree_on_overflow(state.scaler, state.optimizer)
+        if self.max_grad_norm is None and not state.guard.is_on:
+            return None
+        if not self._weights:
+            self._weights = list(state.model.parameters())
+            self._counted = [counts_here(weight, self.mesh) for weight in self._weights]
+        return clip_grad_norm(self._weights, self._counted, self.max_grad_norm)

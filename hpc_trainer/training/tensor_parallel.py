@@ -1,0 +1,114 @@
+"""Tensor parallel: ranks share each layer, by the model's own plan (Shoeybi et al. 2019), through torch's own styles.
+
+A model that can be shared out has a method
+
+    def tensor_parallel_plan(self) -> dict[str, torch.distributed.tensor.parallel.ParallelStyle]
+
+which says for each layer, by its name or a pattern as `blocks.*.mlp_in`, how it is cut: what torch's
+`parallelize_module` takes. Between layers that it names, activations are plain tensors, whole and alike on all
+tensor-parallel ranks. Layers that it does not name are copied.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.fully_sharded import blocks, broadcast
+from hpc_trainer.training.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def share_layers(model: nn.Module, mesh: Mesh) -> None:
+    """Cuts the layers of `model` up among tensor-parallel ranks, in place, if there are any. Collective.
+
+    Weights become rank 0's first; then they are DTensors, all of them, so build the optimizer after. Before
+    recomputation, FSDP and compilation.
+
+    Raises:
+        ConfigError: the model has no plan, or the plan does not fit the model.
+    """
+    tp = mesh.dim("tp")
+    if tp is None:
+        return
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    plan = getattr(model, "tensor_parallel_plan", None)
+    if not callable(plan):
+        raise ConfigError(
+            f"parallel.tensor_parallel={mesh.shape.tp} shares layers out by the model's plan, and "
+            f"{type(model).__name__} has none. Give it a method `tensor_parallel_plan` (see "
+            "docs/precision_and_parallelism.md), or use model=gpt or parallel.tensor_parallel=1."
+        )
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    if len(names) != len(list(model.parameters())):
+        raise ConfigError(
+            f"parallel.tensor_parallel={mesh.shape.tp} would part weights that {type(model).__name__} ties: one "
+            "parameter of two modules. Tie by use, as models/gpt.py does, or use parallel.tensor_parallel=1."
+        )
+    # Here, whole: once cut up no rank has another's part.
+    broadcast([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*[Pp]arallelize plan.*|.*could not be resolved.*")
+        try:
+            parallelize_module(model, tp, plan(), src_data_rank=None)
+        except (UserWarning, NotImplementedError, ValueError) as error:
+            raise ConfigError(f"{type(model).__name__}.tensor_parallel_plan does not fit the model: {error}") from error
+    _copy_rest(model, tp)
+
+
+def _copy_rest(model: nn.Module, tp: DeviceMesh) -> None:
+    """Layers that the plan does not name become copies, as DTensors: one kind of weight is what optimizers expect."""
+    from torch.distributed.tensor import DTensor, distribute_module
+
+    for name, module in model.named_modules():
+        if all(isinstance(weight, DTensor) for weight in module.parameters(recurse=False)):
+            continue
+        if any(True for _ in module.children()):
+            own = ", ".join(key for key, _ in module.named_parameters(recurse=False))
+            raise ConfigError(
+                f"{type(model).__name__}: {name or 'the model itself'} holds parameters of its own ({own}) beside "
+                "layers, and a tensor-parallel plan cannot name them. Put them into a module of their own."
+            )
+        distribute_module(module, tp, None, _as_copies, _as_plain)
+
+
+def _as_copies(module: nn.Module, inputs: Any, tp: DeviceMesh) -> Any:
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return tuple(
+        DTensor.from_local(each, tp, (Replicate(),), run_check=False)
+        if isinstance(each, torch.Tensor) and not isinstance(each, DTensor)
+        else each
+        for each in inputs
+    )
+
+
+def _as_plain(module: nn.Module, outputs: Any, tp: DeviceMesh) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return outputs.to_local() if isinstance(outputs, DTensor) else outputs
+
+
+def share_among_data_ranks(module: nn.Module, mesh: Mesh) -> nn.Module:
+    """FSDP2 over the data-parallel dimensions: in parts along dp_shard, as copies along dp_replicate. In place.
+
+    With ddp all of them are copies, and dp_shard has one rank: gradients are averaged block by block. Collective.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    data = mesh.data_devices()
+    if data is None:
+        return module
+    if mesh.shape.tp == 1:
+        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())])
+    for block in list(blocks(module)):
+        fully_shard(block, mesh=data)
+    fully_shard(module, mesh=data)
+    return module
