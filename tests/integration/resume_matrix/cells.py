@@ -49,9 +49,9 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),
     ),
-    "tp": ({"ranks": "2", "model": "gpt", "workers": "2"}, ("parallel=tp", "train.recompute=full")),
+    "tp": ({"ranks": "2", "model": "gpt", "accum": "1"}, ("parallel=tp", "train.recompute=full")),
     "fsdp_tp": (
-        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null"},
+        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null", "accum": "1"},
         ("parallel=fsdp_tp",),
     ),
     "hsdp": (
@@ -123,7 +123,7 @@ def overrides(cell: Cell) -> Iterator[str]:
     """The cell as a command line."""
     yield from ("experiment=digits", "cluster=local", "hardware=cpu_x1", "seed=11")
     if cell["model"] == "gpt":
-        yield from ("data=text_bytes", "data.seq_len=16", "data.path=docs/concepts.md", "model.num_layers=2")
+        yield from ("data=text_bytes", "data.seq_len=16", "data.path=docs/concepts.md", "model.num_layers=1")
         yield from ("model.embed_dim=32",)
     else:
         yield from ("data=synthetic_images", "data.num_samples=197", "data.num_eval=41", "data.image_size=8")

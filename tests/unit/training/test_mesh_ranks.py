@@ -1,0 +1,111 @@
+"""Tensor parallel, FSDP over it, and HSDP take the steps of one rank: losses, norm, vote, guard, scaler, saves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh_builders import KINDS, TOLERANCE
+from test_reshard_ranks import run_child
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
+Said = dict[str, list[dict[str, Any]]]
+# In `make test` the first of each sort; the others with the long tests.
+SAMPLE = ["single", "tp", "fsdp_tp"]
+
+
+def _kinds(*left_out: str) -> list[Any]:
+    return [
+        pytest.param(kind, marks=[] if kind in SAMPLE else pytest.mark.long) for kind in KINDS if kind not in left_out
+    ]
+
+
+def _pairs() -> list[Any]:
+    return [
+        pytest.param(source, goal, marks=[] if {source, goal} <= set(SAMPLE) and goal != "tp" else pytest.mark.long)
+        for source, goal in product(KINDS, KINDS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the kinds said that are needed: all of them if any long test was chosen."""
+    is_long = any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
+    path = tmp_path_factory.mktemp("mesh")
+    run_child("mesh_step_child.py", path, *(KINDS if is_long else SAMPLE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> Said:
+    return {
+        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(KINDS[kind][0])]
+        for kind in KINDS
+        if (folder / f"{kind}-0.json").exists()
+    }
+
+
+@pytest.mark.parametrize("kind", _kinds("single"))
+def test_the_curve_is_that_of_one_rank(said: Said, kind: str) -> None:
+    alone = said["single"][0]["steps"]
+    assert alone["losses"][0] > alone["losses"][-1]
+    for each in said[kind]:
+        assert each["steps"]["losses"] == pytest.approx(alone["losses"], rel=TOLERANCE)
+        assert each["steps"]["norms"] == pytest.approx(alone["norms"], rel=TOLERANCE)
+        assert each["steps"]["norms"] == said[kind][0]["steps"]["norms"], "the same bits on all ranks"
+        assert each["steps"]["evaluation"] == pytest.approx(alone["evaluation"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", _kinds("single"))
+def test_one_wish_stops_all_ranks_at_the_same_step(said: Said, kind: str) -> None:
+    assert [each["steps"]["stops"] for each in said[kind]] == [[False, False, True, False, False]] * KINDS[kind][0]
+
+
+@pytest.mark.parametrize("kind", _kinds("single", "hsdp"))
+def test_an_overflow_in_one_rank_s_part_skips_the_step_on_all(said: Said, kind: str) -> None:
+    """Of a weight that is not the first: torch agrees as the first one is placed."""
+    assert [each["overflow"] for each in said[kind]] == [[2.0**13, 2.0**13, 2.0**14]] * KINDS[kind][0]
+
+
+@pytest.mark.parametrize("kind", _kinds("single", "hsdp"))
+def test_a_gradient_that_is_no_number_on_one_rank_is_skipped_by_all(said: Said, kind: str) -> None:
+    expected = {"is_same": True, "has_moved": True, "total": 1}
+    assert [each["not_finite"] for each in said[kind]] == [expected] * KINDS[kind][0]
+
+
+def test_dropout_is_alike_on_tensor_parallel_neighbours_and_on_no_others(said: Said) -> None:
+    """Of the same samples a rank's loss tells the masks apart."""
+    first, second = (each["randomness"]["none"] for each in said["tp"])
+    assert first == second, "loss, norm and the state of the random stream"
+    places = [each["randomness"]["none"] for each in said["fsdp_tp"]]
+    assert places[0] == places[1]
+    assert places[2] == places[3]
+    assert places[0][2] != places[2][2], "other data-parallel ranks have streams of their own"
+
+
+def test_recomputed_layers_draw_the_same_numbers_again(said: Said) -> None:
+    for each in said["tp"]:
+        assert each["randomness"]["full"] == each["randomness"]["none"]
+        assert each["randomness"]["selective"] == each["randomness"]["none"]
+
+
+def test_averaged_weights(said: Said) -> None:
+    alone = said["single"][0]["steps"]["average"]
+    assert len(alone) > 10
+    for each in said["tp"]:
+        assert each["steps"]["average"] == pytest.approx(alone, rel=1e-4, abs=2e-4)
+
+
+@pytest.mark.parametrize(("source", "goal"), _pairs())
+def test_any_mesh_loads_what_any_other_saved(folder: Path, said: Said, source: str, goal: str) -> None:
+    """Weights and moments, bit for bit; weights have one name each, those of one rank."""
+    saved = said[source][0]["steps"]["saved"]
+    assert json.loads((folder / f"loaded-{goal}.json").read_text())[source] == saved
+    assert saved.keys() == said["single"][0]["steps"]["saved"].keys()
+    assert "/optimizer/state/model.blocks.0.attention.query_key_value.weight/exp_avg" in saved
