@@ -23,10 +23,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.loop import build_dataset, build_model
+from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.precision import autocast
@@ -57,6 +59,7 @@ def estimate(config: TrainConfig) -> MemoryEstimate:
         HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
     """
     train, world_size = config.train, config.hardware.world_size
+    shape = mesh_shape(config.parallel, world_size)
     assert train.micro_batch_size is not None
     dataset = build_dataset(config, "train")
     samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
@@ -64,22 +67,26 @@ def estimate(config: TrainConfig) -> MemoryEstimate:
         batch = [torch.empty((train.micro_batch_size, *each.shape[1:]), dtype=each.dtype) for each in samples]
         model = build_model(config, dataset)
         found = list(blocks(model))
-        sizes = sorted((_num_bytes(block.parameters()) for block in found), reverse=True)
+        shares = find_shares(model, shape)
+        sizes = sorted((shares.num_bytes(block.parameters()) for block in found), reverse=True)
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
         loss = VotingLoss(model, label_smoothing=train.label_smoothing)
-        activations = _kept_bytes(config, loss, batch)
+        activations = _kept_bytes(config, loss, batch, shares)
         if train.recompute is not Recompute.none:
             recompute_blocks(model, train.recompute)
-            without, activations = activations, _kept_bytes(config, loss, batch)
+            without, activations = activations, _kept_bytes(config, loss, batch, shares)
             activations += max(0, without - activations) // len(found)  # of the block that is computed again
         note = _update(config, loss, optimizer, batch)
-    weights, buffers = _num_bytes(model.parameters()), _num_bytes(model.buffers())
-    trained = _num_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    moments = _num_bytes(each for state in optimizer.state.values() for each in _tensors(state))
-    moments = 2 * trained if note else moments
+    # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.
+    weights, buffers = shares.num_bytes(model.parameters()), _num_bytes(model.buffers())
+    trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
+    of_all = {weight: _num_bytes(_tensors(state)) for weight, state in optimizer.state.items()}
+    if note:
+        of_all = {weight: 2 * _num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
+    moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = 0 if train.ema_decay is None else weights + buffers
     is_fsdp = config.parallel.strategy is Strategy.fsdp
-    share = world_size if is_fsdp else 1
+    share = shape.dp_shard
     # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
     gradients = trained if train.grad_accum_steps != 1 else trained // share
     if train.logical_ranks:
@@ -88,30 +95,34 @@ def estimate(config: TrainConfig) -> MemoryEstimate:
         micro_batch_size=train.micro_batch_size,
         weights=weights // share + buffers,
         gradients=gradients,
-        optimizer=moments // (world_size if is_fsdp or config.parallel.zero1 else 1),
+        optimizer=moments // (world_size if config.parallel.zero1 else share),
         average=averaged,
         activations=activations + _num_bytes(batch),
         gathered=sum(sizes[:2]) + weights - sum(sizes) if is_fsdp else 0,
-        checkpoint=weights + buffers * world_size + moments + averaged,
+        checkpoint=_num_bytes(model.parameters()) * (2 if averaged else 1)
+        + buffers * (world_size + bool(averaged))
+        + sum(of_all.values()),
         note=note,
     )
 
 
-def _kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor]) -> int:
-    """What the forward pass keeps for the backward one, besides weights, buffers and the batch."""
+def _kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares) -> int:
+    """What the forward pass keeps for the backward one on one rank, besides weights, buffers and the batch."""
     known = {each.untyped_storage()._cdata for each in [*loss.parameters(), *loss.buffers(), *batch]}
-    kept: dict[int, torch.Tensor] = {}  # the tensors too: a storage that is gone leaves its place to another
+    kept: dict[
+        int, tuple[torch.Tensor, int]
+    ] = {}  # the tensors too: a storage that is gone leaves its place to another
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.untyped_storage()._cdata not in known:
-            kept[tensor.untyped_storage()._cdata] = tensor
+            kept.setdefault(tensor.untyped_storage()._cdata, (tensor, shares.share_of_activations))
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     products = _Products(keep) if config.train.recompute is Recompute.selective else contextlib.nullcontext()
     with products, hooks, autocast(config.precision, "cpu"):
         loss(*batch)
-    return sum(each.untyped_storage().nbytes() for each in kept.values())
+    return sum(each.untyped_storage().nbytes() // share for each, share in kept.values())
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from hpc_trainer.training.clip import agree_on_overflow, clip_grad_norm, counts_here
 from hpc_trainer.training.mesh import Mesh
@@ -18,8 +17,11 @@ class MeshStepper(Stepper):
     """A step whose weights are cut up among the ranks of `mesh`."""
 
     mesh: Mesh
-    _weights: list[nn.Parameter] = field(default_factory=list, init=False)
-    _counted: list[bool] = field(default_factory=list, init=False)
+    _counted: list[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        Stepper.__post_init__(self)
+        self._counted = [counts_here(weight, self.mesh) for weight in self._weights]
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
         if state.scaler.is_enabled():
@@ -27,7 +29,4 @@ class MeshStepper(Stepper):
             agree_on_overflow(state.scaler, state.optimizer)
         if self.max_grad_norm is None and not state.guard.is_on:
             return None
-        if not self._weights:
-            self._weights = list(state.model.parameters())
-            self._counted = [counts_here(weight, self.mesh) for weight in self._weights]
         return clip_grad_norm(self._weights, self._counted, self.max_grad_norm)

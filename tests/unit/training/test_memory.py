@@ -90,6 +90,27 @@ def test_ranks_share() -> None:
     assert ddp.checkpoint == zero1.checkpoint == fsdp.checkpoint
 
 
+def test_hsdp_keeps_a_copy_in_each_group() -> None:
+    fsdp, hsdp = _of_four("parallel=fsdp"), _of_four("parallel=hsdp")
+    assert (hsdp.weights, hsdp.optimizer) == (2 * fsdp.weights, 2 * fsdp.optimizer)
+    assert (hsdp.gathered, hsdp.checkpoint) == (fsdp.gathered, fsdp.checkpoint)
+
+
+def test_tensor_parallel_divides_layers_and_what_they_keep() -> None:
+    """Each figure beside those of a model that really is half as wide where the plan divides it."""
+    words = ["train.micro_batch_size=4", "model.embed_dim=64", "model.num_layers=2"]
+    ddp, tp = _of_four(*words, "train.global_batch_size=16"), _of_four(*words, "parallel=tp")
+    dim, blocks = 64, 2
+    copied = 4 * (64 * dim + blocks * (4 * dim + 2 * dim) + 2 * dim)  # positions, norms, biases after the sum
+    assert tp.weights == (ddp.weights - copied) // 2 + copied == tp.gradients
+    assert tp.optimizer == pytest.approx(2 * tp.weights, rel=0.01)
+    assert tp.checkpoint == ddp.checkpoint
+    assert 0.4 * ddp.activations < tp.activations < 0.95 * ddp.activations
+    both = _of_four(*words, "parallel=fsdp_tp")
+    assert both.weights == tp.weights // 2
+    assert 0 < both.gathered <= tp.weights
+
+
 def test_a_large_model_takes_no_memory() -> None:
     """6.7 billion weights, 27 GB of them: more than this machine has."""
     words = ["model.num_layers=32", "model.num_heads=32", "model.embed_dim=4096", "data.seq_len=128"]
