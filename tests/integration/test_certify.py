@@ -93,9 +93,18 @@ def test_a_shipped_experiment_is_identical(local: LocalDriver) -> None:
     [
         ("experiment=digits", "hardware=cpu_x2", "data.num_workers=2"),
         ("experiment=gpt_bytes", "model.num_layers=1", "data.seq_len=16", "train.global_batch_size=8"),
+        (
+            "experiment=gpt_bytes",
+            "model.num_layers=1",
+            "data.seq_len=16",
+            "train.global_batch_size=8",
+            "parallel=tp",
+            "hardware=cpu_x2",
+            "model.dropout=0.2",
+        ),
         ("experiment=resnet_synthetic", "model.width=4", "data.num_samples=64", "train.global_batch_size=8"),
     ],
-    ids=lambda words: words[0],
+    ids=lambda words: "+".join(word for word in words if word.startswith(("experiment", "parallel"))),
 )
 def test_every_shipped_experiment_is_identical(local: LocalDriver, words: tuple[str, ...], seed: int) -> None:
     code, said = _certify(local, *words, "hardware.device=cpu", "--steps", "20", "--seed", str(seed))

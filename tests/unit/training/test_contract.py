@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,27 @@ from hpc_trainer.training.contract import ResumeContract, code_digests, fingerpr
 from tests.unit.runs.builders import make_config
 
 Start = Callable[..., RunContext]
+
+
+def test_ranks_take_up_their_own_state_on_the_same_mesh_only() -> None:
+    """Four ranks in two pairs share two random streams: those of four data-parallel ranks would part the pairs."""
+
+    def found(made_with: Any, **changes: Any) -> bool:
+        contract = ResumeContract.of(make_config(**changes), RankGroup(rank=1, world_size=4))
+        info: Any = SimpleNamespace(world_size=4, meta={} if made_with is None else {"made_with": made_with})
+        return contract.is_same_world(info, RankGroup(rank=1, world_size=4))
+
+    of_pairs = {"parallel": {"strategy": "fsdp", "tensor_parallel": 2}}
+    assert found(None)
+    assert found({"parallel": {"strategy": "ddp"}}), "saved by a version that knew no mesh"
+    assert found(of_pairs, parallel__tensor_parallel=2)
+    assert not found(of_pairs)
+    assert not found(None, parallel__tensor_parallel=2)
+    assert not found({"parallel": {"pipeline_parallel": 2}}, parallel__tensor_parallel=2)
+    assert ResumeContract().is_same_world(SimpleNamespace(world_size=1, meta={}), RankGroup())  # type: ignore[arg-type]
+    streams = ResumeContract.of(make_config(parallel__tensor_parallel=2), RankGroup(world_size=4))
+    assert [streams.stream(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert [ResumeContract().stream(rank) for rank in range(4)] == [0, 1, 2, 3]
 
 
 class Numbers:
