@@ -18,6 +18,7 @@ from hpc_trainer.operate.compare_traces import (
     why_resumed_differs,
     why_undisturbed_differ,
 )
+from hpc_trainer.operate.end_local import end_local
 from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.runs.files import read_json, read_lines
 from hpc_trainer.runs.interruptions import Interruption
@@ -70,7 +71,7 @@ def certify(
     undisturbed: Sequence[Trial], disturbed: Trial, interruptions: Sequence[Interruption], *, seed: int,
     timeout_s: float, say: Callable[[str], None] = lambda _: None,
 ) -> Certificate:  # fmt: skip
-    """Runs two undisturbed trials and the disturbed one, and compares them.
+    """Runs two undisturbed trials and the disturbed one, and compares them. However it ends, no process is left.
 
     Args:
         undisturbed: two, alike but for their folders.
@@ -81,6 +82,17 @@ def certify(
     Raises:
         ConfigError: the worker found the configuration wrong.
     """
+    try:
+        return _certify(undisturbed, disturbed, interruptions, seed, timeout_s, say)
+    finally:
+        # A run that took too long, ranks that another's failure left waiting, Ctrl-C: nobody else would end them.
+        end_local([trial.sweep for trial in (*undisturbed, disturbed)], say=say)
+
+
+def _certify(
+    undisturbed: Sequence[Trial], disturbed: Trial, interruptions: Sequence[Interruption], seed: int, timeout_s: float,
+    say: Callable[[str], None],
+) -> Certificate:  # fmt: skip
     spec = disturbed.spec
     certificate = Certificate(
         run_id=spec.run_id, num_steps=spec.num_steps, world_size=spec.shape.world_size, seed=seed,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -155,3 +159,49 @@ def test_what_cannot_be_certified_is_a_usage_error(local: LocalDriver) -> None:
     for words in (("optim.lr=-1",), ("seed=0,1",), ("--steps", "1"), nowhere):
         done = local.run("certify", *words, check=False)
         assert done.returncode == 2, done.stdout + done.stderr
+
+
+LONG = ("hardware=cpu_x1", "train.num_steps=20000", "--steps", "20000", "--interruptions", "1")
+
+
+def _folder(local: LocalDriver) -> Path:
+    """The folder of the runs that certify made; it may not be there yet."""
+    return next(local.folder.glob("tmp/hpc-trainer-certify-*"), local.folder / "none")
+
+
+def _at_work(local: LocalDriver) -> list[list[str]]:
+    words = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    # The command itself has no path in its words.
+    return [each for each in words if any(str(local.folder / "tmp") in word for word in each)]
+
+
+@pytest.fixture
+def short_lived(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> LocalDriver:
+    """Temporary files in a folder of its own, by which its processes are known."""
+    (local.folder / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(local.folder / "tmp"))
+    return local
+
+
+def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -> None:
+    done = short_lived.run("certify", "experiment=digits", *LONG, "--timeout", "8", check=False)
+    assert done.returncode == 1, done.stderr
+    assert "NOT CERTIFIED: undisturbed-1 run had not ended after 8 s" in done.stdout
+    assert _at_work(short_lived) == []
+    assert "The runs are kept in" in done.stdout
+    assert _folder(short_lived).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
+def test_an_interrupted_command_leaves_nothing(short_lived: LocalDriver, number: signal.Signals, code: int) -> None:
+    command = short_lived.start("certify", "experiment=digits", *LONG)
+    deadline = time.monotonic() + 120
+    while not any(_folder(short_lived).glob("*/*/heartbeat.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(_at_work(short_lived)) >= 3  # queue, controller, rank
+    command.send_signal(number)
+    out, err = command.communicate(timeout=60)
+    assert _at_work(short_lived) == []
+    assert (command.returncode, _folder(short_lived).exists()) == (code, False), out + err

@@ -1,0 +1,80 @@
+"""Ends what sweeps of the local executor have at work: for a command whose runs must not outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.status import read_status
+from hpc_trainer.runs.layout import SweepPaths
+
+# A step, a save and the ranks' farewell. What takes longer is killed.
+GRACE_S = 30.0
+_KILLED_S = 10.0
+
+
+def end_local(
+    sweeps: Sequence[SweepPaths], *, grace_s: float = GRACE_S, say: Callable[[str], None] = lambda _: None
+) -> None:
+    """Cancels what waits or works in these sweeps, and returns when no process of theirs is left.
+
+    Args:
+        grace_s: seconds for the processes to end by themselves; then they are killed, as they are at once where this
+            is interrupted (a second Ctrl-C).
+        say: takes a line about what happens, if anything is left to end.
+    """
+    try:
+        if processes_of(sweeps):
+            for sweep in sweeps:
+                _ask(sweep, say)
+            _wait(sweeps, grace_s)
+    finally:
+        for process in processes_of(sweeps):  # the queue first: it is the oldest
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        _wait(sweeps, _KILLED_S)
+
+
+def processes_of(sweeps: Sequence[SweepPaths]) -> list[psutil.Process]:
+    """The processes of this user that belong to these sweeps: queues, controllers, ranks and what ranks have forked."""
+    folders = {str(sweep.folder) for sweep in sweeps}
+    controlled = {str(sweep.local_logs) for sweep in sweeps}
+    found = []
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"] or [], process.info["uids"]
+        is_ours = any(
+            (before == "--sweep-dir" and word in folders) or (before.startswith("submitit.") and word in controlled)
+            for before, word in itertools.pairwise(words)
+        )
+        if is_ours and uids is not None and uids.real == os.getuid():
+            found.append(process)
+    return found
+
+
+def _ask(sweep: SweepPaths, say: Callable[[str], None]) -> None:
+    """The marker says that nothing comes back; the queue's signal reaches every rank, also one that is starting."""
+    # A folder that cannot be read must not keep the processes alive.
+    with contextlib.suppress(HpcTrainerError, OSError):
+        status = read_status(sweep)
+        if status.has_active:
+            say(f"ending the {sweep.name} run ..")
+            cancel_runs(status, status.runs)
+    for process in processes_of([sweep]):
+        with contextlib.suppress(psutil.Error):
+            if any(word.endswith("local_queue") for word in process.cmdline()):
+                process.send_signal(signal.SIGTERM)
+
+
+def _wait(sweeps: Sequence[SweepPaths], timeout_s: float) -> None:
+    """Until none is left, or `timeout_s` seconds; looks anew, as a process may have started another."""
+    deadline = time.monotonic() + timeout_s
+    while (found := processes_of(sweeps)) and (left := deadline - time.monotonic()) > 0:
+        psutil.wait_procs(found, timeout=left)
