@@ -199,5 +199,5 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
     if bad and quiet:
         sys.exit(1)
     if bad:
-        causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.reason or 'see its logs'}" for run in bad[:10])
+        causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.whole_reason or 'see its logs'}" for run in bad[:10])
         raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}")

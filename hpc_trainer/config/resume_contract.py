@@ -117,17 +117,22 @@ def compare(
     return sorted(found, key=lambda each: (order.index(each.effect), each.key))
 
 
-def refusal(differences: Collection[Difference], checkpoint: str) -> str | None:
-    """The message that refuses to go on, or None if every incompatible difference is allowed."""
+def refusal(differences: Collection[Difference], checkpoint: str, *, is_own: bool = True) -> str | None:
+    """The message that refuses to go on, or None if every incompatible difference is allowed.
+
+    Args:
+        is_own: the checkpoint is the run's own; else `checkpoint.resume_from` named it.
+    """
     refused = [each for each in differences if each.effect is Effect.incompatible and not each.is_allowed]
     if not refused:
         return None
     lines = "\n".join(f"  {each}" for each in refused)
     keys = ",".join(each.key for each in refused)
+    anew = "--fresh, or another sweep_name" if is_own else "without checkpoint.resume_from"
     return (
         f"{checkpoint} is of another training, and this start refuses to go on from it (was -> is):\n{lines}\n"
-        "Take the change back, or begin anew (--fresh, or another sweep_name). To go on all the same, where weights "
-        f"and optimizer still fit: checkpoint.allow_changes=[{keys}]"
+        f"Take the change back, or begin anew ({anew}). To go on all the same, where weights and optimizer still fit: "
+        f"checkpoint.allow_changes=[{keys}]"
     )
 
 

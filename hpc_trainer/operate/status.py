@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
 from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, journal_settles, read_folder
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
@@ -49,13 +49,27 @@ class RunStatus:
         return self.spec.run_id
 
     @property
+    def error(self) -> Mapping[str, Any]:
+        """The first error that it recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
+        return (self.attempts[-1].error if self.attempts else {}) or self.failure
+
+    @property
     def reason(self) -> str | None:
         """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
-        error = (self.attempts[-1].error if self.attempts else {}) or self.failure
-        kind, message = error.get("type"), str(error.get("message", "")).strip()
-        if self.state is RunState.FAILED and message:
-            return (f"{kind}: {message}" if kind else f"{self.cause}: {message}").splitlines()[0]
-        return self.cause
+        whole = self._failure_text
+        return self.cause if whole is None else whole.splitlines()[0]
+
+    @property
+    def whole_reason(self) -> str | None:
+        """As `reason`; of a configuration that cannot be (exit 78) every line: the last one says what to do."""
+        return self._failure_text if self.error.get("exit_code") == ExitCode.CONFIG else self.reason
+
+    @property
+    def _failure_text(self) -> str | None:
+        kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
+        if self.state is not RunState.FAILED or not message:
+            return None
+        return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,10 @@ from hpc_trainer.runs.states import RunState
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`says`: one sentence about the run. `advice`: commands and settings; {run} and {sweep} are filled in."""
+    """`says`: one sentence about the run. `advice`: commands and settings; {run}, {sweep}, {job}, {flag} are filled in.
+
+    `flag`: of a refused resume, what allows it.
+    """
 
     says: str
     advice: tuple[str, ...] = ()
@@ -50,11 +53,22 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
 }
 
+INCOMPATIBLE_RESUME = "incompatible_resume"
+
 # Of FAILED: by the cause that the worker recorded.
 BY_CAUSE: dict[str, Verdict] = {
     "exception": Verdict(
         "The training raised an exception: started again it would do so again, so it was not.",
         (_LOGS, _MEND),
+    ),
+    INCOMPATIBLE_RESUME: Verdict(
+        "It refused to go on from a checkpoint of another training: what differs is below (was -> is).",
+        (
+            "to go on all the same, where weights and optimizer still fit: the same command with {flag} (and with "
+            "--retry-failed, if it is submit)",
+            "else take the change back, or begin anew: --fresh or another sweep_name, and without the "
+            "checkpoint.resume_from that names this checkpoint",
+        ),
     ),
     "diverged": Verdict(
         "The training diverged: its gradients were NaN or inf more often in a row than train.max_skipped_steps allows.",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.status import RunStatus, SweepStatus
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, Verdict
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, INCOMPATIBLE_RESUME, Verdict
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import grace_warning
@@ -21,6 +21,7 @@ _GPU_MEMORY = Verdict(
     ("a smaller train.micro_batch_size: the batch stays the same by accumulation", "hpc-trainer retry {run}"),
 )
 _TRACEBACK_LINES = 4
+_ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
     verdict = _verdict(run)
-    words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB"}
+    words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run)}
     evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
     warning = _grace(run) if asks_slurm else None
     if warning is not None:
@@ -63,24 +64,27 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
 def _verdict(run: RunStatus) -> Verdict:
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
-    if "OutOfMemoryError" in str(_error(run).get("type", "")):
+    if "OutOfMemoryError" in str(run.error.get("type", "")):
         return _GPU_MEMORY
     return BY_CAUSE.get(run.cause or "", BY_STATE[RunState.FAILED])
 
 
-def _error(run: RunStatus) -> Any:
-    return (run.attempts[-1].error if run.attempts else {}) or run.failure
+def _flag(run: RunStatus) -> str:
+    """What a refused resume says itself that would allow it."""
+    found = _ALLOWS.search(str(run.error.get("message", "")))
+    return found.group() if found else "checkpoint.allow_changes=[KEY,..]"
 
 
 def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
-    error = _error(run)
+    error = run.error
     if run.state is RunState.FAILED and error:
         where = f"rank {error.get('rank')} on {error.get('node')}"
         yield f"{where}: {error.get('type')}: {str(error.get('message', '')).strip()}"
         frames = [
             line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
         ]
-        yield from frames[-_TRACEBACK_LINES:]
+        if run.cause != INCOMPATIBLE_RESUME:  # where in our code it was refused tells nobody anything
+            yield from frames[-_TRACEBACK_LINES:]
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
     yield f"step {run.step} of {run.spec.num_steps}, {len(run.attempts)} attempt(s)"

@@ -125,7 +125,8 @@ class ResumeContract:
         for line in lines_of(found):
             print(line)
         self.changes = [f"{each.effect.value}: {each}" for each in found if each.effect is not Effect.safe]
-        return refusal(found, str(checkpoint.path))
+        is_own = self.resume_from is None or Path(self.resume_from) not in (checkpoint.path, *checkpoint.path.parents)
+        return refusal(found, str(checkpoint.path), is_own=is_own)
 
 
 def fingerprint(value: Any) -> Any:

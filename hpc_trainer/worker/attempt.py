@@ -16,7 +16,14 @@ import torch
 from hpc_trainer.config.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import DivergedError, ExitCode, HpcTrainerError, PeerLostError, StuckError
+from hpc_trainer.errors import (
+    DivergedError,
+    ExitCode,
+    HpcTrainerError,
+    IncompatibleResumeError,
+    PeerLostError,
+    StuckError,
+)
 from hpc_trainer.runs.files import is_storage_error, read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -204,7 +211,12 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
 
 
-_CAUSES = {StuckError.__name__: "stuck", PeerLostError.__name__: "peer_lost", DivergedError.__name__: "diverged"}
+_CAUSES = {
+    StuckError.__name__: "stuck",
+    PeerLostError.__name__: "peer_lost",
+    DivergedError.__name__: "diverged",
+    IncompatibleResumeError.__name__: "incompatible_resume",
+}
 _CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
 
 

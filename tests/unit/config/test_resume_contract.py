@@ -100,6 +100,10 @@ def test_the_worst_comes_first_and_is_refused_with_each_line_and_the_one_key() -
     assert "  dataset.num_samples: 1437 -> 1400\n  seed: 0 -> 3\n" in message
     assert message.endswith("checkpoint.allow_changes=[dataset.num_samples,seed]")
     assert "optim.lr" not in message
+    assert "begin anew (--fresh, or another sweep_name)" in message
+    other = refusal(found, "checkpoints/step-00000020", is_own=False)
+    assert other is not None
+    assert "begin anew (without checkpoint.resume_from)" in other, "with it, the next start is refused too"
 
 
 def test_what_is_allowed_goes_on_with_a_warning() -> None:

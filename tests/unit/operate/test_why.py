@@ -43,7 +43,7 @@ def test_every_state_has_a_verdict_and_something_to_do() -> None:
         assert verdict.says.endswith(".")
         assert verdict.advice
         for advice in verdict.advice:
-            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job"}
+            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job", "flag"}
 
 
 def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
@@ -62,6 +62,23 @@ def test_the_memory_of_a_gpu_is_told_from_other_exceptions(sweep: SweepOnDisk) -
     error = {**ERROR, "type": "OutOfMemoryError", "message": "CUDA out of memory."}
     sweep.end(state=RunState.FAILED, cause="exception", error=error)
     assert "smaller train.micro_batch_size" in _why(sweep).advice[0]
+
+
+def test_a_refused_resume_is_told_with_the_flag_that_allows_it(sweep: SweepOnDisk) -> None:
+    sweep.start()
+    flag = "checkpoint.allow_changes=[seed,model.width]"
+    message = f"step-4 is of another training (was -> is):\n  seed: 0 -> 5\nTake it back, or: {flag}"
+    error = {**ERROR, "exit_code": 78, "type": "IncompatibleResumeError", "message": message}
+    sweep.end(state=RunState.FAILED, cause="incompatible_resume", error=error)
+    why = _why(sweep)
+    assert (why.verdict, why.cause) == (BY_CAUSE["incompatible_resume"].says, "incompatible_resume")
+    assert "seed: 0 -> 5" in why.evidence[0]
+    assert why.evidence[1].startswith("step "), "where in our code it was refused tells nobody anything"
+    assert f"the same command with {flag}" in why.advice[0]
+    assert any("--fresh" in line and "sweep_name" in line and "resume_from" in line for line in why.advice)
+    advice = " ".join(why.advice)
+    assert "hpc-trainer retry" not in advice, "it would be refused in the same way"
+    assert "mend the code" not in advice
 
 
 @pytest.mark.parametrize("cause", sorted(BY_CAUSE))
