@@ -39,6 +39,7 @@ _NOT_SET: dict[str, Any] = {
         "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel_replicate": 1,
     },
     "data": {"max_shift": 0},
+    "optim": {"lr_scaling": "none", "lr_base_batch": None},
 }  # fmt: skip
 # What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
 _OF_ANY_WORLD = ("device", "gpu_type")

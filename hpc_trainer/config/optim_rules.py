@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
-from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, LrScaling, SgdConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -15,6 +15,17 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
     optim = config.optim
     yield from positive("optim.lr", optim.lr)
     yield from at_least("optim.weight_decay", optim.weight_decay, 0)
+    yield from at_least("optim.lr_base_batch", optim.lr_base_batch, 1, nullable=True)
+    if optim.lr_scaling is not LrScaling.none and optim.lr_base_batch is None:
+        yield (
+            f"optim.lr_scaling={optim.lr_scaling.value} needs the batch that optim.lr is meant for. Use "
+            f"optim.lr_base_batch={config.train.global_batch_size}, or optim.lr_scaling=none."
+        )
+    if optim.lr_scaling is LrScaling.none and optim.lr_base_batch is not None:
+        yield (
+            f"optim.lr_base_batch={optim.lr_base_batch} is for optim.lr_scaling=linear or sqrt, and that is none. "
+            "Leave it out, or choose one."
+        )
     if isinstance(optim, SgdConfig):
         yield from between("optim.momentum", optim.momentum, 0, 1, high_open=True)
         if optim.nesterov and optim.momentum == 0:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hpc_trainer.config.lr_scaling import scaling_line
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.fit import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
@@ -14,6 +15,8 @@ from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.limits import Limits
+
+_MOST_LRS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,7 @@ def build_plan(
         no_longer_in_grid=tuple(run_id for run_id in known.states if run_id not in states),
         waiting=fitted.waiting,
         binding=fitted.binding,
-        notes=(*limits.notes, *_taken_codes_note(exit_codes), *_grace_notes(arrays, known, limits)),
+        notes=(*limits.notes, *_taken_codes_note(exit_codes), *_grace_notes(arrays, known, limits), *_lr_notes(grid)),
         exit_codes=exit_codes,
         known=known,
         keeps_room=fitted.keeps_room,
@@ -188,6 +191,13 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
         warning = grace_warning(needed, partition.name, partition.grace_s, limits.kill_wait_s)
         if warning is not None:
             yield f"{array.hardware}: {warning} Use a partition with more grace, or checkpoint.every=auto."
+
+
+def _lr_notes(grid: Grid) -> list[str]:
+    """What `optim.lr_scaling` makes of the learning rates of this grid, the first few."""
+    lines = dict.fromkeys(line for spec in grid.specs if (line := scaling_line(spec.config)) is not None)
+    more = [f"{len(lines) - _MOST_LRS} more learning rates are scaled."] if len(lines) > _MOST_LRS else []
+    return [*list(lines)[:_MOST_LRS], *more]
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

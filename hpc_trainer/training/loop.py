@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.parallel import Strategy
@@ -84,9 +85,9 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
         return
     _mark_best(run, state)
-    clock = _Clock(state.step)
+    clock, peak = _Clock(state.step), peak_lr(config)
     while state.step < num_steps:
-        lr = learning_rate(config.schedule, config.optim.lr, state.step, num_steps)
+        lr = learning_rate(config.schedule, peak, state.step, num_steps)
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
         state.samples_seen += config.train.global_batch_size

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
+
+
+class LrScaling(str, enum.Enum):
+    """How the learning rate grows with the batch."""
+
+    none = "none"
+    linear = "linear"
+    sqrt = "sqrt"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -13,6 +22,11 @@ class OptimConfig:
     name: str = "???"
     lr: float = 1e-3
     """Peak learning rate, > 0."""
+    lr_scaling: LrScaling = LrScaling.none
+    """lr is meant for a batch of lr_base_batch samples, and is multiplied by k = global_batch_size / lr_base_batch
+    (linear: Goyal et al. 2017, for SGD) or by its root (sqrt: Malladi et al. 2022, for Adam and AdamW)."""
+    lr_base_batch: int | None = None
+    """Samples of the batch that lr is meant for, ≥ 1; only with lr_scaling."""
     weight_decay: float = 0.0
     """Decay of weights with two or more dimensions; biases and norms have none. ≥ 0."""
 
