@@ -10,6 +10,7 @@
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
     ├── LoopError                    exit 1    a person's main(config, run) broke a rule of RunContext
     ├── DivergedError                exit 1    the gradients are no numbers any more
+    ├── TooLargeError                exit 1    a single sample is more than the memory holds
     ├── CheckpointError              exit 74   a checkpoint could not be written or read
     │   ├── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
     │   └── StorageError             exit 74   the file system refused: full, over quota, broken
@@ -25,6 +26,8 @@ A message says what happened, the rule, the value, the fix, and where there is o
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 
 class ExitCode(enum.IntEnum):
@@ -86,6 +89,14 @@ class LoopError(HpcTrainerError):
 
 class DivergedError(HpcTrainerError):
     """Steps in a row had gradients that were not finite. Deterministic: started again it would diverge again."""
+
+
+class TooLargeError(HpcTrainerError):
+    """A rank's memory does not hold a step of the smallest micro-batch. `memory`: its figures, in bytes."""
+
+    def __init__(self, message: str, memory: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.memory = dict(memory or {})
 
 
 class CheckpointError(HpcTrainerError):

@@ -32,6 +32,7 @@ _NOT_SET: dict[str, Any] = {
         "main": None, "compile": False, "logical_ranks": None, "ema_decay": None,
         "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
         "label_smoothing": 0.0, "max_skipped_steps": 10, "recompute": "none", "channels_last": False,
+        "memory_margin": 0.1,
     },
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
     "parallel": {

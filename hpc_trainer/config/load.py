@@ -94,8 +94,9 @@ def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> An
     if hint is Any:
         return copy.deepcopy(value)
     if isinstance(hint, types.UnionType):
-        (inner,) = (each for each in typing.get_args(hint) if each is not type(None))
-        return None if value is None else _typed(inner, value, key)
+        kinds = [each for each in typing.get_args(hint) if each is not type(None)]
+        fitting = next((each for each in kinds if type(value) is each), kinds[0])  # of a number or a word
+        return None if value is None else _typed(fitting, value, key)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         hints = _hints(hint)
         unknown = sorted(value.keys() - hints.keys())

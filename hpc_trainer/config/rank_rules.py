@@ -19,10 +19,15 @@ def num_parts(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelCon
 
 
 def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> LoopConfig:
-    """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch."""
+    """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch.
+
+    `auto` stays as it is: only the run can tell.
+    """
+    if train.is_batch_auto:
+        return train
     parts, accum = num_parts(train, hardware, parallel), train.grad_accum_steps
     if accum is None:
-        micro = train.micro_batch_size or train.global_batch_size // parts
+        micro = train.given_micro_batch_size or train.global_batch_size // parts
         accum = train.global_batch_size // (micro * parts)
     micro = train.global_batch_size // (accum * parts)
     return dataclasses.replace(train, micro_batch_size=micro, grad_accum_steps=accum)

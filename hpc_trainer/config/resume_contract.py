@@ -34,7 +34,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         # where, when and how loudly it runs
         "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local", "paths",
         "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic",
-        "train.eval_every_steps",
+        "train.eval_every_steps", "train.memory_margin",
         "hardware.name", "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude",
         "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
         "hardware.mem_gb_per_node", "hardware.mem_gb_per_gpu", "hardware.mem_gb_per_cpu",
@@ -53,6 +53,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",
         "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
         "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",
+        "fit",  # the micro-batch that train.micro_batch_size=auto has found
         # other kernels; other code, of which nobody can say here what it changes
         "versions", "code",
     ),
@@ -61,7 +62,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "dataset", "eval_dataset",
     ),
 }  # fmt: skip
-FACTS = frozenset({"versions", "code", "world_size", "device", "dataset", "eval_dataset"})
+FACTS = frozenset({"versions", "code", "world_size", "device", "fit", "dataset", "eval_dataset"})
 """The names in the table that are not keys of the configuration."""
 ABSENT = "(none)"
 _EFFECTS = {key: effect for effect, keys in TABLE.items() for key in keys}

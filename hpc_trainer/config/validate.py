@@ -12,6 +12,7 @@ from hpc_trainer.config import script_words as words
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
+from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.optim_rules import optim_problems
@@ -75,6 +76,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from optim_problems(config)
     yield from rank_problems(config)
     yield from step_problems(config)
+    yield from fit_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
@@ -196,28 +198,29 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
 
 def _batch(config: TrainConfig) -> Iterator[str]:
     train, count = config.train, num_parts(config.train, config.hardware, config.parallel)
+    micro = train.given_micro_batch_size
     is_all = count == config.hardware.world_size
     called = "logical_ranks" if train.logical_ranks else "world_size" if is_all else "data-parallel ranks"
     given = {
         "train.global_batch_size": train.global_batch_size,
-        "train.micro_batch_size": train.micro_batch_size,
+        "train.micro_batch_size": micro,
         "train.grad_accum_steps": train.grad_accum_steps,
     }
     bad = [line for key, value in given.items() for line in _at_least(key, value, 1, nullable=True)]
     if bad or count < 1:
         yield from bad
         return
-    unit = count * (train.micro_batch_size or 1) * (train.grad_accum_steps or 1)
+    unit = count * (micro or 1) * (train.grad_accum_steps or 1)
     total = train.global_batch_size
     if total % unit:
-        is_fixed = train.micro_batch_size and train.grad_accum_steps
+        is_fixed = micro and train.grad_accum_steps
         nearest = unit if is_fixed else max(unit, round(total / unit) * unit)
         parts = [f"{called}={count}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
         parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
         yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."
-    elif train.micro_batch_size and train.grad_accum_steps and total != unit:
+    elif micro and train.grad_accum_steps and total != unit:
         yield (
-            f"train.global_batch_size={total} must equal micro_batch_size={train.micro_batch_size} × "
+            f"train.global_batch_size={total} must equal micro_batch_size={micro} × "
             f"grad_accum_steps={train.grad_accum_steps} × {called}={count} = {unit}. "
             f"Use {unit}, or leave one of the three null."
         )

@@ -143,10 +143,10 @@ def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
 def _ways(config: TrainConfig) -> Iterator[str]:
     """What would need less, and breaks no rule that was not broken before."""
     train, broken = config.train, set(find_problems(config))
-    assert train.micro_batch_size is not None
+    micro = train.given_micro_batch_size or 1
     wanted: list[tuple[str, str, dict[str, Any]]] = []
-    if train.micro_batch_size > 1 and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
-        half = train.micro_batch_size // 2
+    if micro > 1 and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
+        half = micro // 2
         changes = {"micro_batch_size": half, "grad_accum_steps": None}
         wanted.append((f"train.micro_batch_size={half}", "train", changes))
     if train.recompute is not Recompute.full:

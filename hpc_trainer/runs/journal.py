@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,18 @@ class Journal:
     def resume(self, attempt: int, step: int, changes: Sequence[str] = ()) -> None:
         """Training goes on from `step` (0: from the beginning), although `changes` differ from the checkpoint."""
         self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
+
+    def fit(self, attempt: int, found: Mapping[str, Any]) -> None:
+        """`train.micro_batch_size=auto` has found a size; `found` is one of what `fits` returns."""
+        self._append("fit", attempt, found=dict(found))
+
+    def fits(self) -> list[tuple[int, dict[str, Any]]]:
+        """(attempt, what it found) of every search for a micro-batch, in order."""
+        return [
+            (int(record["attempt"]), record["found"])
+            for record in read_lines(self._paths.attempts)
+            if record.get("event") == "fit" and isinstance(record.get("found"), dict)
+        ]
 
     def end(
         self,

@@ -35,6 +35,9 @@ class RunState(str, enum.Enum):
 
 _ACTIVE = (RunState.PENDING, RunState.RUNNING, RunState.REQUEUED, RunState.HELD, RunState.UNKNOWN)
 
+OUT_OF_MEMORY = "out_of_memory"
+"""The cause of an attempt whose ranks met the end of their memory themselves; Slurm's killer leaves them no word."""
+
 DONE = "DONE"
 CANCEL = "CANCEL"
 HOLD = "HOLD"

@@ -21,6 +21,7 @@ from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
@@ -45,6 +46,7 @@ class Task:
     state: TrainState
     stepper: Stepper
     order: BatchOrder
+    sizes: BatchSizes
     train_set: MapDataset
     eval_set: MapDataset
     mesh: Mesh
@@ -58,7 +60,6 @@ def train(config: TrainConfig, run: RunContext) -> None:
     task = build_task(config, run)
     state = task.state
     state.resume(run.restore(**state.objects()))
-    num_parts = config.train.logical_ranks or task.mesh.num_data_ranks
     batches = train_batches(
         task.train_set,
         task.order,
@@ -66,7 +67,7 @@ def train(config: TrainConfig, run: RunContext) -> None:
         num_steps=config.train.num_steps,
         rank=task.mesh.data_rank,
         world_size=task.mesh.num_data_ranks,
-        micro_batch_size=config.train.global_batch_size // (num_parts * task.stepper.grad_accum_steps),
+        micro_batch_size=task.sizes.micro_batch_size,
         grad_accum_steps=task.stepper.grad_accum_steps,
         num_workers=config.data.num_workers,
         logical_ranks=config.train.logical_ranks,
@@ -156,6 +157,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     recompute_blocks(model, train_config.recompute)
     loss = VotingLoss(model, label_smoothing=train_config.label_smoothing).to(device)
+    sizes = batch_sizes(config, run, loss, train_set)
     if train_config.compile:
         loss.compile()  # in place: names in checkpoints stay as they are
     strategy = config.parallel.strategy
@@ -174,7 +176,6 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
         guard=StepGuard(train_config.max_skipped_steps),
     )
-    assert train_config.grad_accum_steps is not None
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
     more: dict[str, Any] = of_logical if is_logical else {"mesh": mesh} if mesh.model_group is not None else {}
     stepper = (LogicalStepper if is_logical else MeshStepper if more else Stepper)(
@@ -182,14 +183,16 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         vote=StopVote(loss, run.group, mesh),
         precision=config.precision,
         device=device,
-        grad_accum_steps=train_config.grad_accum_steps,
+        grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=train_config.max_grad_norm,
         channels_last=train_config.channels_last,
         **more,
     )
     state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
     order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)
-    return Task(state=state, stepper=stepper, order=order, train_set=train_set, eval_set=eval_set, mesh=mesh)
+    return Task(
+        state=state, stepper=stepper, order=order, sizes=sizes, train_set=train_set, eval_set=eval_set, mesh=mesh
+    )
 
 
 def build_dataset(config: TrainConfig, split: str) -> MapDataset:
@@ -219,13 +222,12 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 
 def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
-    assert config.train.micro_batch_size is not None
     step = task.state.step
     metrics = evaluate(
         for_evaluation(task.stepper.module, task.state.model) if task.state.ema is None else task.state.ema.module,
         task.eval_set,
         group=run.group,
-        batch_size=max(256, config.train.micro_batch_size),
+        batch_size=task.sizes.eval_batch_size,
         precision=config.precision,
         should_stop=partial(run.vote_to_stop, step),
         num_shares=config.train.logical_ranks,

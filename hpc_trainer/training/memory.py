@@ -26,6 +26,7 @@ from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.loop import build_dataset, build_model
 from hpc_trainer.training.memory_shares import Shares, find_shares
@@ -33,6 +34,8 @@ from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.recompute import KEPT, recompute_blocks
+
+_AUTO_NOTE = "train.micro_batch_size=auto: the figures are of two samples, and the run takes as many as fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,36 +55,38 @@ class MemoryEstimate:
     """What is a guess, and why."""
 
 
-def estimate(config: TrainConfig) -> MemoryEstimate:
-    """Runs one micro-batch and one update without memory. `config` is validated.
+def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEstimate:
+    """Runs one micro-batch and one update without memory. `config` is validated, `dataset` its training samples.
+
+    Of `micro_batch_size=auto` it is what two samples take.
 
     Raises:
         HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
     """
     train, world_size = config.train, config.hardware.world_size
     shape = mesh_shape(config.parallel, world_size)
-    assert train.micro_batch_size is not None
-    dataset = build_dataset(config, "train")
+    micro = train.given_micro_batch_size or 2  # batch norm takes no single sample
+    dataset = dataset or build_dataset(config, "train")
     samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
     with FakeTensorMode(allow_non_fake_inputs=True):
-        batch = [torch.empty((train.micro_batch_size, *each.shape[1:]), dtype=each.dtype) for each in samples]
+        batch = [torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples]
         model = build_model(config, dataset)
         found = list(blocks(model))
         shares = find_shares(model, shape)
         sizes = sorted((shares.num_bytes(block.parameters()) for block in found), reverse=True)
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
         loss = VotingLoss(model, label_smoothing=train.label_smoothing)
-        activations = _kept_bytes(config, loss, batch, shares)
+        activations = kept_bytes(config, loss, batch, shares)
         if train.recompute is not Recompute.none:
             recompute_blocks(model, train.recompute)
-            without, activations = activations, _kept_bytes(config, loss, batch, shares)
+            without, activations = activations, kept_bytes(config, loss, batch, shares)
             activations += max(0, without - activations) // len(found)  # of the block that is computed again
-        note = _update(config, loss, optimizer, batch)
+        guess = _update(config, loss, optimizer, batch)
     # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.
     weights, buffers = shares.num_bytes(model.parameters()), _num_bytes(model.buffers())
     trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
     of_all = {weight: _num_bytes(_tensors(state)) for weight, state in optimizer.state.items()}
-    if note:
+    if guess:
         of_all = {weight: 2 * _num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = 0 if train.ema_decay is None else weights + buffers
@@ -92,7 +97,7 @@ def estimate(config: TrainConfig) -> MemoryEstimate:
     if train.logical_ranks:
         gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
     return MemoryEstimate(
-        micro_batch_size=train.micro_batch_size,
+        micro_batch_size=micro,
         weights=weights // share + buffers,
         gradients=gradients,
         optimizer=moments // (world_size if config.parallel.zero1 else share),
@@ -102,16 +107,18 @@ def estimate(config: TrainConfig) -> MemoryEstimate:
         checkpoint=_num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()),
-        note=note,
+        note=_AUTO_NOTE if train.is_batch_auto and guess is None else guess,
     )
 
 
-def _kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares) -> int:
+def kept_bytes(
+    config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None
+) -> int:
     """What the forward pass keeps for the backward one on one rank, besides weights, buffers and the batch."""
+    shares = shares or Shares(1, frozenset())
     known = {each.untyped_storage()._cdata for each in [*loss.parameters(), *loss.buffers(), *batch]}
-    kept: dict[
-        int, tuple[torch.Tensor, int]
-    ] = {}  # the tensors too: a storage that is gone leaves its place to another
+    # The tensors too: a storage that is gone leaves its place to another.
+    kept: dict[int, tuple[torch.Tensor, int]] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.untyped_storage()._cdata not in known:

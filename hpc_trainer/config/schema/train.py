@@ -21,6 +21,9 @@ from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 
+AUTO = "auto"
+"""`train.micro_batch_size=auto`: the run finds the size itself."""
+
 
 class Recompute(str, enum.Enum):
     """What of a block's activations the backward pass computes again."""
@@ -43,8 +46,11 @@ class LoopConfig:
     """Optimizer steps of the whole run, ≥ 1."""
     global_batch_size: int = 64
     """Samples of one optimizer step over all ranks, ≥ 1."""
-    micro_batch_size: int | None = None
-    """Samples of one forward pass on one rank; null: what the other two leave."""
+    micro_batch_size: int | str | None = None
+    """Samples of one forward pass on one rank; null: what the other two leave; auto: the largest that fits, found when
+    the run first starts and kept from then on. grad_accum_steps follows, and the global batch stays."""
+    memory_margin: float = 0.1
+    """Share of a rank's memory that `micro_batch_size=auto` leaves free, in [0, 1): for fragments and communication."""
     grad_accum_steps: int | None = None
     """Forward passes for each optimizer step; null: what the other two leave, else 1."""
     max_grad_norm: float | None = 1.0
@@ -72,6 +78,21 @@ class LoopConfig:
     compile: bool = False
     """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
     Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler."""
+
+    def __post_init__(self) -> None:
+        # A key that may be a word is not made a number by OmegaConf: "8" of an environment variable would stay a text.
+        if isinstance(self.micro_batch_size, str) and self.micro_batch_size.isdecimal():
+            self.micro_batch_size = int(self.micro_batch_size)
+
+    @property
+    def is_batch_auto(self) -> bool:
+        """True if the run finds its micro-batch itself."""
+        return self.micro_batch_size == AUTO
+
+    @property
+    def given_micro_batch_size(self) -> int | None:
+        """The micro-batch, where it is a number."""
+        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else None
 
 
 @dataclass(kw_only=True, slots=True)

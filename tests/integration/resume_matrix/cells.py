@@ -45,6 +45,15 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18", "ema": "null"},
         ("parallel=fsdp", "train.recompute=full"),
     ),
+    "auto": (
+        {"ranks": "2", "model": "resnet18", "workers": "2"},
+        (
+            "train.micro_batch_size=auto",
+            "train.grad_accum_steps=null",
+            "optim.lr_scaling=sqrt",
+            "optim.lr_base_batch=8",
+        ),
+    ),
     "zero1": (
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),

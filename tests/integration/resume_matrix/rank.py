@@ -6,6 +6,7 @@ tests/integration/test_resume.py's. A stop is asked of one rank; a kill ends all
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.fit_batch import Trials
 from hpc_trainer.training.probe import Probe, ProbedRun
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.worker.call_main import run_main
@@ -98,6 +100,19 @@ def play(
         group.barrier()
 
 
+def let_memory_grow() -> None:
+    """Every search for a micro-batch would find a larger one than the search before: a run must search once."""
+    searches, fits = itertools.count(2), Trials.fits
+    room: dict[str, int] = {}
+
+    def limited(trials: Trials, size: int, *, is_evaluation: bool = False) -> bool:
+        place = f"{trials.run.paths.folder} {trials.run.attempt}"
+        most = room.setdefault(place, 2 if place.endswith(" 0") else next(searches) * 2)
+        return fits(trials, size, is_evaluation=is_evaluation) and (is_evaluation or size <= most)
+
+    Trials.fits = limited  # type: ignore[method-assign]
+
+
 def _overflow(paths: RunPaths, world_size: int) -> int | None:
     """A step past the second in which the loss scale fell, with a step left after it."""
     scales = {step: float(leaves["scaler.scale"]) for step, leaves in read_trace(paths, world_size).steps(0).items()}
@@ -116,6 +131,8 @@ def main(name: str, rank: int, folder: Path, seed: int) -> None:
     with Composer() as composer:
         config = composer.compose(list(overrides(cell)))
     validate(config)
+    if config.train.is_batch_auto:
+        let_memory_grow()
     point = POINTS[cell["point"]]
     others = random.Random(seed).sample([step for step in range(1, NUM_STEPS) if step != point], 4)
     runs = {"once": [point], "five": sorted([point, *others])}
