@@ -38,12 +38,13 @@ def run_plan(
 ) -> None:  # fmt: skip
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
     plan = plan_grid(freeze_grid(overrides, config_dirs=config_dirs, trust=trust), retry_failed=retry_failed)
+    needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory and as_json else []
     if as_json:
-        print_json(plan_json(plan) | ({"memory": memory_json(find_needs(plan.grid.specs))} if memory else {}))
+        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}))
     else:
         print_plan(plan)
         if memory:
-            print_needs(find_needs(plan.grid.specs))
+            print_needs(find_needs(plan.grid.specs, plan.grid.sweep))
         if script:
             for array in plan.arrays:
                 print(f"\n# --- batch script of the array on {array.hardware} ---")

@@ -111,7 +111,8 @@ def _cause(run: RunStatus) -> str:
 
 
 def _next_command(status: SweepStatus) -> str:
-    failed = next((run for run in status.runs if run.state is RunState.FAILED), None)
+    bad = (RunState.FAILED, RunState.OUT_OF_MEMORY)
+    failed = next((run for run in status.runs if run.state in bad), None)
     if failed is not None:
         return f"hpc-trainer why {failed.run_id}"
     if status.has_active:
@@ -145,7 +146,7 @@ def run_logs(
 
 
 def _most_interesting(runs: list[RunStatus]) -> RunStatus:
-    order = (RunState.FAILED, RunState.RUNNING)
+    order = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.RUNNING)
     for state in order:
         for run in runs:
             if run.state is state:

@@ -25,13 +25,15 @@ def print_needs(needs: Sequence[Need]) -> None:
         return
     shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
     out.print(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
+    has_measured = any(each.measured_gb is not None for each in needs)
     print_table(
-        ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", "CHECKPOINT"],
+        ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", *["MEASURED"] * has_measured, "CHECKPOINT"],
         [
             [
                 str(each.num_runs), " ".join(f"{key}={value}" for key, value in each.axes.items()) or each.run_id,
                 str(each.micro_batch_size),
                 *(f"{each.parts[part]:.3g}" for part in shown), f"{each.total_gb or 0:.3g}",
+                *["-" if each.measured_gb is None else f"{each.measured_gb:.3g}"] * has_measured,
                 f"{each.checkpoint_gb or 0:.3g}",
             ]
             for each in needs if each.parts

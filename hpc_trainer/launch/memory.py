@@ -7,15 +7,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.train import Recompute, TrainConfig
-from hpc_trainer.config.validate import find_problems
+from hpc_trainer.config.memory_ways import ways
+from hpc_trainer.runs.files import read_json
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec
 
 # The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
@@ -46,6 +45,8 @@ class Need:
     micro_batch_size: int | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     checkpoint_gb: float | None = None
+    measured_gb: float | None = None
+    """The peak of a rank of such a run that has trained here already; of one on the CPU its whole process."""
     ways: tuple[str, ...] = ()
     """What would need less."""
     note: str | None = None
@@ -73,8 +74,10 @@ class Need:
         return f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB. Try {ways}."
 
 
-def find_needs(specs: Sequence[RunSpec]) -> list[Need]:
+def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> list[Need]:
     """The need of each kind of training among the runs, the most common first; at most 16 kinds are asked.
+
+    With `sweep`, what its runs have measured stands beside what is estimated.
 
     Own loops (`train.main`) are left out: nobody knows what they build. What could not be found out is a `problem`.
     """
@@ -87,7 +90,20 @@ def find_needs(specs: Sequence[RunSpec]) -> list[Need]:
         return []
     answers = _ask([runs[0].config for runs in ordered[:_MOST]])
     answers += [{"error": f"not asked: {_MOST} other kinds of training were"}] * (len(ordered) - len(answers))
-    return [_need(runs, answer) for runs, answer in zip(ordered, answers, strict=True)]
+    needs = [_need(runs, answer) for runs, answer in zip(ordered, answers, strict=True)]
+    if sweep is None:
+        return needs
+    measured = [_measured(sweep, runs) for runs in ordered]
+    return [dataclasses.replace(need, measured_gb=peak) for need, peak in zip(needs, measured, strict=True)]
+
+
+def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
+    """GB, of the first of these runs that has told; of many, no more than a few are asked."""
+    for spec in runs[:_MOST]:
+        peak = (read_json(sweep.run(spec.run_id).memory) or {}).get("peak")
+        if isinstance(peak, (int, float)):
+            return peak / 1e9
+    return None
 
 
 def _ask(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -136,27 +152,5 @@ def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
         parts={name: answer[name] / 1e9 for name in PARTS},
         checkpoint_gb=answer["checkpoint"] / 1e9,
         note=answer["note"],
-        ways=tuple(_ways(first.typed())),
+        ways=(*(way.text for way in ways(first.typed())), "larger GPUs"),
     )
-
-
-def _ways(config: TrainConfig) -> Iterator[str]:
-    """What would need less, and breaks no rule that was not broken before."""
-    train, broken = config.train, set(find_problems(config))
-    micro = train.given_micro_batch_size or 1
-    wanted: list[tuple[str, str, dict[str, Any]]] = []
-    if micro > 1 and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
-        half = micro // 2
-        changes = {"micro_batch_size": half, "grad_accum_steps": None}
-        wanted.append((f"train.micro_batch_size={half}", "train", changes))
-    if train.recompute is not Recompute.full:
-        wanted.append(("train.recompute=full", "train", {"recompute": Recompute.full}))
-    if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
-        wanted.append(("precision=bf16", "precision", {"compute_dtype": Dtype.bf16}))
-    if config.parallel.strategy is not Strategy.fsdp:
-        wanted.append(("parallel=fsdp", "parallel", {"strategy": Strategy.fsdp}))
-    for text, group, changes in wanted:
-        section = dataclasses.replace(getattr(config, group), **changes)
-        if broken.issuperset(find_problems(dataclasses.replace(config, **{group: section}))):
-            yield text
-    yield "larger GPUs"

@@ -15,7 +15,7 @@ from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, read_specs
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
 
@@ -67,7 +67,7 @@ class RunStatus:
     @property
     def _failure_text(self) -> str | None:
         kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
-        if self.state is not RunState.FAILED or not message:
+        if self.state not in (RunState.FAILED, RunState.OUT_OF_MEMORY) or not message:
             return None
         return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
@@ -200,6 +200,9 @@ def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = F
 
 def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
     state, cause, node = decide(folder, view)
+    failure = _first_failure(folder) if state is RunState.FAILED else {}
+    if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
+        state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
         state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
     beat, newest = folder.heartbeat, folder.attempts[-1] if folder.attempts else None
@@ -221,9 +224,14 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         stop_s=_stop_s(beat),
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
-        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
-        failure=(read_json(folder.paths.failure(newest.attempt)) or {}) if newest and state is RunState.FAILED else {},
+        failure=failure,
     )
+
+
+def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
+    """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
+    newest = folder.attempts[-1] if folder.attempts else None
+    return (read_json(folder.paths.failure(newest.attempt)) or {}) if newest else {}
 
 
 def _stop_s(beat: Mapping[str, Any]) -> float | None:

@@ -74,6 +74,10 @@ BY_CAUSE: dict[str, Verdict] = {
         "The training diverged: its gradients were NaN or inf more often in a row than train.max_skipped_steps allows.",
         ("a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32", "NaN in the data?"),
     ),
+    "out_of_memory": Verdict(
+        "The memory of a rank was not enough for a step.",
+        ("a smaller train.micro_batch_size: accumulation keeps the batch", "train.recompute=full, parallel=fsdp"),
+    ),
     "no_progress": Verdict(
         "It came back again and again without a new step, so it was stopped for good (exit 76).",
         (_LOGS, "a longer time limit or grace if the first step comes late", _RETRY + " counts anew"),

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
+from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, INCOMPATIBLE_RESUME, Verdict
+from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.jobs import show_preemption
 
-_GPU_MEMORY = Verdict(
-    "The GPU's memory was not enough.",
-    ("a smaller train.micro_batch_size: the batch stays the same by accumulation", "hpc-trainer retry {run}"),
-)
 _TRACEBACK_LINES = 4
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
+_AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,13 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     Args:
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
-    verdict = _verdict(run)
+    verdict, memory = _verdict(run), _memory(status, run)
     words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run)}
     evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
+    if memory is not None:
+        evidence[1:1] = memory_evidence(memory)
+        with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
+            advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
     warning = _grace(run) if asks_slurm else None
     if warning is not None:
         evidence.append(warning)
@@ -62,11 +66,28 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
 
 
 def _verdict(run: RunStatus) -> Verdict:
+    if _met_its_end(run):
+        return BY_CAUSE[OUT_OF_MEMORY]
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
-    if "OutOfMemoryError" in str(run.error.get("type", "")):
-        return _GPU_MEMORY
     return BY_CAUSE.get(run.cause or "", BY_STATE[RunState.FAILED])
+
+
+def _met_its_end(run: RunStatus) -> bool:
+    """True if a rank said itself that memory was not enough; older versions told it as an exception."""
+    error = run.error
+    if run.state is RunState.OUT_OF_MEMORY:
+        return run.cause == OUT_OF_MEMORY
+    return run.state is RunState.FAILED and "OutOfMemoryError" in str(error.get("type", ""))
+
+
+def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
+    """Of a run whose memory was not enough: what the rank told at its end, over what it told after its first steps."""
+    if not _met_its_end(run):
+        return None
+    before = read_json(status.sweep.run(run.run_id).memory) or {}
+    at_end = {key: value for key, value in (run.error.get("memory") or {}).items() if value is not None}
+    return {**before, **at_end}
 
 
 def _flag(run: RunStatus) -> str:
@@ -77,7 +98,7 @@ def _flag(run: RunStatus) -> str:
 
 def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     error = run.error
-    if run.state is RunState.FAILED and error:
+    if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
         where = f"rank {error.get('rank')} on {error.get('node')}"
         yield f"{where}: {error.get('type')}: {str(error.get('message', '')).strip()}"
         frames = [

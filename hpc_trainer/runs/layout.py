@@ -39,6 +39,11 @@ class RunPaths:
         return self.folder / "heartbeat.json"
 
     @property
+    def memory(self) -> Path:
+        """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
+        return self.folder / "memory.json"
+
+    @property
     def result(self) -> Path:
         """Final metrics; rank 0 writes once."""
         return self.folder / "result.json"
@@ -80,6 +85,10 @@ class RunPaths:
     def trace(self, rank: int) -> Path:
         """What a rank's state was after each step; only of runs that `certify` starts; the rank appends."""
         return self.folder / f"trace.rank-{rank}.jsonl"
+
+    def memory_snapshot(self, attempt: int, rank: int) -> Path:
+        """The CUDA allocator's blocks where memory was not enough; that rank writes."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.memory.json"
 
     def failure(self, attempt: int) -> Path:
         """The first failing rank's error; whoever fails first writes once."""

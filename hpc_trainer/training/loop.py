@@ -25,6 +25,7 @@ from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
+from hpc_trainer.training.memory_report import MemoryReport
 from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
 from hpc_trainer.training.optim import build_optimizer
@@ -57,8 +58,14 @@ def train(config: TrainConfig, run: RunContext) -> None:
 
     However it ends, everything is saved: started again it goes on with the same bits.
     """
+    with MemoryReport(config=config, run=run) as memory:
+        _train(config, run, memory)
+
+
+def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
     task = build_task(config, run)
     state = task.state
+    memory.state, memory.micro_batch_size = state, task.sizes.micro_batch_size
     state.resume(run.restore(**state.objects()))
     batches = train_batches(
         task.train_set,
@@ -74,12 +81,12 @@ def train(config: TrainConfig, run: RunContext) -> None:
     )
     try:
         run.restore_rng()  # building a loader may draw from the random state
-        _run_steps(config, run, task, batches)
+        _run_steps(config, run, task, batches, memory)
     finally:
         batches.close()
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -> None:
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, memory: MemoryReport) -> None:
     state, num_steps = task.state, config.train.num_steps
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
@@ -98,6 +105,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any) -
             total = state.guard.total
             run.log(state.step, values | ({"skipped_steps": total} if total else {}))
             state.guard.check(state.step, state.scaler)
+            memory.tell(state.step)
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:

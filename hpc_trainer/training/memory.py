@@ -111,9 +111,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     )
 
 
-def kept_bytes(
-    config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None
-) -> int:
+def kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None) -> int:
     """What the forward pass keeps for the backward one on one rank, besides weights, buffers and the batch."""
     shares = shares or Shares(1, frozenset())
     known = {each.untyped_storage()._cdata for each in [*loss.parameters(), *loss.buffers(), *batch]}

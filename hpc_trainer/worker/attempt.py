@@ -27,7 +27,7 @@ from hpc_trainer.errors import (
 from hpc_trainer.runs.files import is_storage_error, read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -38,6 +38,7 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.device_memory import is_out_of_memory
 from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.logical import NUM_THREADS
 from hpc_trainer.training.probe import context_class
@@ -197,13 +198,15 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         "traceback": "".join(traceback.format_exception(error))[-8000:],
         "time": time.time(),
     }
+    if is_out_of_memory(error):
+        record |= {"cause": OUT_OF_MEMORY, "memory": getattr(error, "memory", {})}
     try:
         first = record
         try:
             first = _first_failure(stop.paths, stop.attempt, record)
         except OSError as full:  # the disk is the failure, most likely; the journal may still take a line
             print(f"the error could not be recorded: {full}", file=sys.stderr)
-        cause = _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
+        cause = first.get("cause") or _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
         conclude_failure(stop, cause=cause, error=first, is_first=first is record)
         sys.stdout.flush()
         sys.stderr.flush()

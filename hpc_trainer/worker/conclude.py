@@ -18,7 +18,7 @@ from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.journal import Journal, failures_of_storage
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
-from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
     AT_WORK,
     Action,
@@ -101,7 +101,7 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
         num_failures = failures_of_storage(stop.paths)
         made = decide_failure(_facts(stop), cause=cause, num_failures=num_failures, max_failures=budget)
     if made is None:
-        record(RunState.FAILED)
+        record(RunState.OUT_OF_MEMORY if cause == OUT_OF_MEMORY else RunState.FAILED)
         return
     record(made.state, made.action)
     if not is_first:

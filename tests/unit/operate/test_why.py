@@ -81,6 +81,42 @@ def test_a_refused_resume_is_told_with_the_flag_that_allows_it(sweep: SweepOnDis
     assert "mend the code" not in advice
 
 
+def test_the_end_of_a_ranks_memory_has_figures_and_keys(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    write_json(sweep.run().memory, {"weights": 2e9, "optimizer": 4e9, "step": 10, "peak": 1e9, "limit": 80e9})
+    memory = {"activations": 70e9, "peak": 79e9, "limit": None, "step": 12, "micro_batch_size": 64}
+    error = {**ERROR, "type": "OutOfMemoryError", "message": "CUDA out of memory.", "memory": memory}
+    sweep.end(state=RunState.OUT_OF_MEMORY, cause="out_of_memory", error=error)
+    why = _why(sweep)
+    assert (why.state, why.verdict) == (RunState.OUT_OF_MEMORY, BY_CAUSE["out_of_memory"].says)
+    assert why.evidence[:3] == [
+        "rank 1 on n2: OutOfMemoryError: CUDA out of memory.",
+        "GB on the rank after step 12: weights 2, optimizer 4, activations 70 (micro-batch of 64)",
+        "79 of 80 GB at the most",
+    ]  # fmt: skip
+    assert why.advice[0].startswith("a smaller train.micro_batch_size, as =32 or =auto")
+    assert "saves about 35 GB" in why.advice[0]
+    assert "hpc-trainer submit" in why.advice[-1]
+
+
+def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7|5\n")
+    why = _why(sweep)
+    assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
+    assert "mem_gb_per_node" in why.advice[0]
+
+
+def test_a_rank_that_told_more_than_slurm_knows_is_believed(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """Rank 0 was killed with its step before it could journal what rank 1 had met."""
+    sweep.start(resumed=0)
+    write_json(sweep.run().failure(0), {**ERROR, "cause": "out_of_memory", "memory": {"step": 3}})
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7|5\n")
+    assert (_why(sweep).state, _why(sweep).cause) == (RunState.OUT_OF_MEMORY, "out_of_memory")
+
+
 @pytest.mark.parametrize("cause", sorted(BY_CAUSE))
 def test_a_failure_is_explained_by_its_cause(sweep: SweepOnDisk, cause: str) -> None:
     sweep.start(resumed=0)

@@ -203,3 +203,14 @@ def test_slurms_commands_survive_the_signal_that_is_for_the_job(sweep: SweepPath
     stop = _stop(sweep)
     assert conclude_start(stop) is ExitCode.REQUEUED
     assert _ends(stop.paths) == [("REQUEUED", "signal", "requeue")]
+
+
+def test_the_end_of_memory_is_a_state_of_its_own_and_comes_again_each_time(
+    sweep: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    _play(fake_slurm)
+    stop = _stop(sweep)
+    error: dict[str, Any] = {"rank": 0, "exit_code": int(ExitCode.FAILED), "type": "OutOfMemoryError"}
+    conclude_failure(stop, cause="out_of_memory", error=error, is_first=True)
+    assert _ends(stop.paths)[-1] == ("OUT_OF_MEMORY", "out_of_memory", "none")
+    assert [call for call in fake_slurm.calls() if "requeue" in call] == []

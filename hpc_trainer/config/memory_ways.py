@@ -1,0 +1,73 @@
+"""What a kind of training would need less memory with: only choices that break no rule that was not broken before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.config.fit_rules import divisors
+from hpc_trainer.config.rank_rules import num_parts
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
+from hpc_trainer.config.validate import find_problems
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`text`: as one types it. `share`: of each part of the memory, by name, what is saved about."""
+
+    text: str
+    share: Mapping[str, float]
+
+    def saves(self, parts: Mapping[str, float]) -> float:
+        """In the unit of `parts`."""
+        return sum(share * (parts.get(name) or 0.0) for name, share in self.share.items())
+
+
+def smaller_batch(config: TrainConfig) -> int | None:
+    """The largest micro-batch that is at most half of the one that there is; None if that is one sample, or auto."""
+    micro = config.train.given_micro_batch_size
+    if micro is None or micro < 2:
+        return None
+    share = config.train.global_batch_size // num_parts(config.train, config.hardware)
+    return max(size for size in divisors(share) if size <= micro // 2)
+
+
+def ways(config: TrainConfig) -> Iterator[Way]:
+    """Each way that is legal, the ones that cost the least first. `config` is validated."""
+    broken = set(find_problems(config))
+    for way, group, changes in _wanted(config):
+        section = dataclasses.replace(getattr(config, group), **changes)
+        if broken.issuperset(find_problems(dataclasses.replace(config, **{group: section}))):
+            yield way
+
+
+def may_be_auto(config: TrainConfig) -> bool:
+    """True if `train.micro_batch_size=auto` would be legal, and is not there."""
+    train = dataclasses.replace(config.train, micro_batch_size=AUTO, grad_accum_steps=None)
+    return not config.train.is_batch_auto and not list(find_problems(dataclasses.replace(config, train=train)))
+
+
+def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
+    train, world_size = config.train, config.hardware.world_size
+    others = 1 - 1 / world_size  # the share that the other ranks would take over
+    half = smaller_batch(config)
+    if half is not None and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
+        changes = {"micro_batch_size": half, "grad_accum_steps": None}
+        yield Way(f"train.micro_batch_size={half}", {"activations": 0.5}), "train", changes
+    if train.recompute is not Recompute.full:
+        # A block's input is left of its activations; how much that is depends on the model.
+        yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
+    if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
+        yield Way("precision=bf16", {"activations": 0.4}), "precision", {"compute_dtype": Dtype.bf16}
+    if not config.parallel.zero1 and config.parallel.strategy is Strategy.ddp:
+        yield Way("parallel.zero1=true", {"optimizer": others}), "parallel", {"zero1": True}
+    if config.parallel.strategy is not Strategy.fsdp:
+        shared = dict.fromkeys(("weights", "gradients", "optimizer"), others)
+        words = "parallel=fsdp parallel.zero1=false" if config.parallel.zero1 else "parallel=fsdp"
+        yield Way(words, shared), "parallel", {"strategy": Strategy.fsdp, "zero1": False}
+    if train.ema_decay is not None:
+        yield Way("train.ema_decay=null", {"average": 1.0}), "train", {"ema_decay": None}

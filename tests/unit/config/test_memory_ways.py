@@ -1,0 +1,52 @@
+"""What is proposed against too little memory is legal, and is worth what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.memory_ways import may_be_auto, smaller_batch, ways
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.validate import find_problems, validate
+
+_CASES = (
+    ("hardware=gpu_x8", "experiment=gpt_bytes", "train.global_batch_size=64"),
+    ("hardware=gpu_x8", "experiment=gpt_bytes", "parallel.zero1=true", "train.micro_batch_size=auto"),
+    ("hardware=cpu_x1", "model=mlp", "train.ema_decay=0.9", "train.global_batch_size=45", "train.micro_batch_size=9"),
+    ("hardware=cpu_x2", "model=resnet18", "data=synthetic_images", "train.compile=true"),
+    ("hardware=cpu_x2", "train.logical_ranks=4"),
+    ("hardware=gpu_x8", "experiment=gpt_bytes", "parallel=fsdp", "train.recompute=full", "precision=bf16"),
+)
+
+
+def _config(*words: str) -> TrainConfig:
+    with Composer() as composer:
+        config = composer.compose(["cluster=slurm", *words])
+    validate(config)
+    return config
+
+
+@pytest.mark.parametrize("words", _CASES, ids=lambda words: " ".join(words)[:60])
+def test_each_way_is_legal_as_it_is_typed(words: tuple[str, ...]) -> None:
+    for way in ways(_config(*words)):
+        accum = ["train.grad_accum_steps=null"] if "micro_batch" in way.text else []
+        with Composer() as composer:
+            changed = composer.compose(["cluster=slurm", *words, *way.text.split(), *accum])
+        assert list(find_problems(changed)) == [], way.text
+
+
+def test_a_smaller_batch_is_a_divisor_and_auto_is_offered_where_it_is_legal() -> None:
+    gpt, auto, odd, _, logical, sharded = (_config(*words) for words in _CASES)
+    assert smaller_batch(gpt) == 4
+    assert [may_be_auto(each) for each in (gpt, auto, odd, logical)] == [True, False, True, False]
+    assert smaller_batch(auto) is None
+    assert smaller_batch(odd) == 3, "of 45 samples 4 would leave one over"
+    assert [way.text for way in ways(sharded)] == []
+
+
+def test_what_is_saved_is_the_others_share() -> None:
+    parts = {"weights": 8.0, "gradients": 8.0, "optimizer": 16.0, "activations": 10.0}
+    saved = {way.text: way.saves(parts) for way in ways(_config(*_CASES[0]))}
+    assert saved["train.micro_batch_size=4"] == 5.0
+    assert saved["parallel=fsdp"] == pytest.approx(32 * 7 / 8)
+    assert saved["parallel.zero1=true"] == pytest.approx(16 * 7 / 8)
