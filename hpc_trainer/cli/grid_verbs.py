@@ -178,14 +178,14 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
             print("\nNo longer watching; the runs go on. See: hpc-trainer status", file=sys.stderr)
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
-        _stop_queues(job_ids)
+        stop_queues(job_ids)
         status = read_status(grid.sweep)
         steps = ", ".join(f"{run.run_id} at step {run.step}" for run in status.runs if run.state is RunState.PREEMPTED)
         print(f"Stopped{': ' + steps if steps else ''}. The same command goes on from here.", file=sys.stderr)
         sys.exit(1)
 
 
-def _stop_queues(job_ids: Sequence[str]) -> None:
+def stop_queues(job_ids: Sequence[str]) -> None:
     for job_id in set(job_ids):
         if is_alive(job_id):
             os.kill(pid_of(job_id), signal.SIGTERM)

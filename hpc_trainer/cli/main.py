@@ -241,6 +241,26 @@ def certify_(
     )  # fmt: skip
 
 
+@app.command("find-lr")
+def find_lr_(
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of the test, at least 10.")] = 100,
+    first: Annotated[float, typer.Option("--from", help="The first learning rate.")] = 1e-7,
+    last: Annotated[float, typer.Option("--to", help="The last one, if the loss does not diverge before.")] = 10.0,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that the test may take.")] = 3600.0,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Try ever larger learning rates on this training, here, and suggest one; writes a plot, leaves no run behind."""
+    from hpc_trainer.cli.find_lr_verb import run_find_lr_verb
+
+    run_find_lr_verb(
+        overrides or [], config_dir or [], trust or [], steps=steps, first=first, last=last, timeout_s=timeout,
+        as_json=as_json,
+    )  # fmt: skip
+
+
 @app.command()
 def results(
     sweep: SweepArgument = None,

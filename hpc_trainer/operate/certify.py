@@ -146,7 +146,7 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
     """
     trial.start()
     for expected in (*interruptions, None):
-        run = _ended(trial, timeout_s)
+        run = await_end(trial.sweep, trial.spec.run_id, timeout_s)
         if run.state is RunState.COMPLETED:
             return
         # Of a kill the queue says FAILED, or a rank that outlived the others for a moment does.
@@ -164,15 +164,20 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         trial.bring_back()
 
 
-def _ended(trial: Trial, timeout_s: float) -> RunStatus:
+def await_end(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
+    """The status of a run once no queue has it any more.
+
+    Raises:
+        RunStateError: it did not end in time.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
-        run = next(each for each in read_status(trial.sweep).runs if each.run_id == trial.spec.run_id)
+        run = next(each for each in read_status(sweep).runs if each.run_id == run_id)
         if not run.state.is_active:
             return run
         if time.monotonic() > deadline:
             raise RunStateError(
-                f"{trial.sweep.name} run had not ended after {timeout_s:g} s, and is {run.state.value} at step "
+                f"{sweep.name} run had not ended after {timeout_s:g} s, and is {run.state.value} at step "
                 f"{run.step}. Take fewer --steps, or a longer --timeout."
             )
         time.sleep(_POLL_S)

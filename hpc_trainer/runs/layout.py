@@ -74,6 +74,11 @@ class RunPaths:
         return self.folder / "submissions.jsonl"
 
     @property
+    def lr_range(self) -> Path:
+        """The plot of `hpc-trainer find-lr` for this configuration; the command replaces."""
+        return self.folder / "lr_range.svg"
+
+    @property
     def requeue_token(self) -> Path:
         """Which incarnation asked for a requeue, so that none asks twice; rank 0 replaces."""
         return self.folder / "requeue.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runs.lr_range import VARIABLE
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
@@ -40,6 +42,10 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
 def find_main(config: TrainConfig) -> Main:
     """The loop of this configuration. Raises ConfigError as `run_main`."""
     name = config.train.main
+    if VARIABLE in os.environ:
+        from hpc_trainer.training.lr_range import try_rates
+
+        return try_rates
     if name is None:
         return train
     found = locate("train.main", name, config.trust)

@@ -1,0 +1,134 @@
+"""`hpc-trainer find-lr`: a learning-rate range test of a person's own configuration, and a plot of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.api import submit_grid
+from hpc_trainer.cli.common import console, print_json, print_table
+from hpc_trainer.cli.grid_verbs import stop_queues
+from hpc_trainer.config.lr_scaling import lr_factor
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.operate.find_lr import find_lr
+from hpc_trainer.operate.lr_curve import Curve
+from hpc_trainer.operate.lr_plot import draw
+from hpc_trainer.runs.files import set_umask
+from hpc_trainer.runs.lr_range import VARIABLE, LrRange
+from hpc_trainer.runs.spec import RunSpec
+
+_FEWEST_STEPS = 10
+_ROWS = 12
+_OWN = ("cluster=", "sweep_name=", "paths.runs_dir=")
+
+
+def run_find_lr_verb(
+    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, steps: int, first: float,
+    last: float, timeout_s: float, as_json: bool,
+) -> None:  # fmt: skip
+    """Exits 0 if there is a suggestion, 1 if the loss fell nowhere, 2 if the configuration is wrong."""
+    if steps < _FEWEST_STEPS or not 0 < first < last < float("inf"):
+        raise ConfigError(
+            f"--steps={steps} must be at least {_FEWEST_STEPS}, and --from={first:g} greater than 0 and less than "
+            f"--to={last:g}. Use --steps 100 --from 1e-7 --to 10."
+        )
+    given = [each for each in overrides if not each.startswith("cluster=")]
+    grid = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust)
+    if len(grid.specs) != 1:
+        raise ConfigError(
+            f"find-lr takes one configuration, and this is a grid of {len(grid.specs)}. Choose one point."
+        )
+    (spec,) = grid.specs
+    if spec.config["train"]["main"] is not None:
+        raise ConfigError("find-lr takes steps of the shared loop, and train.main is your own.")
+    if not as_json:
+        print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
+    plan = LrRange(first=first, last=last, num_steps=steps)
+    curve = _test(given, config_dirs, trust, plan, timeout_s)
+    set_umask(grid.group_readable)
+    plot = grid.sweep.run(spec.run_id).lr_range
+    plot.parent.mkdir(parents=True, exist_ok=True)
+    plot.write_text(draw(curve, f"{spec.run_id}: loss over learning rate"), encoding="utf-8")
+    value = _optim_lr(curve, spec)
+    if as_json:
+        print_json(_json(curve, spec, value, plot))
+    else:
+        _show(curve, spec, value, plot, given)
+    if value is None:
+        sys.exit(1)
+
+
+def _test(
+    given: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], plan: LrRange, timeout_s: float
+) -> Curve:
+    """Runs it in a folder of its own, which is gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-find-lr-"))
+    job_ids: list[str] = []
+    try:
+        forced = [
+            "cluster=local", f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
+            "train.early_stop.patience=null", "schedule=constant", "schedule.warmup_steps=0", "tracker=none",
+            "schedule.decay_steps=null", "schedule.every_steps=null",
+            "checkpoint.resume_from=null", "checkpoint.keep_best=null", "sweep_name=find-lr",
+            f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
+        ]  # fmt: skip
+        own = [each for each in given if not each.startswith((*_OWN, "schedule"))]
+        grid = freeze_grid([*own, *forced], config_dirs=config_dirs, trust=trust)
+
+        def start() -> None:
+            job_ids.extend(array.job_id for array in submit_grid(grid, command_line=sys.argv).arrays)
+
+        return find_lr(grid.sweep, grid.specs[0].run_id, start, timeout_s=timeout_s)
+    finally:
+        stop_queues(job_ids)  # after Ctrl-C, or when the time is over: nothing is left at work
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _optim_lr(curve: Curve, spec: RunSpec) -> float | None:
+    """What `optim.lr` must be for the suggested rate: a rule may scale it to this batch."""
+    config = spec.typed()
+    factor = lr_factor(config.optim.lr_scaling, config.optim.lr_base_batch, config.train.global_batch_size)
+    return None if curve.suggested_lr is None else float(f"{curve.suggested_lr / factor:.2g}")
+
+
+def _json(curve: Curve, spec: RunSpec, value: float | None, plot: Path) -> dict[str, Any]:
+    return {
+        "run_id": spec.run_id,
+        "points": [dataclasses.asdict(point) for point in curve.points],
+        "steepest_lr": curve.steepest_lr,
+        "divergence_lr": curve.divergence_lr,
+        "tenth_lr": curve.tenth_lr,
+        "suggested_lr": curve.suggested_lr,
+        "optim_lr": value,
+        "plot": str(plot),
+    }
+
+
+def _show(curve: Curve, spec: RunSpec, value: float | None, plot: Path, given: Sequence[str]) -> None:
+    points = curve.points
+    shown = sorted({round(index * (len(points) - 1) / (_ROWS - 1)) for index in range(_ROWS)})
+    rows = [points[index] for index in shown]
+    print_table(
+        ["STEP", "LR", "LOSS", "SMOOTHED"],
+        [[str(row.step), f"{row.lr:.2g}", f"{row.loss:.4g}", f"{row.smoothed:.4g}"] for row in rows],
+    )
+    out = console()
+    if curve.divergence_lr is None:
+        print(f"The loss did not diverge up to lr={points[-1].lr:.2g}; --to takes a larger one.")
+    else:
+        print(f"The loss diverged at lr={curve.divergence_lr:.2g}; a tenth of it is {curve.tenth_lr:.2g}.")
+    if value is None:
+        print("The loss fell nowhere: no rate is suggested.")
+    else:
+        print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
+    out.print(f"Plot: {plot}", soft_wrap=True, markup=False, highlight=False)
+    if value is not None:
+        words = [each for each in given if not each.startswith("optim.lr=")]
+        print(f"Next: hpc-trainer train {shlex.join([*words, f'optim.lr={value:g}'])}")

@@ -1,0 +1,47 @@
+"""`hpc-trainer find-lr`: a rate that trains, a plot beside the run, and nothing else left behind."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import LocalDriver
+
+WORDS = ("experiment=digits", "model=mlp", "hardware=cpu_x2", "optim.lr_scaling=linear", "optim.lr_base_batch=32")
+
+
+@pytest.mark.dist
+def test_a_rate_is_found_and_the_same_one_again(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = local.folder / "tmp"
+    places.mkdir()
+    monkeypatch.setenv("TMPDIR", str(places))
+    tempfile.tempdir = None
+    found = local.json("find-lr", *WORDS, "--steps", "60", "--from", "1e-6")
+    assert 1e-4 < found["suggested_lr"] < 0.1
+    assert found["suggested_lr"] == min(each for each in (found["steepest_lr"], found["tenth_lr"]) if each)
+    assert found["optim_lr"] == pytest.approx(found["suggested_lr"] / 2, rel=0.06), "the rule doubles it for 64 samples"
+    assert [each["step"] for each in found["points"]] == list(range(1, len(found["points"]) + 1))
+    assert found["divergence_lr"] is None or len(found["points"]) < 60
+    plot = Path(found["plot"])
+    assert plot == local.folder / "runs" / "digits" / found["run_id"] / "lr_range.svg"
+    assert plot.read_text().startswith("<svg")
+    assert sorted(path.name for path in (local.folder / "runs").rglob("*") if path.is_file()) == ["lr_range.svg"]
+    assert list(places.glob("hpc-trainer*")) == []
+    shown = local.run("find-lr", *WORDS, "--steps", "60", "--from", "1e-6").stdout
+    assert f"Suggested: optim.lr={found['optim_lr']:g}" in shown, "the same seed, the same rate"
+    planned = local.json("plan", *WORDS)
+    assert [run["state"] for run in planned["runs"]] == ["NEW"]
+
+
+def test_what_cannot_be_tested_is_said(local: LocalDriver) -> None:
+    for words, message in (
+        (("optim.lr=1e-3,1e-2",), "find-lr takes one configuration"),
+        (("--steps", "3"), "--steps=3 must be at least 10"),
+        (("--from", "1", "--to", "0.1"), "--from=1 greater than 0 and less than"),
+    ):
+        done = local.run("find-lr", "experiment=digits", *words, "--json", check=False)
+        assert done.returncode == 2
+        assert message in json.loads(done.stdout)["message"]
