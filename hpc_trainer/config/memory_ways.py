@@ -32,7 +32,7 @@ def smaller_batch(config: TrainConfig) -> int | None:
     micro = config.train.given_micro_batch_size
     if micro is None or micro < 2:
         return None
-    share = config.train.global_batch_size // num_parts(config.train, config.hardware)
+    share = config.train.global_batch_size // num_parts(config.train, config.hardware, config.parallel)
     return max(size for size in divisors(share) if size <= micro // 2)
 
 

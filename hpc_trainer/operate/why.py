@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
