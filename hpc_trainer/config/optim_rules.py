@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
-from hpc_trainer.config.schema.optim import AdamwConfig, LrScaling, SgdConfig
+from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, LrScaling, MuonConfig, SgdConfig
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -26,17 +28,38 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
             f"optim.lr_base_batch={optim.lr_base_batch} is for optim.lr_scaling=linear or sqrt, and that is none. "
             "Leave it out, or choose one."
         )
-    if isinstance(optim, SgdConfig):
+    if isinstance(optim, (SgdConfig, MuonConfig)):
         yield from between("optim.momentum", optim.momentum, 0, 1, high_open=True)
         if optim.nesterov and optim.momentum == 0:
             yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
-    if isinstance(optim, AdamwConfig):
+    if isinstance(optim, MuonConfig):
+        yield from _muon(config, optim)
+    if isinstance(optim, (AdamwConfig, MuonConfig)):
         yield from positive("optim.eps", optim.eps)
         if len(optim.betas) != 2:
             yield f"optim.betas={optim.betas} must be two numbers. Use [0.9,0.999]."
         for index, beta in enumerate(optim.betas):
             yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
     yield from _schedule(config.schedule, config.train.num_steps)
+
+
+def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
+    if not 1 <= optim.ns_steps <= 99:
+        yield f"optim.ns_steps={optim.ns_steps} must be 1 to 99. Use 5."
+    if optim.adamw_lr is not None:
+        yield from positive("optim.adamw_lr", optim.adamw_lr)
+    if isinstance(config.model, (CnnConfig, ResnetConfig)):
+        yield (
+            f"optim=muon is for hidden matrices, and model={config.model.name} has convolutions alone. Use optim=adamw "
+            "or sgd, or model=gpt."
+        )
+    parallel = config.parallel
+    if parallel.zero1 or parallel.strategy not in (Strategy.none, Strategy.ddp):
+        here = "parallel.zero1=true" if parallel.zero1 else f"parallel={parallel.strategy.value}"
+        yield (
+            f"optim=muon makes whole matrices orthogonal, and {here} shares them out among ranks. Use parallel=ddp "
+            "without zero1, or optim=adamw."
+        )
 
 
 def _schedule(schedule: ScheduleConfig, num_steps: int) -> Iterator[str]:

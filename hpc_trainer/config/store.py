@@ -26,7 +26,12 @@ VARIANTS: dict[str, dict[str, type]] = {
         "text_bytes": data.TextBytesConfig,
         "custom": data.CustomDataConfig,
     },
-    "optim": {"sgd": optim.SgdConfig, "adamw": optim.AdamwConfig, "custom": optim.CustomOptimConfig},
+    "optim": {
+        "sgd": optim.SgdConfig,
+        "adamw": optim.AdamwConfig,
+        "muon": optim.MuonConfig,
+        "custom": optim.CustomOptimConfig,
+    },
 }
 
 

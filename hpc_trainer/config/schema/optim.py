@@ -15,6 +15,13 @@ class LrScaling(str, enum.Enum):
     sqrt = "sqrt"
 
 
+class MuonScale(str, enum.Enum):
+    """How much a step of Muon moves a matrix of m x n, as a share of the learning rate."""
+
+    match_rms_adamw = "match_rms_adamw"
+    original = "original"
+
+
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
     """What every optimizer has. Not chosen itself."""
@@ -50,6 +57,34 @@ class AdamwConfig(OptimConfig):
     """Two decay rates in [0, 1)."""
     eps: float = 1e-8
     """Added to the denominator, > 0."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MuonConfig(OptimConfig):
+    """Muon for hidden matrices, AdamW for all other weights; torch 2.9 or newer."""
+
+    name: str = "muon"
+    lr: float = 1e-3
+    """Peak learning rate of the hidden matrices, > 0."""
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    """Of Muon, in [0, 1)."""
+    nesterov: bool = True
+    """Nesterov's momentum, of Muon."""
+    ns_steps: int = 5
+    """Newton-Schulz iterations that make an update orthogonal, 1 to 99."""
+    adjust_lr: MuonScale = MuonScale.match_rms_adamw
+    """match_rms_adamw: lr x 0.2 x sqrt(max(m, n)), so that the lr and weight_decay of an AdamW fit (arXiv 2502.16982);
+    original: lr x sqrt(max(1, m / n)), which wants an lr of about 0.02."""
+    adamw_lr: float | None = None
+    """Peak learning rate of the other weights, > 0; it follows the same schedule. null: lr."""
+    adamw_weights: list[str] = field(default_factory=list)
+    """Names of weights, with * and ?, that AdamW takes besides embeddings, the output layer (the last linear layer
+    outside of blocks) and all that have not two dimensions."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Of AdamW: two decay rates in [0, 1)."""
+    eps: float = 1e-8
+    """Of AdamW: added to the denominator, > 0."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import SyntheticImagesConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
-from hpc_trainer.config.schema.optim import CustomOptimConfig, SgdConfig
+from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.schedule import ScheduleName
@@ -148,6 +148,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"optim": SgdConfig(momentum=0.0)}, "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."),
     ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite."),
     ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
+    ({"optim": MuonConfig(ns_steps=0)}, "optim.ns_steps=0 must be 1 to 99. Use 5."),
+    ({"optim": MuonConfig(adamw_lr=0.0)}, "optim.adamw_lr=0 must be greater than 0 and finite."),
+    ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
+    (
+        {"optim": MuonConfig(), "model": ResnetConfig()},
+        "optim=muon is for hidden matrices, and model=resnet18 has convolutions alone. Use optim=adamw or sgd, or",
+    ),
+    (
+        {"optim": MuonConfig(), "parallel__strategy": Strategy.fsdp, "hardware__tasks_per_node": 2},
+        "optim=muon makes whole matrices orthogonal, and parallel=fsdp shares them out among ranks. Use parallel=ddp",
+    ),
     ({"optim__betas": [0.9, 1.0]}, "optim.betas[1]=1 must be in [0, 1). Use less than 1."),
     ({"schedule__min_lr_ratio": 1.5}, "schedule.min_lr_ratio=1.5 must be in [0, 1]. Use 1."),
     (

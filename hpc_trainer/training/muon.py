@@ -1,0 +1,148 @@
+"""Muon for the hidden matrices of a model and AdamW for the rest, as one optimizer (Jordan et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.optim import MuonConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.fully_sharded import blocks
+from hpc_trainer.training.without_dynamo import without_dynamo
+
+
+class MuonWithAdamw(torch.optim.Optimizer):
+    """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, whose state_dict is that of both.
+
+    The first group is Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
+    group or loads a state here changes it there. `set_learning_rate` is given Muon's rate; AdamW's is a fixed multiple.
+
+    On CUDA a step that must change nothing is told by `found_inf`, a number on the device as torch's fused optimizers
+    take it (`_step_supports_amp_scaling`): torch's Muon knows none, so its matrices are put back, which costs a copy of
+    them for the time of a step. Nobody waits for the device.
+    """
+
+    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer, *, adamw_lr_ratio: float) -> None:
+        self.muon, self.adamw, self.adamw_lr_ratio = muon, adamw, adamw_lr_ratio
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._step_supports_amp_scaling = all(group["fused"] for group in adamw.param_groups)
+        self._share()
+
+    def _share(self) -> None:
+        num_muon = len(self.muon.param_groups)
+        self.muon.param_groups, self.adamw.param_groups = self.param_groups[:num_muon], self.param_groups[num_muon:]
+        self.muon.state = self.adamw.state = self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Groups and state are new objects after load_state_dict."""
+        super().__setstate__(state)
+        self._share()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """`lr` for Muon's matrices, its share for the weights of AdamW."""
+        for group in self.muon.param_groups:
+            group["lr"] = lr
+        for group in self.adamw.param_groups:
+            group["lr"] = lr * self.adamw_lr_ratio
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of all weights; of none where `found_inf` is not 0."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if bad is None:
+            self.muon.step()
+            self.adamw.step()
+            return loss
+        self._muon_unless(bad.bool(), scale)
+        self.adamw.grad_scale, self.adamw.found_inf = scale, bad  # type: ignore[attr-defined]
+        try:
+            self.adamw.step()
+        finally:
+            del self.adamw.grad_scale, self.adamw.found_inf  # type: ignore[attr-defined]
+        return loss
+
+    def _muon_unless(self, bad: torch.Tensor, scale: torch.Tensor | None) -> None:
+        """A step of Muon, taken back where `bad` (a bool on the device) is true; `scale`: of the gradients, if any."""
+        weights = [each for group in self.muon.param_groups for each in group["params"] if each.grad is not None]
+        before = [each.clone() for each in weights]
+        for weight in weights:
+            assert weight.grad is not None
+            if scale is not None:
+                weight.grad.div_(scale)
+            momentum = self.state[weight].get("momentum_buffer")
+            still = torch.zeros_like(weight.grad) if momentum is None else momentum
+            weight.grad = torch.where(bad, still, weight.grad)  # a momentum that is drawn to itself stays
+        self.muon.step()
+        for weight, was in zip(weights, before, strict=True):
+            weight.copy_(torch.where(bad, was, weight))
+
+
+def build_muon(config: MuonConfig, model: nn.Module, speed: dict[str, Any]) -> MuonWithAdamw:
+    """Muon over the hidden matrices of `model`, AdamW over its other weights; `speed`: how AdamW computes.
+
+    Raises:
+        ConfigError: this torch has no Muon, or there is no hidden matrix, or no such weight as `adamw_weights` names.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"optim=muon needs torch 2.9 or newer, and this is {torch.__version__}. Use optim=adamw.")
+    hidden, others = split_weights(model, config.adamw_weights)
+    if not hidden:
+        raise ConfigError(
+            f"optim=muon is for hidden matrices, and {type(model).__name__} has none: weights with two dimensions that "
+            "are neither embeddings nor the output layer. Use optim=adamw."
+        )
+    muon = without_dynamo(
+        lambda: torch.optim.Muon(
+            hidden, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum, nesterov=config.nesterov,
+            ns_steps=config.ns_steps, adjust_lr_fn=config.adjust_lr.value,
+        )
+    )  # fmt: skip
+    adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+    first, second = config.betas
+    groups = [
+        {"params": [weight for weight in others if weight.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [weight for weight in others if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise ConfigError(
+            f"optim=muon gives embeddings, norms and biases to AdamW, and {type(model).__name__} has none. Name some "
+            "weights in optim.adamw_weights, or use optim=custom optim._target_=torch.optim.Muon."
+        )
+    adamw = without_dynamo(
+        lambda: torch.optim.AdamW(groups, lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
+    )
+    return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
+
+
+def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """(hidden matrices, all other weights) of `model` that require gradients, in the model's order.
+
+    Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear that is in no block.
+
+    Raises:
+        ConfigError: a pattern of `names` fits no weight.
+    """
+    in_blocks = {id(module) for block in blocks(model) for module in block.modules()}
+    heads = [each for each in model.modules() if isinstance(each, nn.Linear) and id(each) not in in_blocks]
+    known = [each for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))]
+    apart = {id(module.weight) for module in [*known, *heads[-1:]]}
+    found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    for pattern in names:
+        fits = [weight for name, weight in found.items() if fnmatchcase(name, pattern)]
+        if not fits:
+            raise ConfigError(
+                f"optim.adamw_weights has {pattern}, and no weight of the model is called so: {', '.join(found)[:300]}."
+            )
+        apart |= {id(weight) for weight in fits}
+    hidden = [weight for weight in found.values() if weight.ndim == 2 and id(weight) not in apart]
+    chosen = {id(weight) for weight in hidden}
+    return hidden, [weight for weight in found.values() if id(weight) not in chosen]
