@@ -5,16 +5,23 @@ Sources: NVIDIA's datasheets of each product, and the table "CUDA GPUs" of devel
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """`memory_gb`: of the products of that name, smallest first, in GB (10^9 bytes). `capability`: major version."""
+    """`memory_gb`: of the products of that name, smallest first, in GB (10^9 bytes). `capability`, `minor`: version."""
 
     memory_gb: tuple[int, ...]
     capability: int
+    minor: int = 0
+
+    @property
+    def has_fp8(self) -> bool:
+        """True from Ada (8.9) and Hopper on."""
+        return (self.capability, self.minor) >= (8, 9)
 
 
 _TYPES: dict[str, GpuType] = {
@@ -31,10 +38,10 @@ _TYPES: dict[str, GpuType] = {
     "a6000": GpuType((48,), 8),
     "a5000": GpuType((24,), 8),
     "a4000": GpuType((16,), 8),
-    "l40s": GpuType((48,), 8),
-    "l40": GpuType((48,), 8),
-    "l4": GpuType((24,), 8),
-    "rtx_4090": GpuType((24,), 8),
+    "l40s": GpuType((48,), 8, 9),
+    "l40": GpuType((48,), 8, 9),
+    "l4": GpuType((24,), 8, 9),
+    "rtx_4090": GpuType((24,), 8, 9),
     "rtx_3090": GpuType((24,), 8),
     "rtx_2080ti": GpuType((11,), 7),
     "v100": GpuType((16, 32), 7),
@@ -62,4 +69,4 @@ def find_gpu_type(name: str | None) -> GpuType | None:
     gpu = _TYPES[max(found, key=len)]
     sizes = {int(number) for number in re.findall(r"\d+", plain)}
     known = tuple(size for size in gpu.memory_gb if size in sizes)
-    return GpuType(known or gpu.memory_gb, gpu.capability)
+    return dataclasses.replace(gpu, memory_gb=known or gpu.memory_gb)

@@ -64,3 +64,19 @@ def _precision(config: TrainConfig) -> Iterator[str]:
             f"precision={dtype.value} needs a GPU from Ampere on (compute capability 8.0), and "
             f"hardware.gpu_type={hardware.gpu_type} is older. Use precision={other}."
         )
+    if dtype is Dtype.fp8:
+        yield from _fp8(config)
+
+
+def _fp8(config: TrainConfig) -> Iterator[str]:
+    hardware, gpu = config.hardware, find_gpu_type(config.hardware.gpu_type)
+    needs = "precision=fp8 needs a GPU from Ada or Hopper on (compute capability 8.9)"
+    if hardware.device_type == "cpu":
+        yield f"{needs}, and hardware={hardware.name} has none. Use precision=bf16."
+    elif gpu is not None and not gpu.has_fp8:
+        yield f"{needs}, and hardware.gpu_type={hardware.gpu_type} is older. Use precision=bf16."
+    if isinstance(config.model, (CnnConfig, ResnetConfig, MlpConfig)):
+        yield (
+            f"precision=fp8 is for the linear layers of blocks, and model={config.model.name} has none. Use "
+            "precision=bf16, or model=gpt."
+        )

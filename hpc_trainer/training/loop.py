@@ -14,6 +14,7 @@ from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.protocol import MapDataset
@@ -22,6 +23,7 @@ from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
+from hpc_trainer.training.float8 import use_float8
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
@@ -184,6 +186,8 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
         guard=StepGuard(train_config.max_skipped_steps),
     )
+    if config.precision.compute_dtype is Dtype.fp8:
+        use_float8(model)
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
     more: dict[str, Any] = of_logical if is_logical else {"mesh": mesh} if mesh.model_group is not None else {}
     stepper = (LogicalStepper if is_logical else MeshStepper if more else Stepper)(

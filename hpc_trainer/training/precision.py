@@ -8,7 +8,7 @@ import torch
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 
-_COMPUTE_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
+_COMPUTE_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16, Dtype.fp8: torch.bfloat16}
 
 
 def set_precision(precision: PrecisionConfig) -> None:

@@ -19,6 +19,7 @@ from hpc_trainer.training.fully_sharded import blocks
 _ATEN = torch.ops.aten
 KEPT = frozenset((
     _ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default,
+    _ATEN._scaled_mm.default,  # fp8
     _ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default,
     _ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
 ))  # fmt: skip

@@ -11,13 +11,16 @@ class Dtype(str, enum.Enum):
     tf32 = "tf32"
     bf16 = "bf16"
     fp16 = "fp16"
+    fp8 = "fp8"
 
 
 @dataclass(kw_only=True, slots=True)
 class PrecisionConfig:
     compute_dtype: Dtype = Dtype.fp32
     """Format of matrix products and convolutions; weights and optimizer stay fp32. bf16 and fp16: autocast, fp16 with a
-    GradScaler. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from Ampere on."""
+    GradScaler. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from Ampere on. fp8:
+    bf16, and the products of large linear layers in 8 bits (torchao; a scale for each tensor, found at each step), on
+    GPUs from Ada and Hopper on; for large transformers with `train.compile=true`."""
     init_scale: float = 65_536.0
     """First loss scale of the GradScaler, > 0; fp16 only."""
     growth_interval: int = 2_000
