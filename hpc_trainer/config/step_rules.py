@@ -22,6 +22,17 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
     train, model = config.train, config.model
     yield from _precision(config)
     yield from between("train.label_smoothing", train.label_smoothing, 0, 1, high_open=True)
+    yield from at_least("train.loss_chunk_size", train.loss_chunk_size, 1, nullable=True)
+    if train.loss_chunk_size is not None and isinstance(model, (MlpConfig, CnnConfig, ResnetConfig)):
+        yield (
+            f"train.loss_chunk_size={train.loss_chunk_size} is for the logits of many tokens, and model={model.name} "
+            "has few classes. Use train.loss_chunk_size=null."
+        )
+    if train.loss_chunk_size is not None and config.parallel.tensor_parallel > 1:
+        yield (
+            f"train.loss_chunk_size={train.loss_chunk_size} runs the output layer apart, and parallel.tensor_parallel="
+            f"{config.parallel.tensor_parallel} shares it out. Use train.loss_chunk_size=null, or parallel=fsdp."
+        )
     yield from at_least("train.max_skipped_steps", train.max_skipped_steps, 0, nullable=True)
     if train.recompute is not Recompute.none and isinstance(model, (MlpConfig, CnnConfig)):
         yield (

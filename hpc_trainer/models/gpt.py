@@ -110,8 +110,8 @@ class Gpt(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=_INIT_STD)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Tokens [batch, seq] to logits [batch, seq, num_classes]."""
+    def forward(self, inputs: Tensor, *, with_head: bool = True) -> Tensor:
+        """Tokens [batch, seq] to logits [batch, seq, num_classes]; without the head to [batch, seq, embed_dim]."""
         seq_len = inputs.shape[1]
         if seq_len > self.seq_len:
             raise ConfigError(
@@ -122,7 +122,12 @@ class Gpt(nn.Module):
         hidden = self.dropout(self.token_embedding(inputs) + self.position_embedding(positions))
         for block in self.blocks:
             hidden = block(hidden)
-        logits: Tensor = self.head(self.norm(hidden), self.token_embedding.weight)
+        hidden = self.norm(hidden)
+        return self.apply_head(hidden) if with_head else hidden
+
+    def apply_head(self, hidden: Tensor) -> Tensor:
+        """The output layer: [.., embed_dim] to logits [.., num_classes]."""
+        logits: Tensor = self.head(hidden, self.token_embedding.weight)
         return logits
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:

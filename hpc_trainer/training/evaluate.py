@@ -25,6 +25,7 @@ def evaluate(
     model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
     should_stop: Callable[[], bool] = lambda: False, num_shares: int | None = None, seed: int = 0, step: int = 0,
     mesh: Mesh | None = None,
+    max_rows: int | None = None,
 ) -> dict[str, float] | None:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
@@ -38,9 +39,12 @@ def evaluate(
         seed: `config.seed`.
         step: optimizer steps done.
         mesh: of the run; None: all ranks are data-parallel ones.
+        max_rows: rows (samples, or tokens of them) of a batch at most, but a sample at least; None: `batch_size` alone.
     """
     rank, num_ranks = (group.rank, group.world_size) if mesh is None else (mesh.data_rank, mesh.num_data_ranks)
     num_shares = num_shares or num_ranks
+    if max_rows is not None and len(dataset):
+        batch_size = max(1, min(batch_size, max_rows // dataset.__getitems__(range(1))[1].numel()))
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
     sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=group.device)

@@ -166,7 +166,9 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     if train_config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     recompute_blocks(model, train_config.recompute)
-    loss = VotingLoss(model, label_smoothing=train_config.label_smoothing).to(device)
+    loss = VotingLoss(model, label_smoothing=train_config.label_smoothing, chunk_size=train_config.loss_chunk_size).to(
+        device
+    )
     sizes = batch_sizes(config, run, loss, train_set)
     if train_config.compile:
         loss.compile()  # in place: names in checkpoints stay as they are
@@ -261,6 +263,7 @@ def _step_metrics(
     """Collective: the loss is the mean over all ranks. The one place in the loop that waits for the device."""
     metrics = {"loss": result.mean_loss(run.group), "lr": lr}
     if result.grad_norm is not None:
+        max_rows = (config.train.loss_chunk_size,)
         metrics["grad_norm"] = result.grad_norm.item()
     steps_per_s = clock.steps_per_s(step)
     return {**metrics, "steps_per_s": steps_per_s, "samples_per_s": steps_per_s * batch_size}

@@ -77,6 +77,11 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
         loss = VotingLoss(model, label_smoothing=train.label_smoothing)
         activations = kept_bytes(config, loss, batch, shares)
+        if train.loss_chunk_size is not None:
+            loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
+            without, activations = activations, kept_bytes(config, loss, batch, shares)
+            again = min(1.0, train.loss_chunk_size / batch[1].numel())  # of the chunk that is computed again
+            activations += int(again * max(0, without - activations))
         if train.recompute is not Recompute.none:
             recompute_blocks(model, train.recompute)
             without, activations = activations, kept_bytes(config, loss, batch, shares)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
 from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.tensor_parallel import share_among_data_ranks
@@ -31,10 +32,16 @@ class VotingLoss(nn.Module):
 
     Under FSDP the vote has one element for each rank of dp_shard: gradients are summed in parts there, a part a rank,
     and so every rank gets a sum of all flags.
+
+    With `chunk_size` the logits of so many rows are held at a time (`chunked_loss`). Raises ConfigError: the model's
+    output layer cannot be run apart.
     """
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, chunk_size: int | None = None) -> None:
         super().__init__()
+        if chunk_size is not None:
+            check_has_head(model)
+        self.chunk_size = chunk_size
         self.model = model
         self.label_smoothing = label_smoothing
         self.vote = nn.Parameter(torch.zeros(()))
@@ -49,10 +56,21 @@ class VotingLoss(nn.Module):
             targets: int64 class or token ids, [batch] or [batch, seq_len].
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
         """
-        logits: torch.Tensor = self.model(inputs)
-        if targets is None:
-            return logits
-        loss = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing)
+        if targets is None or self.chunk_size is None:
+            logits: torch.Tensor = self.model(inputs)
+            if targets is None:
+                return logits
+            rows, wanted = logits.flatten(0, -2), targets.flatten()
+            loss = functional.cross_entropy(rows, wanted, label_smoothing=self.label_smoothing)
+        else:
+            hidden = self.model(inputs, with_head=False).flatten(0, -2)
+            loss = chunked_cross_entropy(
+                self.model.apply_head,  # type: ignore[arg-type]
+                hidden,
+                targets.flatten(),
+                chunk_size=self.chunk_size,
+                label_smoothing=self.label_smoothing,
+            )
         return loss if flag is None else loss + self.vote.sum() * flag
 
 

@@ -70,6 +70,9 @@ class LoopConfig:
     max_skipped_steps: int | None = 10
     """A step whose gradient is not finite (NaN, inf) changes no weight; one more than so many in a row end the run.
     0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
+    loss_chunk_size: int | None = None
+    """Rows (tokens) whose logits are held at a time, ≥ 1, as 2048: for vocabularies whose logits would fill the memory.
+    The output layer is computed once more for it. model=gpt, or one of your own that shows its head. null: all."""
     recompute: Recompute = Recompute.none
     """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
     more time), selective keeps the results of its matrix products too. The same bits as none on a CPU."""

@@ -60,6 +60,15 @@ def _really(config: TrainConfig) -> dict[str, int]:
     }
 
 
+def test_a_chunked_loss_saves_the_logits() -> None:
+    """Of 8 x 64 tokens and 256 classes: logits in bf16 and log-probabilities in fp32, of all tokens or of 32."""
+    all_at_once, chunked = (estimate(_config([*_GPT, f"train.loss_chunk_size={size}"])) for size in ("null", 32))
+    logits = 8 * 64 * 256 * (2 + 4)
+    saved = all_at_once.activations - chunked.activations
+    assert 0.5 * logits < saved < 1.1 * logits
+    assert dataclasses.replace(chunked, activations=0) == dataclasses.replace(all_at_once, activations=0)
+
+
 @pytest.mark.parametrize("words", [_GPT, _RESNET, ["model=cnn"]], ids=["gpt", "resnet", "cnn"])
 def test_it_is_what_the_step_holds(words: list[str]) -> None:
     config = _config(words)
