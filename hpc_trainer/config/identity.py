@@ -33,6 +33,10 @@ _NOT_SET: dict[str, Any] = {
         "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
         "label_smoothing": 0.0, "max_skipped_steps": 10, "recompute": "none", "channels_last": False,
         "memory_margin": 0.1,
+        "loss_chunk_size": None,
+        "guard": {
+            "on_spike": "none", "spike_factor": 10.0, "spike_window": 100, "on_divergence": "stop", "max_rollbacks": 3,
+        },
     },
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
     "parallel": {

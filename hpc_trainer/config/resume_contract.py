@@ -51,6 +51,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.data_parallel_replicate",
         "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
         "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",
+        "train.loss_chunk_size", "train.guard.spike_factor", "train.guard.max_rollbacks",
         "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
         "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",
         "fit",  # the micro-batch that train.micro_batch_size=auto has found
@@ -59,6 +60,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
     ),
     Effect.incompatible: (
         "seed", "model", "data", "optim.name", "optim._target_", "precision.compute_dtype", "train.main", "params",
+        "train.guard",
         "dataset", "eval_dataset",
     ),
 }  # fmt: skip

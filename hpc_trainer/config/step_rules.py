@@ -69,14 +69,14 @@ def _precision(config: TrainConfig) -> Iterator[str]:
     if dtype is Dtype.tf32 and hardware.device_type == "cpu":
         yield f"precision=tf32 needs a GPU, and hardware={hardware.name} has none. Use precision=fp32."
     gpu = find_gpu_type(hardware.gpu_type)
+    if dtype is Dtype.fp8:
+        yield from _fp8(config)
     if dtype in (Dtype.tf32, Dtype.bf16) and gpu is not None and gpu.capability < _AMPERE:
         other = "fp32" if dtype is Dtype.tf32 else "fp16"
         yield (
             f"precision={dtype.value} needs a GPU from Ampere on (compute capability 8.0), and "
             f"hardware.gpu_type={hardware.gpu_type} is older. Use precision={other}."
         )
-    if dtype is Dtype.fp8:
-        yield from _fp8(config)
 
 
 def _fp8(config: TrainConfig) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.fit_rules import fit_problems
+from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.optim_rules import optim_problems
@@ -74,6 +75,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from mesh_problems(config)
     yield from _batch(config)
     yield from optim_problems(config)
+    yield from guard_problems(config)
     yield from rank_problems(config)
     yield from step_problems(config)
     yield from fit_problems(config)

@@ -71,7 +71,8 @@ BY_CAUSE: dict[str, Verdict] = {
         ),
     ),
     "diverged": Verdict(
-        "The training diverged: its gradients were NaN or inf more often in a row than train.max_skipped_steps allows.",
+        "The training diverged: gradients were NaN or inf, or spikes, more often than train.max_skipped_steps and "
+        "train.guard allow.",
         ("a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32", "NaN in the data?"),
     ),
     "out_of_memory": Verdict(

@@ -133,6 +133,9 @@ def _story(attempt: Attempt) -> Iterator[str]:
     where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
     step = "before its first step" if attempt.resumed_step is None else f"from step {attempt.resumed_step}"
     yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began {step}, {where}"
+    for each in attempt.guarded:
+        said = each.get("text") or f"{each.get('count', 1)} spike(s) up to step {each['step']} skipped"
+        yield f"{_clock(float(each['time']))}  attempt {attempt.attempt}: {said}"
     if not attempt.has_ended or attempt.end_time is None or attempt.state is None:
         return
     parts = [f"attempt {attempt.attempt} ended: {attempt.state.value}", attempt.cause or ""]

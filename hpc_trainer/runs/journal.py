@@ -37,6 +37,8 @@ class Attempt:
     action: str | None = None
     signal: str | None = None
     error: dict[str, Any] = field(default_factory=dict)
+    guarded: list[dict[str, Any]] = field(default_factory=list)
+    """Skipped spikes and rollbacks, in order (`Journal.guard`)."""
 
     @property
     def has_ended(self) -> bool:
@@ -98,6 +100,10 @@ class Journal:
             if record.get("event") == "fit" and isinstance(record.get("found"), dict)
         ]
 
+    def guard(self, attempt: int, *, action: str, step: int, **fields: Any) -> None:
+        """Spikes up to `step` were skipped (`action` skip: `count`), or training went back `to` a step (rollback)."""
+        self._append("guard", attempt, action=action, step=step, **fields)
+
     def end(
         self,
         attempt: int,
@@ -135,6 +141,8 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> None:
         attempts[number] = Attempt(attempt=number, start_time=float(record["time"]), **start)
     elif event == "resume":
         attempts[number].resumed_step = int(record["step"])
+    elif event == "guard":
+        attempts[number].guarded.append({**record, "action": str(record["action"]), "step": int(record["step"])})
     elif event == "end":
         _apply_end(attempts[number], record)
 

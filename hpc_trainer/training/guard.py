@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,11 @@ class StepGuard:
         max_in_a_row: steps that may be skipped one after the other, ≥ 0; None: nobody looks.
     """
 
+    sees_spikes: ClassVar[bool] = False
+    """True of one that skips finite steps too; the loss scaler then does not decide alone."""
+    offset: int = 0
+    """Batches that rollbacks passed over."""
+
     def __init__(self, max_in_a_row: int | None = None) -> None:
         self.max_in_a_row = max_in_a_row
         self._in_a_row: int | torch.Tensor = 0
@@ -30,8 +35,17 @@ class StepGuard:
         """True if the norm of each gradient is wanted."""
         return self.max_in_a_row is not None
 
-    def see(self, grad_norm: torch.Tensor) -> bool | torch.Tensor:
-        """True if the step must change nothing; a bool, or on a GPU a tensor of one. False if nobody looks."""
+    @property
+    def rolls_back(self) -> bool:
+        """True if a rollback may be wanted (`spikes.SpikeGuard`)."""
+        return False
+
+    def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
+        """True if the step must change nothing; a bool, or on a GPU a tensor of one. False if nobody looks.
+
+        `step`: those done before.
+        """
+        del step
         if not self.is_on:
             return False
         if grad_norm.device.type == "cpu":
@@ -50,6 +64,10 @@ class StepGuard:
     def total(self) -> int:
         """Steps that were skipped so far; waits for the device."""
         return int(self._total)
+
+    def figures(self) -> dict[str, float]:
+        """What is logged beside the loss, where it is not 0; waits for the device."""
+        return {"skipped_steps": self.total} if self.total else {}
 
     def check(self, step: int, scaler: torch.amp.GradScaler) -> None:
         """Raises DivergedError if too many steps were skipped in a row since the last check. Waits for the device.

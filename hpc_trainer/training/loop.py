@@ -18,13 +18,13 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training import rollback
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.float8 import use_float8
-from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.memory_report import MemoryReport
@@ -69,11 +69,28 @@ def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
     state = task.state
     memory.state, memory.micro_batch_size = state, task.sizes.micro_batch_size
     state.resume(run.restore(**state.objects()))
-    batches = train_batches(
+    rollback.begin(config, run, state)
+    while True:
+        batches = _batches(config, run, task)
+        try:
+            run.restore_rng()  # building a loader may draw from the random state
+            _run_steps(config, run, task, batches, memory)
+            return
+        except rollback.GoBackError as back:
+            trouble = back.trouble
+        finally:
+            batches.close()
+        rollback.go_back(config, run, state, trouble)
+
+
+def _batches(config: TrainConfig, run: RunContext, task: Task) -> BatchIterator:
+    """The batches from the state's step on, past those that rollbacks left out."""
+    offset = task.state.guard.offset
+    return train_batches(
         task.train_set,
         task.order,
-        first_step=state.step,
-        num_steps=config.train.num_steps,
+        first_step=task.state.step + offset,
+        num_steps=config.train.num_steps + offset,
         rank=task.mesh.data_rank,
         world_size=task.mesh.num_data_ranks,
         micro_batch_size=task.sizes.micro_batch_size,
@@ -81,15 +98,11 @@ def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
         num_workers=config.data.num_workers,
         logical_ranks=config.train.logical_ranks,
     )
-    try:
-        run.restore_rng()  # building a loader may draw from the random state
-        _run_steps(config, run, task, batches, memory)
-    finally:
-        batches.close()
 
 
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, memory: MemoryReport) -> None:
     state, num_steps = task.state, config.train.num_steps
+    rollback.look(run, state.guard)  # the attempt before may have been stopped before it could go back
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
@@ -104,8 +117,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, m
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
             values = _step_metrics(run, result, lr, clock, config.train.global_batch_size, state.step)
-            total = state.guard.total
-            run.log(state.step, values | ({"skipped_steps": total} if total else {}))
+            run.log(state.step, values | state.guard.figures())
             state.guard.check(state.step, state.scaler)
             memory.tell(state.step)
         else:
@@ -114,6 +126,8 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, m
             run.agree_to_stop(state.step)
             run.saver.save_at_stop(state.step, state.objects())
             return
+        if state.guard.sees_spikes and rollback.is_time_to_look(config, state.step):
+            rollback.look(run, state.guard)
         if state.step < num_steps and run.should_save(state.step):
             run.save_in_background(state.step, **state.objects())  # before an evaluation: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
@@ -165,6 +179,8 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
     if train_config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.precision.compute_dtype is Dtype.fp8:
+        use_float8(model)
     recompute_blocks(model, train_config.recompute)
     loss = VotingLoss(model, label_smoothing=train_config.label_smoothing, chunk_size=train_config.loss_chunk_size).to(
         device
@@ -186,10 +202,8 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1, trust=config.trust),
         scaler=build_scaler(config.precision, device.type),
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
-        guard=StepGuard(train_config.max_skipped_steps),
+        guard=rollback.build_guard(config),
     )
-    if config.precision.compute_dtype is Dtype.fp8:
-        use_float8(model)
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
     more: dict[str, Any] = of_logical if is_logical else {"mesh": mesh} if mesh.model_group is not None else {}
     stepper = (LogicalStepper if is_logical else MeshStepper if more else Stepper)(
@@ -248,6 +262,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
         seed=config.seed,
         step=step,
         mesh=task.mesh,
+        max_rows=config.train.loss_chunk_size,
     )
     if metrics is None:
         run.agree_to_stop(step)
@@ -263,7 +278,6 @@ def _step_metrics(
     """Collective: the loss is the mean over all ranks. The one place in the loop that waits for the device."""
     metrics = {"loss": result.mean_loss(run.group), "lr": lr}
     if result.grad_norm is not None:
-        max_rows = (config.train.loss_chunk_size,)
         metrics["grad_norm"] = result.grad_norm.item()
     steps_per_s = clock.steps_per_s(step)
     return {**metrics, "steps_per_s": steps_per_s, "samples_per_s": steps_per_s * batch_size}

@@ -88,7 +88,9 @@ class Probe:
 
     def saw(self, step: int) -> None:
         """Says that this step is done; of several calls in one step the first counts."""
-        if self._seen is None or step <= self._seen[0]:
+        if self._seen is not None and step < self._seen[0]:  # a rollback: its steps are done again
+            self._seen = step, time.perf_counter()
+        if self._seen is None or step == self._seen[0]:
             return
         now = time.perf_counter()
         step_s = (now - self._seen[1]) / (step - self._seen[0])

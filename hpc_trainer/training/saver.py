@@ -41,6 +41,8 @@ class Saver:
     """Called with what is about to be saved."""
     saved_step: int | None = None
     running_step: int | None = None
+    may_put_off: bool = True
+    """A regular save waits for the one before it, rather than take a later step."""
     is_wanted: bool = False
     """A save was due while another was being written: it comes when that one is done."""
     _is_told: bool = False
@@ -85,7 +87,7 @@ class Saver:
         if step in (self.saved_step, self.running_step):
             return
         if self._is_running():
-            if not may_wait:
+            if self.may_put_off and not may_wait:
                 self.is_wanted = True
                 return
             self._wait()
@@ -148,6 +150,16 @@ class Saver:
                 raise error
         if self.keep_best is not None and self.group.is_rank_zero and not self.store.saving.scores:
             print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
+
+    def went_back(self, step: int) -> None:
+        """Training goes on from this step, whose checkpoint stands; later ones are put away. Collective."""
+        self.store.forget_after(step)
+        self.saved_step, self.is_wanted = step, False
+
+    def wait(self) -> None:
+        """Until nothing is being written any more; a save that failed is a warning. Collective."""
+        if self.running_step is not None:
+            self._wait()
 
     def look(self) -> None:
         """Rank 0 tells that a save is done, and takes its measure, before anybody asks. Not collective."""

@@ -69,7 +69,7 @@ class Stepper:
         total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
         grad_norm = self._clip(state)
-        is_bad = False if grad_norm is None else state.guard.see(grad_norm)
+        is_bad = False if grad_norm is None else state.guard.see(grad_norm, state.step)
         if self._update(state, is_bad) and state.ema is not None:
             state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
@@ -102,14 +102,14 @@ class Stepper:
     def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> bool:
         """The optimizer's step, unless it is bad; False if an overflow in fp16 was why it was not taken."""
         if state.scaler.is_enabled():
-            state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
+            if state.guard.sees_spikes:  # it saw the unscaled gradients: what overflowed is bad too
+                _step(state.optimizer, is_bad)
+            else:
+                state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
             scale = state.scaler.get_scale() if state.ema is not None else 0.0
             state.scaler.update()
             return state.ema is None or state.scaler.get_scale() >= scale  # a smaller scale: the step was not taken
-        if isinstance(is_bad, torch.Tensor):
-            step_unless(state.optimizer, is_bad)
-        elif not is_bad:
-            state.optimizer.step()
+        _step(state.optimizer, is_bad)
         return True  # the average goes on, whatever a GPU has not told yet: the weights are as they were
 
     def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
@@ -135,3 +135,10 @@ class Stepper:
         if last or not isinstance(self.module, DistributedDataParallel):
             return contextlib.nullcontext()
         return self.module.no_sync()
+
+
+def _step(optimizer: torch.optim.Optimizer, is_bad: bool | torch.Tensor) -> None:
+    if isinstance(is_bad, torch.Tensor):
+        step_unless(optimizer, is_bad)
+    elif not is_bad:
+        optimizer.step()

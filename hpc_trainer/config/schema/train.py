@@ -11,6 +11,7 @@ from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
+from hpc_trainer.config.schema.guard import GuardConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.monitor import MonitorConfig
@@ -67,12 +68,13 @@ class LoopConfig:
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     label_smoothing: float = 0.0
     """Share of the target's probability that all classes get alike, in [0, 1); evaluations use the plain loss."""
-    max_skipped_steps: int | None = 10
-    """A step whose gradient is not finite (NaN, inf) changes no weight; one more than so many in a row end the run.
-    0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
     loss_chunk_size: int | None = None
     """Rows (tokens) whose logits are held at a time, ≥ 1, as 2048: for vocabularies whose logits would fill the memory.
     The output layer is computed once more for it. model=gpt, or one of your own that shows its head. null: all."""
+    max_skipped_steps: int | None = 10
+    """A step whose gradient is not finite (NaN, inf) changes no weight; one more than so many in a row end the run.
+    0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
+    guard: GuardConfig = field(default_factory=GuardConfig)
     recompute: Recompute = Recompute.none
     """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
     more time), selective keeps the results of its matrix products too. The same bits as none on a CPU."""

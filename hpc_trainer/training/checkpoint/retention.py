@@ -16,12 +16,14 @@ class Retention:
     """What stays; a checkpoint that any rule names does.
 
     `keep_last`: newest valid ones, ≥ 1. `keep_every_steps`: all of steps that it divides, 0: none. `best_is_max`:
-    the best is the one with the largest score, else the smallest.
+    the best is the one with the largest score, else the smallest. `newest_of_every_steps`: the newest of steps that it
+    divides, or without any the oldest of all, 0: none; what a rollback goes back to.
     """
 
     keep_last: int = 2
     keep_every_steps: int = 0
     best_is_max: bool = False
+    newest_of_every_steps: int = 0
 
     def __post_init__(self) -> None:
         for key, least in (("keep_last", 1), ("keep_every_steps", 0)):
@@ -55,15 +57,21 @@ class Retention:
         """
         found = folders.committed(folder)
         best = self.best({step: scores[step] for step, _ in found if step in scores})
+        regular = self._newest_regular([step for step, _ in found])
         num_valid, deleted = 0, []
         for step, path in found:
             if num_valid < self.keep_last:
                 num_valid += is_valid(path)
-            elif not (path == saved or step == best or self._is_nth(step) or folders.is_pinned(path)):
+            elif not (path == saved or step in (best, regular) or self._is_nth(step) or folders.is_pinned(path)):
                 folders.discard(path)
                 deleted.append(path)
         folders.discard_old_bad(folder)
         return deleted
+
+    def _newest_regular(self, steps: list[int]) -> int | None:
+        if not self.newest_of_every_steps or not steps:
+            return None
+        return next((step for step in steps if step % self.newest_of_every_steps == 0), steps[-1])
 
     def _is_nth(self, step: int) -> bool:
         return self.keep_every_steps > 0 and step % self.keep_every_steps == 0

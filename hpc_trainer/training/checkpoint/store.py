@@ -159,7 +159,21 @@ class CheckpointStore:
         """
         return on_each_rank(self._group, lambda: (self._read(info, take), None))[0]
 
+    def forget_after(self, step: int) -> None:
+        """Deletes what is newer than `step`; a pinned one is renamed to `.bad-<n>`. Collective.
+
+        Raises CheckpointError on all ranks: the folder cannot be changed.
+        """
+        on_rank_zero(self._group, lambda: self._forget_after(step))
+
     # What follows runs on one rank at a time.
+
+    def _forget_after(self, step: int) -> None:
+        for newer, path in folders.committed(self.folder):  # the newest first: a kill leaves no gap
+            if newer > step:
+                (folders.quarantine if folders.is_pinned(path) else folders.discard)(path)
+                self._verified.discard(path)
+                self.saving.scores.pop(newer, None)
 
     def _make_room(self, path: Path) -> bool:
         """Puts away what stands at `path`, if anything; False if it is valid."""

@@ -54,6 +54,28 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
             "optim.lr_base_batch=8",
         ),
     ),
+    "muon": (
+        {"ranks": "2", "ema": "null"},
+        ("optim=muon", "optim.adamw_lr=0.003", "parallel=ddp"),
+    ),
+    "chunked": (
+        {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt"},
+        ("train.loss_chunk_size=24", "train.label_smoothing=0.1"),
+    ),
+    "spikes_skipped": (
+        {"precision": "fp16", "ranks": "2"},
+        ("train.guard.on_spike=skip", "train.guard.spike_factor=1.6", "train.guard.spike_window=8"),
+    ),
+    "rollback": (
+        {"ranks": "2", "accum": "1"},
+        (
+            "train.guard.on_spike=rollback",
+            "train.guard.spike_factor=1.6",
+            "train.guard.spike_window=8",
+            "train.guard.max_rollbacks=9",
+            "monitor.log_every_steps=7",
+        ),
+    ),
     "zero1": (
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),

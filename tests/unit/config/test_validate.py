@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import SyntheticImagesConfig, TextBytesConfig
+from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdConfig
@@ -146,8 +148,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"optim": SgdConfig(momentum=1.0)}, "optim.momentum=1 must be in [0, 1). Use less than 1."),
     ({"optim": SgdConfig(momentum=-0.1)}, "optim.momentum=-0.1 must be in [0, 1). Use 0."),
     ({"optim": SgdConfig(momentum=0.0)}, "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."),
-    ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite."),
-    ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
     ({"optim": MuonConfig(ns_steps=0)}, "optim.ns_steps=0 must be 1 to 99. Use 5."),
     ({"optim": MuonConfig(adamw_lr=0.0)}, "optim.adamw_lr=0 must be greater than 0 and finite."),
     ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
@@ -159,6 +159,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"optim": MuonConfig(), "parallel__strategy": Strategy.fsdp, "hardware__tasks_per_node": 2},
         "optim=muon makes whole matrices orthogonal, and parallel=fsdp shares them out among ranks. Use parallel=ddp",
     ),
+    ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite."),
+    ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
     ({"optim__betas": [0.9, 1.0]}, "optim.betas[1]=1 must be in [0, 1). Use less than 1."),
     ({"schedule__min_lr_ratio": 1.5}, "schedule.min_lr_ratio=1.5 must be in [0, 1]. Use 1."),
     (
@@ -191,6 +193,47 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"precision__compute_dtype": Dtype.bf16, "hardware__gpus_per_node": 1, "hardware__gpu_type": "V100_32GB"},
         "precision=bf16 needs a GPU from Ampere on (compute capability 8.0), and hardware.gpu_type=V100_32GB is older. "
         "Use precision=fp16.",
+    ),
+    (
+        {"precision__compute_dtype": Dtype.fp8, "model": GptConfig()},
+        "precision=fp8 needs a GPU from Ada or Hopper on (compute capability 8.9), and hardware=cpu_x1 has none. Use",
+    ),
+    (
+        {
+            "precision__compute_dtype": Dtype.fp8, "model": GptConfig(), "hardware__gpus_per_node": 1,
+            "hardware__gpu_type": "a100",
+        },
+        "compute capability 8.9), and hardware.gpu_type=a100 is older. Use precision=bf16.",
+    ),
+    (
+        {"precision__compute_dtype": Dtype.fp8, "hardware__gpus_per_node": 1, "hardware__gpu_type": "h100"},
+        "precision=fp8 is for the linear layers of blocks, and model=mlp has none. Use precision=bf16, or model=gpt.",
+    ),
+    ({"train__loss_chunk_size": 0, "model": GptConfig()}, "train.loss_chunk_size=0 must be at least 1. Use 1."),
+    (
+        {"train__loss_chunk_size": 64},
+        "train.loss_chunk_size=64 is for the logits of many tokens, and model=mlp has few classes. Use train.loss_chun",
+    ),
+    (
+        {"train__guard": GuardConfig(spike_factor=1.0)},
+        "train.guard.spike_factor=1 must be greater than 1 and finite. Use 10.",
+    ),
+    ({"train__guard": GuardConfig(spike_window=3)}, "train.guard.spike_window=3 must be at least 4. Use 4."),
+    ({"train__guard": GuardConfig(max_rollbacks=0)}, "train.guard.max_rollbacks=0 must be at least 1. Use 1."),
+    (
+        {"train__guard": GuardConfig(on_spike=OnSpike.skip), "train__max_skipped_steps": None},
+        "train.guard.on_spike=skip needs the norm of each gradient, and train.max_skipped_steps=null computes none.",
+    ),
+    (
+        {"train__guard": GuardConfig(on_spike=OnSpike.rollback), "checkpoint__every": SaveEvery.auto},
+        "train.guard.on_spike=rollback goes back to a step that checkpoint.every_steps divides, and checkpoint.ev",
+    ),
+    (
+        {
+            "train__guard": GuardConfig(on_divergence=OnDivergence.rollback),
+            "precision__compute_dtype": Dtype.fp16,
+        },
+        "train.guard.on_divergence=rollback counts skipped steps, and precision=fp16 skips some while it looks for its",
     ),
     ({"train__label_smoothing": 1.0}, "train.label_smoothing=1 must be in [0, 1). Use less than 1."),
     ({"train__max_skipped_steps": -1}, "train.max_skipped_steps=-1 must be at least 0. Use 0."),

@@ -21,6 +21,29 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in folder.iterdir() if path.is_dir() and path.name[5:].isdigit())
 
 
+def test_the_newest_regular_one_stays_for_a_rollback(make_store: MakeStore, save: Save) -> None:
+    """Whatever else is saved after it; before there is one, that of the beginning."""
+    store, kept = make_store(keep_last=1, retention=Retention(newest_of_every_steps=10)), []
+    for step in (7, 8, 9, 10, 13, 17, 18, 20, 23, 24):
+        save(store, step)
+        kept.append(steps(store.folder))
+    first, second = [[7], [7, 8], [7, 9]], [[10], [10, 13], [10, 17], [10, 18]]
+    assert kept == [*first, *second, [20], [20, 23], [20, 24]]
+
+
+def test_what_is_newer_is_put_away(make_store: MakeStore, save: Save) -> None:
+    store = make_store(keep_last=9)
+    for step in (10, 20, 23, 30):
+        save(store, step)
+        store.saving.scores[step] = 1.0
+    (store.folder / "step-00000023.pin").touch()
+    store.forget_after(20)
+    assert steps(store.folder) == [10, 20]
+    assert (store.folder / "step-00000023.bad-1").exists(), "what a person pinned is not deleted"
+    assert store.saving.scores.keys() == {10, 20}
+    assert save(store, 23).exists()
+
+
 def test_every_nth_stays(make_store: MakeStore, save: Save) -> None:
     store = make_store(keep_last=1, retention=Retention(keep_every_steps=30))
     for step in range(10, 101, 10):

@@ -1,0 +1,48 @@
+"""`train.guard`: what a step with a gradient out of all proportion leads to, and a training that has diverged."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class OnSpike(str, enum.Enum):
+    """What follows a step whose gradient norm is a spike."""
+
+    none = "none"
+    skip = "skip"
+    rollback = "rollback"
+    stop = "stop"
+
+
+class OnDivergence(str, enum.Enum):
+    """What follows more than `train.max_skipped_steps` skipped steps in a row."""
+
+    stop = "stop"
+    rollback = "rollback"
+
+
+@dataclass(kw_only=True, slots=True)
+class GuardConfig:
+    on_spike: OnSpike = OnSpike.none
+    """none: nobody looks. skip: the update is not taken, by no rank. rollback: all ranks go back to the last regular
+    checkpoint and go on with the batch after the spike. stop: the run ends, FAILED with the cause diverged."""
+    spike_factor: float = 10.0
+    """A spike is a gradient norm (before clipping) above so many times the median of the last `spike_window`, > 1."""
+    spike_window: int = 100
+    """Steps whose norms are remembered, those of skipped steps left out, 4 to 10,000; the first half of it is no spike
+    whatever its norm."""
+    on_divergence: OnDivergence = OnDivergence.stop
+    """stop: the run ends, FAILED with the cause diverged. rollback: as for a spike, past the batches of those steps."""
+    max_rollbacks: int = 3
+    """Rollbacks of the whole run, ≥ 1; the next one ends it, with the cause diverged."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if only steps that are not finite are looked for, and end the run where they are too many."""
+        return self.on_spike is OnSpike.none and self.on_divergence is OnDivergence.stop
+
+    @property
+    def rolls_back(self) -> bool:
+        """True if anything leads to a rollback."""
+        return self.on_spike is OnSpike.rollback or self.on_divergence is OnDivergence.rollback
