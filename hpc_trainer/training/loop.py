@@ -25,12 +25,12 @@ from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.float8 import use_float8
-from hpc_trainer.training.loader import train_batches
+from hpc_trainer.training.loader import BatchIterator, train_batches
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.memory_report import MemoryReport
 from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim import build_optimizer, chosen_settings
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
 from hpc_trainer.training.precision import build_scaler, set_precision
@@ -204,6 +204,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
         guard=rollback.build_guard(config),
     )
+    state.settings = chosen_settings(config.optim, state.optimizer)
     of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
     more: dict[str, Any] = of_logical if is_logical else {"mesh": mesh} if mesh.model_group is not None else {}
     stepper = (LogicalStepper if is_logical else MeshStepper if more else Stepper)(

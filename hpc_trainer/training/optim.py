@@ -82,6 +82,19 @@ def _speed(config: OptimConfig, trained: list[nn.Parameter]) -> dict[str, bool]:
     return {"fused": is_known, "foreach": False}
 
 
+def chosen_settings(config: OptimConfig, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What the configuration says about each group, besides its weights and the learning rate.
+
+    A checkpoint holds groups as they were when it was saved: loading it would take a changed `optim.weight_decay` back.
+    Of a class by `_target_` the rest may be state of its own.
+    """
+    keys = {"weight_decay", *config.kwargs} if isinstance(config, CustomOptimConfig) else None
+    return [
+        {key: value for key, value in group.items() if key not in ("params", "lr") and (keys is None or key in keys)}
+        for group in optimizer.param_groups
+    ]
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Sets the learning rate of all groups."""
     if isinstance(optimizer, MuonWithAdamw):

@@ -32,6 +32,8 @@ class TrainState:
     ema: AveragedModel | None = None
     early_stop: EarlyStop | None = None
     guard: StepGuard = field(default_factory=StepGuard)
+    settings: list[dict[str, Any]] = field(default_factory=list)
+    """Of each group of the optimizer, what the configuration says now (`optim.chosen_settings`)."""
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
@@ -47,7 +49,9 @@ class TrainState:
         }
 
     def resume(self, restored: Restored) -> None:
-        """Takes over the numbers; the objects were filled in place."""
+        """Takes over the numbers; the objects were filled in place, the optimizer's settings as they were then."""
+        for group, values in zip(self.optimizer.param_groups, self.settings, strict=False):
+            group.update(values)
         self.step, self.samples_seen, self.best_metric = (
             restored.step, restored["samples_seen"], restored["best_metric"],
         )  # fmt: skip

@@ -59,11 +59,11 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ("optim=muon", "optim.adamw_lr=0.003", "parallel=ddp"),
     ),
     "chunked": (
-        {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt"},
-        ("train.loss_chunk_size=24", "train.label_smoothing=0.1"),
+        {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt", "accum": "1"},
+        ("train.loss_chunk_size=96", "train.label_smoothing=0.1"),
     ),
     "spikes_skipped": (
-        {"precision": "fp16", "ranks": "2"},
+        {"precision": "fp16", "ranks": "2", "accum": "1"},
         ("train.guard.on_spike=skip", "train.guard.spike_factor=1.6", "train.guard.spike_window=8"),
     ),
     "rollback": (

@@ -28,3 +28,10 @@ def test_known(name: str, memory_gb: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", [None, "", "gpu", "mi250x", "a100_1g.5gb", "a100-mig-1g", "a1000", "b2000", "x_a100"])
 def test_what_nobody_knows_is_none(name: str | None) -> None:
     assert find_gpu_type(name) is None
+
+
+def test_which_have_fp8() -> None:
+    """Ada and Hopper and what came later; NVIDIA's table of compute capabilities."""
+    names = ("h100", "nvidia_h200", "gh200", "b200", "l4", "L40S", "rtx4090", "a100", "a40", "rtx3090", "v100")
+    have = [name for name in names if (gpu := find_gpu_type(name)) is not None and gpu.has_fp8]
+    assert have == ["h100", "nvidia_h200", "gh200", "b200", "l4", "L40S", "rtx4090"]

@@ -12,6 +12,7 @@ from hpc_trainer.operate.status import read_status
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.states import RunState
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
@@ -133,6 +134,21 @@ def test_the_story_has_every_attempt(sweep: SweepOnDisk) -> None:
         "attempt 0 began from step 0, job 500_0 on n1",
         "attempt 0 ended: REQUEUED, preempted, SIGTERM, saved step 40, requeue",
         "attempt 1 began before its first step, job 500_0 on n1",
+    ]
+
+
+def test_skipped_spikes_and_rollbacks_are_told(sweep: SweepOnDisk) -> None:
+    sweep.start(attempt=0, resumed=0)
+    journal = Journal(sweep.run())
+    journal.guard(0, action="skip", step=17, count=3)
+    text = "spike at step 41: gradient norm 53.1, 12.1 times the usual. Back from step 50 to 40, and past 1 batches"
+    journal.guard(0, action="rollback", step=41, to=40, text=text)
+    sweep.end(attempt=0, state=RunState.FAILED, cause="diverged")
+    why = _why(sweep)
+    assert "spikes" in why.verdict
+    assert [line[21:] for line in why.timeline][1:3] == [
+        "attempt 0: 3 spike(s) up to step 17 skipped",
+        f"attempt 0: {text}",
     ]
 
 

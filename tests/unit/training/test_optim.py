@@ -11,7 +11,9 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.optim import build_optimizer, set_learning_rate
+from hpc_trainer.training.context import Restored
+from hpc_trainer.training.optim import build_optimizer, chosen_settings, set_learning_rate
+from hpc_trainer.training.state import TrainState
 
 
 @pytest.mark.parametrize("config", [SgdConfig(weight_decay=0.3), AdamwConfig(weight_decay=0.3)])
@@ -59,6 +61,36 @@ def test_any_class_is_an_optimizer() -> None:
         build_optimizer(CustomOptimConfig(_target_="torch.optim.RAdam", kwargs={"epsilon": 1}), model)
     with pytest.raises(ConfigError, match="not on the list"):
         build_optimizer(CustomOptimConfig(_target_="shutil.rmtree"), model)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "changed"),
+    [
+        (AdamwConfig(weight_decay=0.3), AdamwConfig(weight_decay=0.1, betas=[0.5, 0.6]), {"betas": (0.5, 0.6)}),
+        (SgdConfig(momentum=0.5), SgdConfig(momentum=0.7, weight_decay=0.1), {"momentum": 0.7}),
+        (
+            CustomOptimConfig(_target_="torch.optim.RAdam", weight_decay=0.3, kwargs={"eps": 1e-5}),
+            CustomOptimConfig(_target_="torch.optim.RAdam", weight_decay=0.1, kwargs={"eps": 1e-6}),
+            {"eps": 1e-6},
+        ),
+    ],
+)
+def test_a_resumed_run_has_the_settings_of_now(was: OptimConfig, now: OptimConfig, changed: dict[str, object]) -> None:
+    """The contract lets them change, and loading the optimizer puts the old ones back."""
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    before = build_optimizer(was, model)
+    before.param_groups[0]["own"] = 7  # state that a class of one's own may keep there
+    shared, own = to_trees({"model": model, "optimizer": before})
+    after = build_optimizer(now, other)
+    state = TrainState(model=other, optimizer=after, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    state.settings = chosen_settings(now, after)
+    after.param_groups[0]["own"] = 0
+    put_back({"model": other, "optimizer": after}, shared, own)
+    assert after.param_groups[0]["weight_decay"] == was.weight_decay
+    state.resume(Restored(3, {"samples_seen": 0, "best_metric": None}))
+    assert [group["weight_decay"] for group in after.param_groups] == [0.1, 0.0]
+    assert after.param_groups[0]["own"] == 7
+    assert changed.items() <= after.param_groups[0].items()
 
 
 def test_loaded_moments_lie_in_memory_as_the_weight_does() -> None:
