@@ -64,7 +64,7 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     ),
     "spikes_skipped": (
         {"precision": "fp16", "ranks": "2", "accum": "1"},
-        ("train.guard.on_spike=skip", "train.guard.spike_factor=1.6", "train.guard.spike_window=8"),
+        ("train.guard.on_spike=skip", "train.guard.spike_factor=1.1", "train.guard.spike_window=4"),
     ),
     "rollback": (
         {"ranks": "2", "accum": "1"},
