@@ -99,6 +99,14 @@ def short_duration(seconds: float | None) -> str:
     return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
 
 
+def short_number(value: float) -> str:
+    """`0.52`, `87.3`, `1.23k`, `482k`, `1.5M`: three digits."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
 def figure(value: Any) -> str:
     """A number to four digits; other values as they are."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

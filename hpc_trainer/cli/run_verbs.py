@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpc_trainer.cli.common import (
     print_table,
     resolve_runs_dir,
     short_duration,
+    short_number,
 )
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
@@ -24,6 +26,8 @@ from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.states import RunState
+
+_MUCH_WAIT = 0.05  # of a step
 
 
 def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool) -> None:
@@ -59,6 +63,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
                 "cause": run.cause,
                 "node": run.node,
                 "metrics": dict(run.metrics),
+                "speed": dict(run.speed),
             }
             for run in status.runs
         ],
@@ -69,13 +74,14 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
 def _print_status(status: SweepStatus) -> None:
     out = console()
     print_table(
-        ["RUN", "STATE", "STEP", "ETA", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE"],
+        ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE"],
         [
             [
                 run.run_id,
                 run.state,
                 f"{run.step}/{run.spec.num_steps}",
                 short_duration(run.eta_s),
+                speed_words(run.speed),
                 str(len(run.attempts)),
                 _short_job(run.job_id),
                 run.node or "-",
@@ -94,6 +100,15 @@ def _print_status(status: SweepStatus) -> None:
 def _metrics(run: RunStatus) -> str:
     shown = outcome_metrics(run) or {key: run.metrics[key] for key in ("loss",) if key in run.metrics}
     return " ".join(f"{key}={figure(value)}" for key, value in shown.items()) or "-"
+
+
+def speed_words(speed: Mapping[str, float]) -> str:
+    """`482k tokens/s mfu 42%`; samples/s or steps/s where there are no tokens; what a step waits for data, if much."""
+    units = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
+    words = [f"{short_number(speed[key])} {unit}" for key, unit in units.items() if key in speed][:1]
+    words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
+    waits = speed.get("data_wait_share", 0.0)
+    return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"
 
 
 def _short_job(job_id: str | None) -> str:

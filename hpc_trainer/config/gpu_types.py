@@ -1,4 +1,4 @@
-"""Facts of GPUs by the names that sites give them in Slurm's gres: memory and compute capability.
+"""Facts of GPUs by the names that sites give them in Slurm's gres: memory, compute capability, peak rates.
 
 Sources: NVIDIA's datasheets of each product, and the table "CUDA GPUs" of developer.nvidia.com.
 """
@@ -53,20 +53,79 @@ _TYPES: dict[str, GpuType] = {
 }
 
 
+# Dense peaks in TFLOP/s: (fp16 and bf16 with fp32 sums, tf32, fp32 outside the tensor cores); None: no such unit.
+# Where a datasheet gives only the figure "with sparsity", half of it.
+_PEAKS: dict[str, tuple[float | None, float | None, float]] = {
+    "b200": (2250, 1125, 75),  # source: HGX B200 datasheet, an eighth of the board's
+    "gh200": (989.4, 494.7, 66.9),  # source: GH200 datasheet, the H100 part
+    "h200": (989.4, 494.7, 66.9),  # source: H200 datasheet (SXM): 1,979 and 989 with sparsity, 67
+    "h200_nvl": (835.5, 417.5, 60),  # source: H200 datasheet (NVL): 1,671 and 835 with sparsity
+    "h100": (989.4, 494.7, 66.9),  # source: H100 white paper, table 1 (SXM5)
+    "h100_nvl": (835.5, 417.5, 60),  # source: H100 datasheet (NVL): 1,671 and 835 with sparsity
+    "h100_pcie": (756, 378, 51),  # source: H100 datasheet (PCIe): 1,513 and 756 with sparsity
+    "a100": (312, 156, 19.5),  # source: A100 datasheet
+    "a40": (149.7, 74.8, 37.4),  # source: A40 datasheet
+    "a30": (165, 82, 10.3),  # source: A30 datasheet
+    "a10": (125, 62.5, 31.2),  # source: A10 datasheet
+    "a16": (17.9, 9, 4.5),  # source: A16 datasheet, one of its four GPUs
+    "a2": (18, 9, 4.5),  # source: A2 datasheet
+    "a6000": (154.8, 77.4, 38.7),  # source: RTX A6000 datasheet: 309.7 with sparsity
+    "a5000": (111.1, 55.6, 27.8),  # source: RTX A5000 datasheet: 222.2 with sparsity
+    "a4000": (76.7, 38.3, 19.2),  # source: RTX A4000 datasheet: 153.4 with sparsity
+    "l40s": (362, 183, 91.6),  # source: L40S datasheet
+    "l40": (181, 90.5, 90.5),  # source: L40 datasheet
+    "l4": (121, 60, 30.3),  # source: L4 datasheet: 242 and 120 with sparsity
+    "rtx_4090": (165.2, 82.6, 82.6),  # source: Ada white paper, appendix A
+    "rtx_3090": (71, 35.6, 35.6),  # source: GA102 white paper, appendix A
+    "rtx_2080ti": (53.8, None, 13.4),  # source: Turing white paper, appendix A
+    "v100": (125, None, 15.7),  # source: V100 datasheet (SXM2)
+    "v100_pcie": (112, None, 14),  # source: V100 datasheet (PCIe)
+    "v100s": (130, None, 16.4),  # source: V100S datasheet
+    "t4": (65, None, 8.1),  # source: T4 datasheet
+    "p100": (21.2, None, 10.6),  # source: P100 datasheet (SXM2)
+    "p100_pcie": (18.7, None, 9.3),  # source: P100 datasheet (PCIe)
+    "p40": (None, None, 12),  # source: P40 datasheet; its fp16 is a 64th of that
+}
+
+
 def find_gpu_type(name: str | None) -> GpuType | None:
     """The GPU that a gres name as `a100`, `nvidia_a100_80gb_pcie` or `V100-32` means; None if nobody knows.
 
     A size in the name picks the product; without one all sizes stay. A slice of a GPU (MIG) is none that we know.
     """
-    if name is None or "mig" in name.lower() or re.search(r"\d+g\.\d+gb", name.lower()):
+    key = _key_of(name)
+    if key is None:
         return None
-    plain = re.sub(r"[-\s]", "_", name.lower())
-    words = plain.replace("rtx_a", "a").removeprefix("nvidia_").removeprefix("tesla_").removeprefix("geforce_")
-    words = re.sub(r"^rtx_?(\d{4})_?(ti)?", r"rtx_\1\2", words)
-    found = [key for key in _TYPES if words == key or words.startswith(f"{key}_")]
-    if not found:
-        return None
-    gpu = _TYPES[max(found, key=len)]
-    sizes = {int(number) for number in re.findall(r"\d+", plain)}
+    gpu = _TYPES[key]
+    sizes = {int(number) for number in re.findall(r"\d+", _plain(name or ""))}
     known = tuple(size for size in gpu.memory_gb if size in sizes)
     return dataclasses.replace(gpu, memory_gb=known or gpu.memory_gb)
+
+
+def peak_tflops(name: str | None, dtype: str) -> float | None:
+    """Dense peak of a GPU in TFLOP/s, for products of `fp32`, `tf32`, `bf16` or `fp16`; None if nobody knows.
+
+    `name` as in `find_gpu_type`, or as CUDA says it ("NVIDIA H100 PCIe"). One that does not say which board it is means
+    the fastest (SXM), so what is computed from it is rather too low than too high.
+    """
+    key = _key_of(name)
+    words = _plain(name or "").split("_")
+    keys = [f"{key}_{word}" for word in ("pcie", "nvl") if word in words]
+    peaks = next((_PEAKS[each] for each in [*keys, key] if each in _PEAKS), None)
+    if peaks is None:
+        return None
+    half, tf32, fp32 = peaks
+    return {"bf16": half if tf32 else None, "fp16": half, "tf32": tf32, "fp32": fp32}.get(dtype)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-\s]", "_", name.lower())
+
+
+def _key_of(name: str | None) -> str | None:
+    if name is None or "mig" in name.lower() or re.search(r"\d+g\.\d+gb", name.lower()):
+        return None
+    words = _plain(name).removeprefix("nvidia_").removeprefix("tesla_").removeprefix("geforce_").replace("rtx_a", "a")
+    words = re.sub(r"^rtx_?(\d{4})_?(ti)?", r"rtx_\1\2", words)
+    found = [key for key in _TYPES if words == key or words.startswith(f"{key}_")]
+    return max(found, key=len) if found else None

@@ -8,12 +8,11 @@ from typing import Any
 
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.training.checkpoint.folders import committed
 
 # Speeds and times are never the same twice.
-_NOT_COMPARED = frozenset(
-    {"step", "time", "steps_per_s", "samples_per_s", "tokens_per_s", "step_time_s", "data_wait_s"}
-)
+_NOT_COMPARED = frozenset(("step", "time", *SPEED))
 INPUTS, RANDOM, LOOSE = "inputs", "random.", "loose."
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
+from hpc_trainer.runs.metrics_log import SPEED
 
 # Metrics of one moment of training; a table of results wants the outcome.
-_PASSING = ("lr", "steps_per_s", "samples_per_s", "grad_norm", "loss")
+_PASSING = ("lr", "grad_norm", "loss", *SPEED)
 
 
 def result_rows(status: SweepStatus) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, jour
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
@@ -35,6 +36,8 @@ class RunStatus:
     steps_per_s: float | None
     eta_s: float | None
     age_s: float | None
+    speed: Mapping[str, float] = field(default_factory=dict)
+    """The newest figures of `runs.metrics_log.SPEED`, of a run that works or is complete."""
     failure: Mapping[str, Any] = field(default_factory=dict)
     stop_s: float | None = None
     """How long this run needs to stop: a step and a save, the slowest 1 % of both, as it measured itself."""
@@ -220,6 +223,7 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         metrics=_metrics(folder.result) or _metrics(beat),
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
+        speed=_speed(beat) if running or state is RunState.COMPLETED else {},
         age_s=None if seen is None else max(0.0, time.time() - seen),
         stop_s=_stop_s(beat),
         submission=folder.submission,
@@ -241,6 +245,11 @@ def _stop_s(beat: Mapping[str, Any]) -> float | None:
 def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:
     metrics = record.get("metrics")
     return metrics if isinstance(metrics, dict) else {}
+
+
+def _speed(beat: Mapping[str, Any]) -> Mapping[str, float]:
+    found = {**beat, **_metrics(beat)}
+    return {key: found[key] for key in SPEED if isinstance(found.get(key), (int, float))}
 
 
 def _step(folder: RunFolder) -> int:

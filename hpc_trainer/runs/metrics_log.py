@@ -14,6 +14,11 @@ _LOG = logging.getLogger(__name__)
 # Lines that wait for room on a full disk; of more, the oldest are lost.
 _MAX_WAITING = 1_000
 
+SPEED = (
+    "steps_per_s", "step_time_s", "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
+)  # fmt: skip
+"""Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
+
 
 class MetricsLog:
     """Appends metric records. One writer: rank 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import signal
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -45,11 +46,17 @@ def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
 
 
 class BatchIterator(Iterator[Batch]):
-    """Iterates over (inputs, targets); `close` stops the workers. Also a context manager."""
+    """Iterates over (inputs, targets); `close` stops the workers. Also a context manager.
+
+    `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
+    types, on no device; None before the first.
+    """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
         self._batches = [batches]  # empty once closed
         self.workers = workers
+        self.wait_s = 0.0
+        self.example: Batch | None = None
         # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
         self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
 
@@ -57,7 +64,19 @@ class BatchIterator(Iterator[Batch]):
         """Raises StopIteration at the end and after `close`."""
         if not self._batches:
             raise StopIteration
-        return next(self._batches[0])
+        begin = time.perf_counter()
+        batch = next(self._batches[0])
+        self.wait_s += time.perf_counter() - begin
+        if self.example is None:
+            self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
+        return batch
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Of data sets whose targets are sequences of tokens, [batch, seq_len]; None of others."""
+        if self.example is None or self.example[1].ndim != 2:
+            return None
+        return self.example[1].shape[1]
 
     def close(self) -> None:
         """Stops the workers and waits for them: at most 10 s for each that hangs. May be called again."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.float8 import use_float8
+from hpc_trainer.training.flops import flops_per_sample, peak_flops
 from hpc_trainer.training.loader import BatchIterator, train_batches
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.memory_report import MemoryReport
@@ -37,6 +37,7 @@ from hpc_trainer.training.precision import build_scaler, set_precision
 from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.schedule import learning_rate
+from hpc_trainer.training.speed import Speed
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper, StepResult
 from hpc_trainer.training.tensor_parallel import share_layers
@@ -100,7 +101,7 @@ def _batches(config: TrainConfig, run: RunContext, task: Task) -> BatchIterator:
     )
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, memory: MemoryReport) -> None:
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator, memory: MemoryReport) -> None:
     state, num_steps = task.state, config.train.num_steps
     rollback.look(run, state.guard)  # the attempt before may have been stopped before it could go back
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
@@ -108,7 +109,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, m
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
         return
     _mark_best(run, state)
-    clock, peak = _Clock(state.step), peak_lr(config)
+    speed, peak = _speed(config, run, task, batches), peak_lr(config)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
@@ -116,7 +117,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, m
         state.samples_seen += config.train.global_batch_size
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
-            values = _step_metrics(run, result, lr, clock, config.train.global_batch_size, state.step)
+            values = _step_metrics(run, result, lr) | speed.figures(state.step)
             run.log(state.step, values | state.guard.figures())
             state.guard.check(state.step, state.scaler)
             memory.tell(state.step)
@@ -134,7 +135,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Any, m
             if not _goes_on(run, task, _evaluate(config, run, task)):
                 return
             _mark_best(run, state)
-            clock.restart(state.step)
+            speed.restart(state.step)
 
     run.save(state.step, **state.objects())  # before the evaluation: a kill in it loses nothing
     metrics = _evaluate(config, run, task)
@@ -273,27 +274,20 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
     return metrics
 
 
-def _step_metrics(
-    run: RunContext, result: StepResult, lr: float, clock: _Clock, batch_size: int, step: int
-) -> dict[str, float]:
+def _step_metrics(run: RunContext, result: StepResult, lr: float) -> dict[str, float]:
     """Collective: the loss is the mean over all ranks. The one place in the loop that waits for the device."""
     metrics = {"loss": result.mean_loss(run.group), "lr": lr}
     if result.grad_norm is not None:
         metrics["grad_norm"] = result.grad_norm.item()
-    steps_per_s = clock.steps_per_s(step)
-    return {**metrics, "steps_per_s": steps_per_s, "samples_per_s": steps_per_s * batch_size}
+    return metrics
 
 
-class _Clock:
-    """Speed between two logged steps, evaluation and saves after the last one left out."""
-
-    def __init__(self, step: int) -> None:
-        self.restart(step)
-
-    def restart(self, step: int) -> None:
-        self._step, self._time = step, time.perf_counter()
-
-    def steps_per_s(self, step: int) -> float:
-        speed = (step - self._step) / max(1e-9, time.perf_counter() - self._time)
-        self.restart(step)
-        return speed
+def _speed(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator) -> Speed:
+    peak = peak_flops(config, run.device) if run.is_rank_zero else None  # rank 0 logs
+    return Speed(
+        task.state.step,
+        batches,
+        batch_size=config.train.global_batch_size,
+        peak_flops=None if peak is None else peak * run.world_size,
+        count_flops=lambda: flops_per_sample(lambda: build_model(config, task.train_set), batches.example or ()),
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.runs.metrics_log import SPEED
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import NODES
@@ -53,7 +54,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """metrics.jsonl without what differs from start to start: times and speeds."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        varying = {"time", "steps_per_s", "samples_per_s"}
+        varying = {"time", *SPEED}
         return [{k: v for k, v in json.loads(line).items() if k not in varying} for line in lines]
 
     @property

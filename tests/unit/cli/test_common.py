@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.cli.common import counts_line, figure, resolve_runs_dir, short_duration
+from hpc_trainer.cli.common import counts_line, figure, resolve_runs_dir, short_duration, short_number
+from hpc_trainer.cli.run_verbs import speed_words
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,22 @@ def test_durations(seconds: float | None, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.123456, "0.1235"), (12345.6, "1.235e+04"), (3, "3"), ("x", "x")])
 def test_figures(value: Any, text: str) -> None:
     assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5213, "0.521"), (87.34, "87.3"), (999.6, "1k"), (1234, "1.23k"), (482_000, "482k"), (2e9, "2G")],
+)
+def test_short_numbers(value: float, text: str) -> None:
+    assert short_number(value) == text
+
+
+def test_speed_in_words() -> None:
+    assert speed_words({}) == "-"
+    assert speed_words({"steps_per_s": 2.0}) == "2 steps/s"
+    assert speed_words({"steps_per_s": 2.0, "samples_per_s": 1280.0, "data_wait_share": 0.04}) == "1.28k samples/s"
+    figures = {"samples_per_s": 470.0, "tokens_per_s": 481_280.0, "mfu": 0.417, "data_wait_share": 0.2}
+    assert speed_words(figures) == "481k tokens/s mfu 42% data wait 20%"
 
 
 def test_counts() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.gpu_types import find_gpu_type
+from hpc_trainer.config.gpu_types import find_gpu_type, peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,20 @@ def test_which_have_fp8() -> None:
     names = ("h100", "nvidia_h200", "gh200", "b200", "l4", "L40S", "rtx4090", "a100", "a40", "rtx3090", "v100")
     have = [name for name in names if (gpu := find_gpu_type(name)) is not None and gpu.has_fp8]
     assert have == ["h100", "nvidia_h200", "gh200", "b200", "l4", "L40S", "rtx4090"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("NVIDIA H200", "bf16", 989.4), ("NVIDIA H100 80GB HBM3", "fp16", 989.4), ("NVIDIA H100 PCIe", "bf16", 756),
+        ("h100", "tf32", 494.7), ("nvidia_h100_nvl", "bf16", 835.5), ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA A100-PCIE-40GB", "tf32", 156), ("a100", "fp32", 19.5), ("Tesla V100-PCIE-16GB", "fp16", 112),
+        ("V100-32", "fp32", 15.7), ("NVIDIA GeForce RTX 4090", "bf16", 165.2), ("NVIDIA RTX A6000", "bf16", 154.8),
+        # Pascal to Turing have no units for these formats.
+        ("v100", "bf16", None), ("t4", "tf32", None), ("p40", "fp16", None),
+        ("mi250x", "bf16", None), (None, "bf16", None), ("a100_1g.5gb", "bf16", None), ("a100", "fp8", None),
+        ("k80", "fp32", None),
+    ],
+)  # fmt: skip
+def test_peaks_are_dense_and_those_of_the_board(name: str | None, dtype: str, tflops: float | None) -> None:
+    assert peak_tflops(name, dtype) == tflops

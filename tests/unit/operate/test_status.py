@@ -276,6 +276,15 @@ def test_a_waiting_run_shows_no_speed(sweep: SweepOnDisk, fake_slurm: FakeSlurm)
     _running(sweep)
     fake_slurm.answer("squeue", QUEUED)
     assert (_one(sweep).steps_per_s, _one(sweep).eta_s) == (None, None)
+    assert _one(sweep).speed == {}
+
+
+def test_a_running_run_shows_how_fast_it_is(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    _running(sweep)
+    fake_slurm.answer("squeue", RUNS)
+    assert _one(sweep).speed == {"steps_per_s": 2.0}
+    sweep.beat(step=9, loss=0.5, tokens_per_s=8e4, data_wait_share=0.25, mfu="fast")  # type: ignore[arg-type]
+    assert _one(sweep).speed == {"steps_per_s": 2.0, "tokens_per_s": 8e4, "data_wait_share": 0.25}
 
 
 def test_a_restarted_run_shows_the_step_that_was_saved(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

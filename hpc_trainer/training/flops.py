@@ -1,0 +1,67 @@
+"""Floating-point operations of a sample, counted once on tensors that have shapes and no content; and what a GPU could.
+
+MFU (model FLOPs utilization) is Chowdhery et al. 2022, "PaLM", appendix B: the operations that the model needs, forward
+and backward, over what the GPUs could do in that time. What is computed again (`train.recompute`) does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.gpu_types import peak_tflops
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.training.rng import rng_state, set_rng_state
+
+# Batch norm refuses a batch of one.
+_BATCH = 2
+
+
+def flops_per_sample(build: Callable[[], nn.Module], example: Sequence[torch.Tensor]) -> float:
+    """Operations of one sample, forward and backward; a multiplication with its addition is two.
+
+    Those of matrix products, convolutions and attention (torch.utils.flop_counter), which tensor cores do; of causal
+    attention the whole square, as PaLM counts it. A model that has `flops_per_sample()` is asked for its own figure.
+    Takes a second or some, and no memory; draws no random number that the training would miss.
+
+    Args:
+        build: makes the model, as it is without recomputing and sharding.
+        example: inputs and targets of any batch; only their shapes past the first and their types count.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    before = rng_state()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+            model = build()
+            own: Any = getattr(model, "flops_per_sample", None)
+            if callable(own):
+                return float(own())
+            inputs, targets = (torch.empty((_BATCH, *each.shape[1:]), dtype=each.dtype) for each in example)
+            # The counter does not know the CPU's fused attention; as plain products it does.
+            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+                logits = model(inputs)
+                loss: Any = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+                loss.backward()
+            return float(counter.get_total_flops()) / _BATCH
+    finally:
+        set_rng_state(before)
+
+
+def peak_flops(config: TrainConfig, device: torch.device) -> float | None:
+    """Dense peak of this rank's GPU for `precision=`, FLOP/s; None on a CPU, and where nobody knows the GPU.
+
+    The name that CUDA gives counts, else the one of the hardware profile.
+    """
+    if device.type != "cuda":
+        return None
+    dtype = config.precision.compute_dtype.value
+    names = (torch.cuda.get_device_name(device), config.hardware.gpu_type)
+    found = (peak_tflops(name, dtype) for name in names)
+    peak = next((each for each in found if each is not None), None)
+    return None if peak is None else peak * 1e12
