@@ -274,6 +274,24 @@ def results(
     run_results(sweep, runs_dir, sort=sort, as_json=as_json)
 
 
+@app.command()
+def report(
+    sweep: SweepArgument = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The page's file; else report.html in the sweep's folder.")
+    ] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option("--warmup-steps", help="Steps of each attempt left out of speeds; else 20.")
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
+    from hpc_trainer.cli.report_verb import run_report
+
+    run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, as_json=as_json)
+
+
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -37,6 +37,7 @@ _NOT_SET: dict[str, Any] = {
         "guard": {
             "on_spike": "none", "spike_factor": 10.0, "spike_window": 100, "on_divergence": "stop", "max_rollbacks": 3,
         },
+        "batch_per_rank": False,
     },
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
     "parallel": {

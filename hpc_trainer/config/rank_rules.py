@@ -18,19 +18,28 @@ def num_parts(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelCon
     return train.logical_ranks or num_data_ranks(parallel, hardware)
 
 
+def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
+    """Samples of a step over all ranks."""
+    return train.global_batch_size * (num_parts(train, hardware, parallel) if train.batch_per_rank else 1)
+
+
 def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> LoopConfig:
     """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch.
 
+    `batch_per_rank` has had its effect then: a run is the same run, whichever way its batch was said. A micro-batch of
     `auto` stays as it is: only the run can tell.
     """
+    total = whole_batch(train, hardware, parallel)
     if train.is_batch_auto:
-        return train
+        return dataclasses.replace(train, global_batch_size=total, batch_per_rank=False)
     parts, accum = num_parts(train, hardware, parallel), train.grad_accum_steps
     if accum is None:
-        micro = train.given_micro_batch_size or train.global_batch_size // parts
-        accum = train.global_batch_size // (micro * parts)
-    micro = train.global_batch_size // (accum * parts)
-    return dataclasses.replace(train, micro_batch_size=micro, grad_accum_steps=accum)
+        micro = train.given_micro_batch_size or total // parts
+        accum = total // (micro * parts)
+    micro = total // (accum * parts)
+    return dataclasses.replace(
+        train, global_batch_size=total, batch_per_rank=False, micro_batch_size=micro, grad_accum_steps=accum
+    )
 
 
 def rank_problems(config: TrainConfig) -> Iterator[str]:
@@ -46,6 +55,13 @@ def rank_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"train.early_stop.patience={train.early_stop.patience} counts evaluations, and train.eval_every_steps=0 "
             f"evaluates at the end only. Use train.eval_every_steps={max(1, train.num_steps // 10)}."
+        )
+    if train.batch_per_rank and (train.logical_ranks is not None or config.parallel.elastic):
+        key = "parallel.elastic=true" if train.logical_ranks is None else f"train.logical_ranks={train.logical_ranks}"
+        yield (
+            f"train.batch_per_rank=true makes the batch follow the ranks, and {key} keeps the training the same on any "
+            f"number of them. Use train.batch_per_rank=false, or {key.partition('=')[0]}="
+            f"{'false' if train.logical_ranks is None else 'null'}."
         )
     if train.logical_ranks is not None:
         yield from _logical_problems(config, train.logical_ranks)

@@ -34,7 +34,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         # where, when and how loudly it runs
         "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local", "paths",
         "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic",
-        "train.eval_every_steps", "train.memory_margin",
+        "train.eval_every_steps", "train.memory_margin", "train.batch_per_rank",
         "hardware.name", "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude",
         "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
         "hardware.mem_gb_per_node", "hardware.mem_gb_per_gpu", "hardware.mem_gb_per_cpu",

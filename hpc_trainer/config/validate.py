@@ -20,7 +20,7 @@ from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
-from hpc_trainer.config.rank_rules import num_parts, rank_problems, with_batch
+from hpc_trainer.config.rank_rules import num_parts, rank_problems, whole_batch, with_batch
 from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
@@ -213,7 +213,7 @@ def _batch(config: TrainConfig) -> Iterator[str]:
         yield from bad
         return
     unit = count * (micro or 1) * (train.grad_accum_steps or 1)
-    total = train.global_batch_size
+    total = whole_batch(train, config.hardware, config.parallel)
     if total % unit:
         is_fixed = micro and train.grad_accum_steps
         nearest = unit if is_fixed else max(unit, round(total / unit) * unit)

@@ -47,6 +47,8 @@ class LoopConfig:
     """Optimizer steps of the whole run, ≥ 1."""
     global_batch_size: int = 64
     """Samples of one optimizer step over all ranks, ≥ 1."""
+    batch_per_rank: bool = False
+    """global_batch_size is meant for one rank, and multiplied by the ranks when the run is planned (weak scaling)."""
     micro_batch_size: int | str | None = None
     """Samples of one forward pass on one rank; null: what the other two leave; auto: the largest that fits, found when
     the run first starts and kept from then on. grad_accum_steps follows, and the global batch stays."""

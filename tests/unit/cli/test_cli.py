@@ -203,6 +203,78 @@ def test_a_finished_sweep_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSlur
     assert fake_slurm.calls() == []
 
 
+REPORT = {
+    "sweep": str,
+    "page": str,
+    "counts": dict,
+    "runs": [
+        {
+            "run_id": str, "hardware": str, "ranks": int, "global_batch_size": int, "axes": dict, "state": str,
+            "cause": NULLABLE, "step": int, "num_steps": int, "attempts": int, "gpu_hours": float, "metrics": dict,
+            "speed": dict, "num_windows": int,
+        }
+    ],
+    "scaling": [
+        {
+            "kind": str, "unit": str, "axes": dict,
+            "points": [
+                {
+                    "run_id": str, "hardware": str, "ranks": int, "global_batch_size": int, "step_time_s": float,
+                    "throughput": float, "speedup": float, "efficiency": float, "data_wait_share": (float, type(None)),
+                    "mfu": (float, type(None)),
+                }
+            ],
+        }
+    ],
+    "notes": list,
+}  # fmt: skip
+
+
+def _scaled_sweep(folder: Path) -> SweepOnDisk:
+    specs = [
+        make_spec("cluster=slurm", axes={"hardware": f"x{ranks}"}, hardware__tasks_per_node=ranks) for ranks in (1, 2)
+    ]
+    sweep = SweepOnDisk(folder, specs)
+    sweep.submit()
+    for index, speed in enumerate((2.0, 3.0)):
+        sweep.start(index, resumed=0)
+        lines = [
+            {"step": step, "steps_per_s": speed, "step_time_s": 1 / speed, "samples_per_s": 64 * speed, "loss": 1.0}
+            for step in (10, 20, 30, 40)
+        ]
+        sweep.run(index).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_loss=0.5)
+    return sweep
+
+
+def test_report_in_json_and_words(cli: Cli, runs_dir: Path, fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    sweep = _scaled_sweep(runs_dir / "scaled")
+    code, out, _ = cli("report", "--json")
+    assert code == 0
+    document = strict(out)
+    _check(document, REPORT)
+    assert document["page"] == str(sweep.paths.folder / "report.html")
+    page = sweep.paths.folder / "report.html"
+    assert "Strong scaling" in page.read_text()
+    assert page.stat().st_mode & 0o777 == 0o600
+    (scaling,) = document["scaling"]
+    assert [point["efficiency"] for point in scaling["points"]] == pytest.approx([1, 0.75])
+    code, out, _ = cli("report", "scaled", "--output", str(tmp_path / "mine.html"))
+    assert (code, (tmp_path / "mine.html").exists()) == (0, True)
+    for words in ("Strong scaling", "EFFICIENCY", "192 samples/s", "1.50", "75%", f"Page: {tmp_path / 'mine.html'}"):
+        assert words in out
+    code, out, _ = cli("report", "--warmup-steps", "30", "--json")
+    assert strict(out)["runs"][0]["num_windows"] == 1
+    code, out, _ = cli("report", "--warmup-steps", "50")
+    assert "--warmup-steps" in out
+    assert cli("report", "--warmup-steps", "-1")[0] == 2
+    code, _, errors = cli("report", "--output", str(tmp_path / "nowhere" / "x.html"))
+    assert code == 2
+    assert "there is no folder" in errors
+    assert fake_slurm.calls() == []
+
+
 def test_logs_in_json(cli: Cli, runs_dir: Path) -> None:
     sweep = SweepOnDisk(runs_dir / "s", make_specs(1))
     sweep.run().log(0, 0).write_text("hello\n")

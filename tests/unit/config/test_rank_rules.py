@@ -30,9 +30,34 @@ def test_with_a_fixed_micro_batch_accumulation_keeps_the_global_batch(ranks: int
     assert _sizes(train__micro_batch_size=8, hardware__tasks_per_node=ranks, parallel__elastic=True) == (8, accum)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_batch_for_each_rank(ranks: int) -> None:
+    changes = {"train__global_batch_size": 16, "hardware__tasks_per_node": ranks}
+    config = make_config(**changes, train__batch_per_rank=True, train__grad_accum_steps=2)
+    validate(config)
+    train = config.train
+    assert (train.global_batch_size, train.micro_batch_size, train.grad_accum_steps) == (16 * ranks, 8, 2)
+    validate(config)  # as a worker may: not multiplied again
+    assert config.train.global_batch_size == 16 * ranks
+    # The same run as one whose batch is written out.
+    plain = make_config(**{**changes, "train__global_batch_size": 16 * ranks}, train__grad_accum_steps=2)
+    validate(plain)
+    assert config_digest(to_plain(config)) == config_digest(to_plain(plain))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"train__batch_per_rank": True, "train__logical_ranks": 2}, ["batch_per_rank=true", "logical_ranks=null"]),
+        ({"train__batch_per_rank": True, "parallel__elastic": True}, ["batch_per_rank=true", "elastic=false"]),
+        (
+            {"train__batch_per_rank": True, "train__micro_batch_size": 5, "hardware__tasks_per_node": 2},
+            ["global_batch_size=64 must be a multiple of train.micro_batch_size=5. Use 65"],
+        ),
+        (
+            {"train__batch_per_rank": True, "train__global_batch_size": 1000, "hardware__tasks_per_node": 2},
+            ["global_batch_size=1000 × 2 ranks must be at most the 1437", "Use 718."],
+        ),
         ({"train__logical_ranks": 3}, ["logical_ranks=3", "power of two", "Use 2"]),
         ({"train__logical_ranks": 0}, ["logical_ranks=0", "Use 1"]),
         ({"train__logical_ranks": -4}, ["logical_ranks=-4", "Use 1"]),

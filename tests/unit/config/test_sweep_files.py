@@ -66,4 +66,11 @@ def test_the_shipped_files_have_the_points_that_their_headers_say() -> None:
         sizes = {
             name: len(expand(composer, ["experiment=digits", f"sweep={name}"])) for name in composer.choices("sweep")
         }
-    assert sizes == {"digits_blocks": 9, "digits_grid": 4, "digits_paired": 4, "seeds": 5}
+    assert sizes == {
+        "digits_blocks": 9,
+        "digits_grid": 4,
+        "digits_paired": 4,
+        "seeds": 5,
+        "strong_scaling": 2,
+        "weak_scaling": 2,
+    }

@@ -1,0 +1,84 @@
+"""report: one page for a sweep, and its scaling as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from hpc_trainer.cli.common import console, counts_line, print_json, print_table, resolve_runs_dir, short_number
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.find import find_sweep
+from hpc_trainer.operate.report import WARMUP_STEPS, Report, Scaling, build_report
+from hpc_trainer.operate.report_page import render_page
+from hpc_trainer.operate.status import read_status
+from hpc_trainer.runs.files import set_umask, write_atomic
+
+
+def run_report(
+    name: str | None, runs_dir: Path | None, *, output: Path | None, warmup_steps: int | None, as_json: bool
+) -> None:
+    """Writes the page and prints what it says of scaling.
+
+    Raises:
+        ConfigError: a negative warm-up, or `output` lies in no folder.
+    """
+    if warmup_steps is not None and warmup_steps < 0:
+        raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
+    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    report = build_report(status, warmup_steps=WARMUP_STEPS if warmup_steps is None else warmup_steps)
+    page = (output or status.sweep.folder / "report.html").absolute()
+    if not page.parent.is_dir():
+        raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")
+    set_umask(any(run.spec.config["paths"]["group_readable"] for run in status.runs))
+    write_atomic(page, render_page(report))
+    if as_json:
+        print_json(report_json(report, page))
+        return
+    for scaling in report.scaling:
+        _print_scaling(scaling)
+    out = console()
+    out.print(f"Sweep {escape(report.sweep)}: {counts_line(dict(report.counts))}.")
+    for note in report.notes:
+        out.print(f"Note: {escape(note)}", soft_wrap=True)
+    out.print(f"Page: {escape(str(page))}", soft_wrap=True)
+
+
+def report_json(report: Report, page: Path) -> dict[str, Any]:
+    """The stable form of `report --json` (docs/json.md); curves are in the page alone."""
+    runs = [
+        {key: value for key, value in dataclasses.asdict(run).items() if key not in ("curves", "gpu_type")}
+        for run in report.runs
+    ]
+    return {
+        "sweep": report.sweep,
+        "page": str(page),
+        "counts": dict(report.counts),
+        "runs": runs,
+        "scaling": [dataclasses.asdict(each) for each in report.scaling],
+        "notes": report.notes,
+    }
+
+
+def _print_scaling(scaling: Scaling) -> None:
+    where = "".join(f" {key}={value}" for key, value in scaling.axes.items())
+    console().print(f"[bold]{scaling.kind.capitalize()} scaling[/]{escape(where)}", soft_wrap=True)
+    print_table(
+        ["HARDWARE", "RANKS", "BATCH", "STEP", "THROUGHPUT", "SPEED-UP", "EFFICIENCY", "DATA WAIT", "MFU"],
+        [
+            [
+                point.hardware,
+                str(point.ranks),
+                str(point.global_batch_size),
+                "-" if point.step_time_s is None else f"{1000 * point.step_time_s:.4g} ms",
+                f"{short_number(point.throughput)} {scaling.unit}",
+                f"{point.speedup:.2f}",
+                f"{point.efficiency:.0%}",
+                "-" if point.data_wait_share is None else f"{point.data_wait_share:.0%}",
+                "-" if point.mfu is None else f"{point.mfu:.0%}",
+            ]
+            for point in scaling.points
+        ],
+    )

@@ -1,0 +1,248 @@
+"""A sweep as data for a report: its runs, their curves, their steady speed, and how it scales over hardware. No torch.
+
+Reads what `status` reads, and each run's metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.operate.results import outcome_metrics
+from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
+from hpc_trainer.runs.files import read_lines
+from hpc_trainer.runs.metrics_log import SPEED
+
+WARMUP_STEPS = 20
+"""Left out of a run's speed at the start of each attempt: caches, compilers and allocators are cold."""
+# More would not show on a screen, and a page of 100 runs stays below 1 MB.
+_POINTS_A_CURVE = 200
+_NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
+# What counts as the work of a second, the best word first.
+_UNITS = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
+# Axes that a scaling study moves: the machine, and how the batch goes with it.
+_SCALED = ("hardware", "train.global_batch_size", "train.micro_batch_size", "train.grad_accum_steps")
+
+Curve = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """One run. `speed`: medians after the warm-up of `num_windows` spans between logged steps; {} if it has none."""
+
+    run_id: str
+    hardware: str
+    ranks: int
+    gpu_type: str | None
+    global_batch_size: int
+    axes: Mapping[str, str]
+    state: str
+    cause: str | None
+    step: int
+    num_steps: int
+    attempts: int
+    gpu_hours: float
+    metrics: Mapping[str, Any]
+    speed: Mapping[str, float]
+    num_windows: int
+    curves: Mapping[str, Curve]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPoint:
+    """One run against the one with the fewest ranks: `speedup` of its throughput, and `efficiency`, that a rank."""
+
+    run_id: str
+    hardware: str
+    ranks: int
+    global_batch_size: int
+    step_time_s: float | None
+    throughput: float
+    speedup: float
+    efficiency: float
+    data_wait_share: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Runs that differ in hardware alone. `kind`: strong (one global batch), weak (one batch a rank), or mixed."""
+
+    kind: str
+    unit: str
+    axes: Mapping[str, str]
+    points: list[ScalingPoint]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a report shows; `notes` says what is missing and why."""
+
+    sweep: str
+    counts: Mapping[str, int]
+    runs: list[RunReport]
+    scaling: list[Scaling]
+    notes: list[str] = field(default_factory=list)
+
+
+def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:
+    """Reads the metrics of every run of `status`.
+
+    Args:
+        warmup_steps: at the start of each attempt, left out of speeds, ≥ 0.
+    """
+    runs = [_run(status, run, warmup_steps) for run in status.runs]
+    scaling = find_scaling(runs)
+    notes = list(status.notes)
+    slow = [run.run_id for run in runs if not run.speed and run.step]
+    if slow and len({run.ranks for run in runs}) > 1:
+        listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")
+        notes.append(
+            f"{len(slow)} run(s) have no speed yet ({listed}): the first {warmup_steps} steps of each attempt are "
+            "left out. Train longer, log more often (monitor.log_every_steps), or give --warmup-steps."
+        )
+    notes += [_other_gpus(each, runs) for each in scaling if len(_gpus(each, runs)) > 1]
+    return Report(sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes)
+
+
+def _run(status: SweepStatus, run: RunStatus, warmup_steps: int) -> RunReport:
+    records = [each for each in read_lines(status.sweep.run(run.run_id).metrics) if _is_step(each.get("step"))]
+    resumed = [attempt.resumed_step or 0 for attempt in run.attempts]
+    speed, num_windows = steady_speed(records, resumed, warmup_steps)
+    shape = run.spec.shape
+    return RunReport(
+        run_id=run.run_id,
+        hardware=run.spec.hardware,
+        ranks=shape.world_size,
+        gpu_type=shape.gpu_type,
+        global_batch_size=int(run.spec.config["train"]["global_batch_size"]),
+        axes=run.spec.axes,
+        state=run.state.value,
+        cause=run.reason,
+        step=run.step,
+        num_steps=run.spec.num_steps,
+        attempts=len(run.attempts),
+        gpu_hours=round(gpu_hours(run), 4),
+        metrics=outcome_metrics(run),
+        speed=speed,
+        num_windows=num_windows,
+        curves=_curves(records),
+    )
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _number(value: object) -> float | None:
+    """A finite number; metrics.jsonl may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def steady_speed(
+    records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int], warmup_steps: int
+) -> tuple[dict[str, float], int]:
+    """The median of each figure of speed over spans that begin after the warm-up, and how many spans there were.
+
+    Args:
+        records: lines of metrics.jsonl, in order.
+        resumed_steps: where each attempt began.
+        warmup_steps: after each of those, left out.
+    """
+    found: dict[str, list[float]] = {}
+    before = num_windows = 0
+    for record in records:
+        if "steps_per_s" not in record and "samples_per_s" not in record:
+            continue  # an evaluation's line
+        step = record["step"]
+        base = max((each for each in resumed_steps if each < step), default=0)
+        begin, before = max(base, before), step
+        if begin < base + warmup_steps:
+            continue
+        num_windows += 1
+        for key in SPEED:
+            value = _number(record.get(key))
+            if value is not None:
+                found.setdefault(key, []).append(value)
+    return {key: statistics.median(values) for key, values in found.items()}, num_windows
+
+
+def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    curves: dict[str, Curve] = {}
+    for record in records:
+        for key, value in record.items():
+            number = None if key in _NOT_DRAWN else _number(value)
+            if number is not None:
+                curves.setdefault(key, []).append((record["step"], number))
+    return {key: _thinned(curve) for key, curve in curves.items()}
+
+
+def _thinned(curve: Curve) -> Curve:
+    """At most `_POINTS_A_CURVE` points: means of neighbours, and the last as it is."""
+    size = math.ceil(len(curve) / _POINTS_A_CURVE)
+    if size <= 1:
+        return curve
+    parts = [curve[at : at + size] for at in range(0, len(curve) - 1, size)]
+    return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts] + [curve[-1]]
+
+
+def find_scaling(runs: Sequence[RunReport]) -> list[Scaling]:
+    """The scaling studies in a sweep: runs with equal axes but for hardware and batch, on two numbers of ranks or more.
+
+    Throughput is in the best unit that all runs of a study have; runs without a speed are left out.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[RunReport]] = {}
+    for run in runs:
+        if any(run.speed.get(key) for key in _UNITS):
+            axes = {key: value for key, value in run.axes.items() if not _is_scaled(key)}
+            groups.setdefault(tuple(sorted(axes.items())), []).append(run)
+    found = (_scaling(dict(axes), group) for axes, group in groups.items() if len({run.ranks for run in group}) > 1)
+    return [each for each in found if each is not None]
+
+
+def _is_scaled(axis: str) -> bool:
+    return axis in _SCALED or axis.startswith("hardware.")
+
+
+def _scaling(axes: Mapping[str, str], group: list[RunReport]) -> Scaling | None:
+    key = next((unit for unit in _UNITS if all(run.speed.get(unit) for run in group)), None)
+    if key is None:
+        return None
+    ordered = sorted(group, key=lambda run: run.ranks)
+    least = ordered[0]
+    kind = "mixed"
+    if len({run.global_batch_size for run in ordered}) == 1:
+        kind = "strong"
+    elif len({run.global_batch_size / run.ranks for run in ordered}) == 1:
+        kind = "weak"
+    points = [
+        ScalingPoint(
+            run_id=run.run_id,
+            hardware=run.hardware,
+            ranks=run.ranks,
+            global_batch_size=run.global_batch_size,
+            step_time_s=run.speed.get("step_time_s"),
+            throughput=run.speed[key],
+            speedup=run.speed[key] / least.speed[key],
+            efficiency=run.speed[key] / least.speed[key] * least.ranks / run.ranks,
+            data_wait_share=run.speed.get("data_wait_share"),
+            mfu=run.speed.get("mfu"),
+        )
+        for run in ordered
+    ]
+    return Scaling(kind=kind, unit=_UNITS[key], axes=axes, points=points)
+
+
+def _gpus(scaling: Scaling, runs: Sequence[RunReport]) -> set[str | None]:
+    mine = {point.run_id for point in scaling.points}
+    return {run.gpu_type for run in runs if run.run_id in mine}
+
+
+def _other_gpus(scaling: Scaling, runs: Sequence[RunReport]) -> str:
+    listed = ", ".join(sorted(str(each) for each in _gpus(scaling, runs)))
+    return f"the {scaling.kind} scaling compares different GPUs ({listed}): efficiency says nothing then."

@@ -1,0 +1,225 @@
+"""A report as one HTML page: inline style and SVG, light and dark, no script, nothing from elsewhere.
+
+Names and values come from configurations and from files that a person's own code wrote: all text is escaped, and the
+page forbids itself scripts and every request (Content-Security-Policy).
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpc_trainer.operate.report import Report, RunReport, Scaling
+from hpc_trainer.operate.report_svg import Line, colours_of, legend, line_chart, number, percent
+
+# More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
+_MAX_LINES, _MAX_CHARTS = 60, 12
+_FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
+_BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
+
+_STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--ink:#1b1f24;--soft:#5b6570;--line:#d9dee3;--card:#f6f8fa;
+--good:#1a7f37;--bad:#c22d3a;--wait:#8a5d00;
+--c0:#0969da;--c1:#cf4a12;--c2:#157f5b;--c3:#a43c9f;--c4:#9a6b00;--c5:#0b8aa8;--c6:#6e56cf;--c7:#b3315f;--rest:#b4bcc4}
+@media (prefers-color-scheme:dark){:root{--bg:#0f1317;--ink:#e4e9ee;--soft:#98a4b0;--line:#2c353e;--card:#171d23;
+--good:#4cc26e;--bad:#ff7b80;--wait:#e0b354;
+--c0:#6cb2ff;--c1:#ff9563;--c2:#4fd0a2;--c3:#e491df;--c4:#e8bd54;--c5:#5fd0ea;--c6:#b0a0ff;--c7:#ff86ab;--rest:#4b5661}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1240px;padding:24px 20px 60px;background:var(--bg);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+h1{font-size:26px;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
+h2{font-size:19px;margin:36px 0 8px}h3{font-size:15px;margin:0 0 6px;overflow-wrap:anywhere}
+p{margin:4px 0 12px}.soft{color:var(--soft)}.note{border-left:3px solid var(--wait);padding:2px 0 2px 12px}
+.wide{overflow-x:auto;border:1px solid var(--line);border-radius:8px}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:6px 12px;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
+tr:first-child>th{border-top:0}th{color:var(--soft);font-weight:600;font-size:13px;background:var(--card)}
+td.num,th.num{text-align:right}td.cause{white-space:normal;min-width:26em;overflow-wrap:anywhere}
+td.id{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:13px}
+.good{color:var(--good)}.bad{color:var(--bad)}.wait{color:var(--wait)}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr));gap:18px}
+figure{margin:0;padding:14px;border:1px solid var(--line);border-radius:8px;background:var(--card)}
+svg{width:100%;height:auto;display:block}svg text{font-size:12px;fill:var(--soft)}
+svg text.value{fill:var(--ink);font-weight:600}
+.mid{text-anchor:middle}.end{text-anchor:end}
+.grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
+polyline,svg.key line{fill:none;stroke-width:2;stroke-linejoin:round}
+polyline.rest,svg.key .rest{stroke:var(--rest);stroke-width:1}circle.rest{fill:var(--rest)}
+polyline.ideal,svg.key .ideal{stroke:var(--soft);stroke-width:1.5;stroke-dasharray:6 5}
+.legend{list-style:none;margin:8px 0 0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:13px}
+.legend li{display:flex;align-items:center;gap:6px;overflow-wrap:anywhere}
+svg.key{flex:none;width:22px;height:10px}
+""" + "".join(
+    f"polyline.c{index},svg.key .c{index}{{stroke:var(--c{index})}}circle.c{index}{{fill:var(--c{index})}}"
+    for index in range(8)
+)
+
+
+def render_page(report: Report, now: float | None = None) -> str:
+    """The whole page. `now`: seconds since the epoch, for the line that says when it was made."""
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time.time() if now is None else now))
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(report.counts.items())) or "no runs"
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
+    scaling = "".join(_scaling(each) for each in report.scaling)
+    name = html.escape(report.sweep)
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{name}</title><style>{_STYLE}</style></head><body>\n"
+        f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
+        f"{scaling}{_charts(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
+    )
+    # Half a surrogate pair, which JSON may hold, is no text that a file could take.
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+# --- scaling ---
+
+
+def _scaling(scaling: Scaling) -> str:
+    where = "".join(f" · {key}={value}" for key, value in scaling.axes.items())
+    batch = {
+        "strong": f"one global batch of {scaling.points[0].global_batch_size} samples, shared by all ranks",
+        "weak": f"{scaling.points[0].global_batch_size // scaling.points[0].ranks} samples a rank and step",
+        "mixed": "the batch changes otherwise than the number of ranks",
+    }[scaling.kind]
+    base = scaling.points[0].ranks
+    ranks = sorted({float(point.ranks) for point in scaling.points})
+    speedup = [
+        Line(name="ideal", points=[(each, each / base) for each in ranks], colour=None, is_ideal=True),
+        Line(
+            name="speed-up", points=[(point.ranks, point.speedup) for point in scaling.points], colour=0, has_dots=True
+        ),
+    ]
+    efficiency = [
+        Line(name="ideal", points=[(each, 1.0) for each in ranks], colour=None, is_ideal=True),
+        Line(
+            name="efficiency", points=[(point.ranks, point.efficiency) for point in scaling.points], colour=0,
+            has_dots=True,
+        ),
+    ]  # fmt: skip
+    charts = (
+        _figure(
+            f"Speed-up over {base} rank{'s' if base > 1 else ''}",
+            line_chart("speed-up", speedup, x_label="ranks", y_label="speed-up", is_log=True, x_ticks=ranks),
+            legend(speedup),
+        ),
+        _figure(
+            "Parallel efficiency",
+            line_chart(
+                "parallel efficiency", efficiency, x_label="ranks", y_label="of ideal", from_zero=True, is_log_x=True,
+                x_ticks=ranks, y_words=percent,
+            ),
+            legend(efficiency),
+        ),
+    )  # fmt: skip
+    has_mfu = any(point.mfu is not None for point in scaling.points)
+    title = f"{scaling.kind.capitalize()} scaling{where}"
+    rows = [
+        [
+            point.hardware, str(point.ranks), str(point.global_batch_size),
+            "-" if point.step_time_s is None else f"{1000 * point.step_time_s:.4g} ms",
+            f"{number(point.throughput)} {scaling.unit}", f"{point.speedup:.2f}", percent(point.efficiency),
+            "-" if point.data_wait_share is None else percent(point.data_wait_share),
+            *(["-" if point.mfu is None else percent(point.mfu)] if has_mfu else []),
+        ]
+        for point in scaling.points
+    ]  # fmt: skip
+    columns = ["Hardware", "Ranks", "Global batch", "Step", "Throughput", "Speed-up", "Efficiency", "Data wait"]
+    columns += ["MFU"] if has_mfu else []
+    return (
+        f'<h2>{html.escape(title)}</h2><p class="soft">{html.escape(batch)}; medians after the warm-up</p>'
+        f'<div class="charts">{"".join(charts)}</div><p></p>{_table(columns, rows, first_num=1)}\n'
+    )
+
+
+def _figure(title: str, svg: str, key: str) -> str:
+    return f"<figure><h3>{html.escape(title)}</h3>{svg}{key}</figure>"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: int) -> str:
+    head = "".join(
+        f"<th{' class=num' if index >= first_num else ''}>{html.escape(column)}</th>"
+        for index, column in enumerate(columns)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{' class=num' if index >= first_num else ''}>{html.escape(cell)}</td>"
+            for index, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+# --- curves ---
+
+
+def _charts(runs: Sequence[RunReport]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run.curves))
+    ordered = [name for name in _FIRST_CHARTS if name in names]
+    ordered += [name for name in names if name not in ordered]
+    charts = [_curves(name, [run for run in runs if run.curves.get(name)]) for name in ordered[:_MAX_CHARTS]]
+    left = ordered[_MAX_CHARTS:]
+    more = f'<p class="soft">Not drawn: {html.escape(", ".join(left))}.</p>' if left else ""
+    return f'<h2>Curves</h2><div class="charts">{"".join(charts)}</div>{more}\n' if charts else ""
+
+
+def _curves(name: str, runs: Sequence[RunReport]) -> str:
+    """The best runs in colour, the best first in the legend; the others grey."""
+    sign = 1 if name.endswith("loss") else -1
+    best = sorted(runs, key=lambda run: sign * run.curves[name][-1][1])
+    colours = colours_of([run.run_id for run in best])
+    drawn = best[:_MAX_LINES]
+    lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
+    title = name if len(runs) <= _MAX_LINES else f"{name}: the best {_MAX_LINES} of {len(runs)} runs"
+    more = sum(line.colour is None for line in lines)
+    return _figure(title, line_chart(name, lines, x_label="step", y_label=name), legend(lines, more))
+
+
+def _label(run: RunReport) -> str:
+    return " ".join(f"{key}={value}" for key, value in run.axes.items()) or run.run_id
+
+
+# --- runs ---
+
+
+def _runs_table(runs: Sequence[RunReport]) -> str:
+    axes = list(dict.fromkeys(axis for run in runs for axis in run.axes if axis != "hardware"))
+    metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    speeds = [key for key in ("tokens_per_s", "samples_per_s") if any(key in run.speed for run in runs)][:1]
+    has_mfu = any("mfu" in run.speed for run in runs)
+    columns = [
+        ("Run", ""), ("Hardware", ""), *((axis, "num") for axis in axes), ("State", ""), ("Step", "num"),
+        *((name, "num") for name in metrics), *((key.replace("_per_s", "/s"), "num") for key in speeds),
+        *([("MFU", "num")] if has_mfu else []), ("GPU-hours", "num"), ("Attempts", "num"), ("Cause", ""),
+    ]  # fmt: skip
+    head = "".join(f'<th class="{kind}">{html.escape(name)}</th>' for name, kind in columns)
+    body = "".join(_row(run, axes, metrics, speeds, has_mfu) for run in runs)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Sequence[str], has_mfu: bool) -> str:
+    cells = [("id", run.run_id), ("", run.hardware), *(("num", run.axes.get(axis, "-")) for axis in axes)]
+    cells += [(_tone(run.state), run.state), ("num", f"{run.step}/{run.num_steps}")]
+    cells += [("num", _value(run.metrics, name)) for name in metrics]
+    cells += [("num", number(run.speed[key]) if key in run.speed else "-") for key in speeds]
+    if has_mfu:
+        cells.append(("num", percent(run.speed["mfu"]) if "mfu" in run.speed else "-"))
+    cause = "-" if run.state == "COMPLETED" or run.cause is None else run.cause[:300]
+    cells += [("num", f"{run.gpu_hours:.4g}"), ("num", str(run.attempts)), ("cause", cause)]
+    return "<tr>" + "".join(f'<td class="{kind}">{html.escape(str(text))}</td>' for kind, text in cells) + "</tr>"
+
+
+def _tone(state: str) -> str:
+    return "good" if state == "COMPLETED" else "bad" if state in _BAD else "wait" if state != "RUNNING" else ""
+
+
+def _value(metrics: Mapping[str, Any], name: str) -> str:
+    value = metrics.get(name)
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)[:40]

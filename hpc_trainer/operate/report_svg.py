@@ -1,0 +1,167 @@
+"""Line charts as SVG text: no scripts, no files beside it, colours from the page's style sheet. Escapes all text."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Point = tuple[float, float]
+NUM_COLOURS = 8
+"""Classes c0 to c7 of the style sheet; lines past them are grey."""
+_WIDTH, _HEIGHT = 560, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line, with the colour c<colour>, or grey; `is_ideal`: dashed, and no dots."""
+
+    name: str
+    points: Sequence[Point]
+    colour: int | None
+    is_ideal: bool = False
+    has_dots: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Values -> places on the paper, linear or by their base-2 logarithm; `ticks` carry a label."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[float]
+    is_log: bool = False
+
+    def place(self, value: float) -> float:
+        """In pixels."""
+        low, high = (math.log2(self.low), math.log2(self.high)) if self.is_log else (self.low, self.high)
+        share = ((math.log2(value) if self.is_log else value) - low) / (high - low)
+        return self.start + share * (self.end - self.start)
+
+
+def number(value: float) -> str:
+    """A tick's or a point's label: three digits, `12k`, `1.5M`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """`87.5%`."""
+    return f"{round(100 * value, 1):g}%"
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round figures (1, 2 or 5 times a power of ten) from at most `low` to at least `high`."""
+    if not high > low:
+        low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def line_chart(
+    title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
+    from_zero: bool = False, is_log: bool = False, is_log_x: bool = False, x_ticks: Sequence[float] = (),
+    y_words: Callable[[float], str] = number,
+) -> str:  # fmt: skip
+    """One chart; lines without a point are left out.
+
+    Args:
+        from_zero: the axis of values begins at 0.
+        is_log: both axes by their logarithm, with ticks at `x_ticks` and at powers of two; `is_log_x`: one of them.
+        x_ticks: where the horizontal axis has its ticks; else at round figures.
+    """
+    drawn = [line for line in lines if line.points]
+    xs = [x for line in drawn for x, _ in line.points]
+    ys = [y for line in drawn for _, y in line.points]
+    if not drawn:
+        return ""
+    across = _scale(xs, _LEFT, _WIDTH - _RIGHT, is_log=is_log or is_log_x, ticks=x_ticks)
+    upward = _scale([*ys, 0.0] if from_zero else ys, _HEIGHT - _BOTTOM, _TOP, is_log=is_log)
+    body = [*_grid(across, upward, x_label, y_label, y_words)]
+    # Grey ones first: what has a colour lies on top.
+    body += [_line(line, across, upward, y_words) for line in sorted(drawn, key=lambda each: each.colour is not None)]
+    name = html.escape(title)
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}"><title>{name}</title>'
+    return f"{head}{''.join(body)}</svg>"
+
+
+def _scale(values: Sequence[float], start: float, end: float, *, is_log: bool, ticks: Sequence[float] = ()) -> Scale:
+    low, high = min(values), max(values)
+    if is_log:
+        first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+        last = max(last, first + 1)
+        shown = ticks or [2.0**power for power in range(first, last + 1)]
+        return Scale(low=2.0**first, high=2.0**last, start=start, end=end, ticks=shown, is_log=True)
+    if ticks:
+        margin = 0.06 * ((max(ticks) - min(ticks)) or 1)
+        return Scale(low=min(low, *ticks) - margin, high=max(high, *ticks) + margin, start=start, end=end, ticks=ticks)
+    found = nice_ticks(low, high)
+    return Scale(low=found[0], high=found[-1], start=start, end=end, ticks=found)
+
+
+def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Callable[[float], str]) -> list[str]:
+    parts = []
+    for tick in upward.ticks:
+        y = f"{upward.place(tick):.1f}"
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.35em">{html.escape(y_words(tick))}</text>')
+    for tick in across.ticks:
+        x = f"{across.place(tick):.1f}"
+        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{html.escape(number(tick))}</text>')
+    bottom = _HEIGHT - _BOTTOM
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + bottom) / 2
+    parts.append(f'<text class="label mid" x="{middle:.0f}" y="{_HEIGHT - 8}">{html.escape(x_label)}</text>')
+    parts.append(
+        f'<text class="label mid" transform="translate(13 {height:.0f}) rotate(-90)">{html.escape(y_label)}</text>'
+    )
+    return parts
+
+
+def _line(line: Line, across: Scale, upward: Scale, y_words: Callable[[float], str]) -> str:
+    places = [(across.place(x), upward.place(y)) for x, y in line.points]
+    kind = "ideal" if line.is_ideal else "rest" if line.colour is None else f"c{line.colour}"
+    name = html.escape(line.name)
+    drawn = ""
+    if len(places) > 1:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        drawn = f'<polyline class="{kind}" points="{path}"><title>{name}</title></polyline>'
+    if line.has_dots or len(places) == 1:
+        for (x, y), (_, value) in zip(places, line.points, strict=True):
+            words = f"{name}: {html.escape(y_words(value))}"
+            drawn += f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{words}</title></circle>'
+            if line.has_dots:
+                side = "end" if x > (_LEFT + _WIDTH) / 2 else "start"
+                below = y + 20 if y + 24 < _HEIGHT - _BOTTOM else y - 10
+                drawn += f'<text class="value {side}" x="{x:.1f}" y="{below:.1f}">{html.escape(y_words(value))}</text>'
+    return drawn
+
+
+def legend(lines: Sequence[Line], more: int = 0) -> str:
+    """The names of coloured lines; `more`: so many grey ones have none."""
+    items = [
+        f'<li><svg class="key" viewBox="0 0 22 10"><line class="{"ideal" if each.is_ideal else f"c{each.colour}"}" '
+        f'x1="1" x2="21" y1="5" y2="5"/></svg>{html.escape(each.name)}</li>'
+        for each in lines
+        if each.colour is not None or each.is_ideal
+    ]
+    if more:
+        items.append(
+            f'<li><svg class="key" viewBox="0 0 22 10"><line class="rest" x1="1" x2="21" y1="5" y2="5"/></svg>'
+            f"{more} more</li>"
+        )
+    return f'<ul class="legend">{"".join(items)}</ul>' if items else ""
+
+
+def colours_of(names: Sequence[str]) -> Mapping[str, int]:
+    """The first ones get the colours."""
+    return {name: index for index, name in enumerate(names[:NUM_COLOURS])}
