@@ -16,6 +16,7 @@ from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
+from hpc_trainer.config.monitor_rules import monitor_problems
 from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
@@ -79,6 +80,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from rank_problems(config)
     yield from step_problems(config)
     yield from fit_problems(config)
+    yield from monitor_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
@@ -199,7 +201,8 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
 
 
 def _batch(config: TrainConfig) -> Iterator[str]:
-    train, count = config.train, num_parts(config.train, config.hardware, config.parallel)
+    train = config.train
+    count = 1 if train.batch_per_rank else num_parts(train, config.hardware, config.parallel)
     micro = train.given_micro_batch_size
     is_all = count == config.hardware.world_size
     called = "logical_ranks" if train.logical_ranks else "world_size" if is_all else "data-parallel ranks"
@@ -213,11 +216,12 @@ def _batch(config: TrainConfig) -> Iterator[str]:
         yield from bad
         return
     unit = count * (micro or 1) * (train.grad_accum_steps or 1)
-    total = whole_batch(train, config.hardware, config.parallel)
+    total = train.global_batch_size
     if total % unit:
         is_fixed = micro and train.grad_accum_steps
         nearest = unit if is_fixed else max(unit, round(total / unit) * unit)
         parts = [f"{called}={count}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
+        parts = [] if train.batch_per_rank else parts
         parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
         yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."
     elif micro and train.grad_accum_steps and total != unit:
@@ -269,11 +273,12 @@ def _data(config: TrainConfig) -> Iterator[str]:
     if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
     count = _num_train_samples(data)
-    if 0 < count < config.train.global_batch_size:
+    if 0 < count < whole_batch(config.train, config.hardware, config.parallel):
         parts = max(1, num_parts(config.train, config.hardware, config.parallel))
+        each = f" × {parts} ranks" if config.train.batch_per_rank else ""
         yield (
-            f"train.global_batch_size={config.train.global_batch_size} must be at most the {count} training samples "
-            f"of data={data.name}. Use {count // parts * parts}."
+            f"train.global_batch_size={config.train.global_batch_size}{each} must be at most the {count} training "
+            f"samples of data={data.name}. Use {count // parts if each else count // parts * parts}."
         )
 
 

@@ -49,6 +49,16 @@ class RunPaths:
         return self.folder / "result.json"
 
     @property
+    def profile_table(self) -> Path:
+        """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
+        return self.folder / "profile.txt"
+
+    @property
+    def profile_trace(self) -> Path:
+        """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
+        return self.folder / "profile.trace.json.gz"
+
+    @property
     def rendezvous(self) -> Path:
         """Where rank 0 listens for the others; rank 0 replaces."""
         return self.folder / "rendezvous.json"

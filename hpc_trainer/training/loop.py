@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,7 +76,8 @@ def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
         batches = _batches(config, run, task)
         try:
             run.restore_rng()  # building a loader may draw from the random state
-            _run_steps(config, run, task, batches, memory)
+            with _profiled(config, run, task):
+                _run_steps(config, run, task, batches, memory)
             return
         except rollback.GoBackError as back:
             trouble = back.trouble
@@ -280,6 +282,15 @@ def _step_metrics(run: RunContext, result: StepResult, lr: float) -> dict[str, f
     if result.grad_norm is not None:
         metrics["grad_norm"] = result.grad_norm.item()
     return metrics
+
+
+def _profiled(config: TrainConfig, run: RunContext, task: Task) -> contextlib.AbstractContextManager[None]:
+    """Watches a window of steps, where `monitor.profile_steps` asks for it: on rank 0."""
+    if not config.monitor.profile_steps or not run.is_rank_zero:
+        return contextlib.nullcontext()
+    from hpc_trainer.training.profiler import profiled
+
+    return profiled(config, run.paths, task)
 
 
 def _speed(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator) -> Speed:

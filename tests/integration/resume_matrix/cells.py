@@ -76,6 +76,11 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
             "monitor.log_every_steps=7",
         ),
     ),
+    # Interrupted before, in and after the window of a profile: nobody learns anything else for being watched.
+    "profiled": (
+        {"ranks": "2", "model": "cnn"},
+        ("monitor.profile_warmup_steps=2", "monitor.profile_steps=4"),
+    ),
     "zero1": (
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),

@@ -99,7 +99,7 @@ MISTAKES = [
     (["+newkey=1"], ["newkey: no such key in the root", "Valid:"]),
     (["model=cnnn"], ["model=cnnn: no such choice", "Did you mean cnn?", "resnet50"]),
     (["experiment=digit"], ["experiment=digit: no such choice", "Did you mean digits?"]),
-    (["debug=zzz"], ["debug=zzz: no such choice", "Valid: overfit, smoke"]),
+    (["debug=zzz"], ["debug=zzz: no such choice", "Valid: overfit, profile, smoke"]),
     (["optim.lr=abc"], ["optim.lr", "'abc'", "Float"]),
     (["hardware.num_nodes=two"], ["hardware.num_nodes", "'two'", "Integer"]),
     (["hardware.num_nodes=1.5"], ["hardware.num_nodes", "1.5", "Integer"]),

@@ -25,6 +25,7 @@ MODELS = {
 CHANGES = [
     ["train.eval_every_steps=3"], ["monitor.log_every_steps=1"], ["data.num_workers=2"], ["checkpoint.every_steps=2"],
     ["train.eval_every_steps=1", "monitor.log_every_steps=2", "data.num_workers=1"], ["profiler"],
+    ["monitor.profile_warmup_steps=3", "monitor.profile_steps=4"],
 ]  # fmt: skip
 
 

@@ -1,0 +1,39 @@
+"""What `monitor.profile_steps` must fit into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.validate import find_problems
+from tests.unit.runs.builders import make_config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"profile_steps": -1}, ["monitor.profile_steps=-1", "Use 0"]),
+        ({"profile_steps": 1001}, ["monitor.profile_steps=1001", "at most 1000"]),
+        ({"profile_steps": 5, "profile_warmup_steps": 0}, ["monitor.profile_warmup_steps=0", "Use 1"]),
+        ({"profile_steps": 11}, ["together", "Use monitor.profile_warmup_steps=9."]),
+        (
+            {"profile_steps": 30},
+            ["train.num_steps=20", "Use monitor.profile_warmup_steps=1 monitor.profile_steps=19."],
+        ),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], words: list[str]) -> None:
+    settings = {f"monitor__{key}": value for key, value in changes.items()}
+    problems = "\n".join(find_problems(make_config(train__num_steps=20, **settings)))
+    assert [word for word in words if word not in problems] == [], problems
+
+
+def test_what_fits() -> None:
+    assert list(find_problems(make_config(train__num_steps=20, monitor__profile_steps=10))) == []
+    assert list(find_problems(make_config(train__num_steps=4))) == []
+
+
+def test_a_loop_of_ones_own_has_its_own_profiler() -> None:
+    config = make_config(train__main="mine.main", trust=["mine"], monitor__profile_steps=3)
+    assert "train.main=mine.main is your own" in "\n".join(find_problems(config))
