@@ -29,7 +29,8 @@ _OTHER_KEYS = {
 _NOT_SET: dict[str, Any] = {
     "params": {},
     "train": {
-        "main": None, "compile": False, "logical_ranks": None, "ema_decay": None,
+        "main": None, "compile": False, "compile_scope": "model", "compile_mode": "default",
+        "logical_ranks": None, "ema_decay": None,
         "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
         "label_smoothing": 0.0, "max_skipped_steps": 10, "recompute": "none", "channels_last": False,
         "memory_margin": 0.1,

@@ -47,7 +47,8 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "schedule", "optim", "train.num_steps", "train.global_batch_size", "train.max_grad_norm", "model.dropout",
         "precision.init_scale", "precision.growth_interval",
         # the same samples in each step, summed in another order, or with other random numbers
-        "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile", "parallel.strategy",
+        "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile",
+        "train.compile_scope", "train.compile_mode", "parallel.strategy",
         "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.data_parallel_replicate",
         "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
         "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",

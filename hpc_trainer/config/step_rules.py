@@ -9,7 +9,7 @@ from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
@@ -39,11 +39,7 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             f"train.recompute={train.recompute.value} computes blocks again, and model={model.name} has none. "
             "Use train.recompute=none, or model=gpt, resnet18 or resnet50."
         )
-    if train.recompute is not Recompute.none and train.compile:
-        yield (
-            f"train.recompute={train.recompute.value} and train.compile=true do not go together: the compiler decides "
-            "itself what is computed again. Use train.recompute=none, or train.compile=false."
-        )
+    yield from _compile(config)
     if train.channels_last and config.parallel.strategy is Strategy.fsdp:
         yield (
             "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use "
@@ -59,6 +55,45 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"train.channels_last=true orders images for convolutions, and model={model.name} has none. "
             "Use train.channels_last=false."
+        )
+
+
+def _compile(config: TrainConfig) -> Iterator[str]:
+    train, model = config.train, config.model
+    scope, mode = train.compile_scope, train.compile_mode
+    if not train.compile:
+        for key, value, usual in (("scope", scope, CompileScope.model), ("mode", mode, CompileMode.default)):
+            if value is not usual:
+                yield (
+                    f"train.compile_{key}={value.value} says how to compile, and train.compile=false. "
+                    f"Use train.compile=true, or train.compile_{key}={usual.value}."
+                )
+        return
+    if train.recompute is not Recompute.none and scope is CompileScope.model:
+        yield (
+            f"train.recompute={train.recompute.value} and train.compile=true do not go together: the compiler decides "
+            "itself what is computed again. Use train.recompute=none, or train.compile=false, or compile blocks: "
+            "train.recompute=full train.compile_scope=blocks."
+        )
+    if train.recompute is Recompute.selective and scope is CompileScope.blocks:
+        yield (
+            "train.recompute=selective chooses among operations, and of a compiled block there is one alone. "
+            "Use train.recompute=full, or train.compile=false."
+        )
+    if scope is CompileScope.blocks and isinstance(model, (MlpConfig, CnnConfig)):
+        yield (
+            f"train.compile_scope=blocks compiles blocks, and model={model.name} has none. "
+            "Use train.compile_scope=model, or model=gpt, resnet18 or resnet50."
+        )
+    if mode is not CompileMode.default and config.hardware.device_type == "cpu":
+        yield (
+            f"train.compile_mode={mode.value} is for GPUs, and hardware={config.hardware.name} has none. "
+            "Use train.compile_mode=default."
+        )
+    if mode is CompileMode.reduce_overhead and train.grad_accum_steps not in (None, 1):
+        yield (
+            "train.compile_mode=reduce_overhead keeps results in memory that the next forward pass overwrites: "
+            f"train.grad_accum_steps={train.grad_accum_steps} must be 1. Use train.compile_mode=default, or 1."
         )
 
 

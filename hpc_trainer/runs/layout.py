@@ -156,6 +156,11 @@ class SweepPaths:
         return self.folder / "local"
 
     @property
+    def compile_cache(self) -> Path:
+        """What torch.compile made, an archive for each configuration and local rank; the first run writes it."""
+        return self.folder / "compile_cache"
+
+    @property
     def code(self) -> Path:
         """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
         return self.folder / "code"

@@ -81,9 +81,19 @@ def batch_sizes(config: TrainConfig, run: RunContext, loss: VotingLoss, dataset:
         "devices": sorted(set(run.group.gather(device_name(run.device)))),
     }
     known = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
-    sizes = _sizes(known["found"]) if "found" in known else _find(config, run, loss, dataset, place, known.get("below"))
+    with _uncompiled(config):
+        found = known.get("found")
+        sizes = _sizes(found) if found else _find(config, run, loss, dataset, place, known.get("below"))
     run.describe(fit={"micro_batch_size": sizes.micro_batch_size, "grad_accum_steps": sizes.grad_accum_steps})
     return sizes
+
+
+def _uncompiled(config: TrainConfig) -> contextlib.AbstractContextManager[None]:
+    if not config.train.compile:
+        return contextlib.nullcontext()
+    from hpc_trainer.training.compiled import uncompiled  # late: it imports torch._dynamo
+
+    return uncompiled()
 
 
 def _check_trial_is_possible(loss: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -43,6 +43,9 @@ from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper, StepResult
 from hpc_trainer.training.tensor_parallel import share_layers
 
+if TYPE_CHECKING:
+    from hpc_trainer.training.compile_cache import CompileCache
+
 
 @dataclass(slots=True, kw_only=True)
 class Task:
@@ -55,6 +58,7 @@ class Task:
     train_set: MapDataset
     eval_set: MapDataset
     mesh: Mesh
+    compile_cache: CompileCache | None = None
 
 
 def train(config: TrainConfig, run: RunContext) -> None:
@@ -83,6 +87,8 @@ def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
             trouble = back.trouble
         finally:
             batches.close()
+            if task.compile_cache is not None:
+                task.compile_cache.close()
         rollback.go_back(config, run, state, trouble)
 
 
@@ -116,6 +122,8 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchI
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
+        if task.compile_cache is not None:
+            task.compile_cache.save_once()
         state.samples_seen += config.train.global_batch_size
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
@@ -184,13 +192,12 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.precision.compute_dtype is Dtype.fp8:
         use_float8(model)
-    recompute_blocks(model, train_config.recompute)
     loss = VotingLoss(model, label_smoothing=train_config.label_smoothing, chunk_size=train_config.loss_chunk_size).to(
         device
     )
+    compile_cache = _compile(config, run, loss)
+    recompute_blocks(model, train_config.recompute)
     sizes = batch_sizes(config, run, loss, train_set)
-    if train_config.compile:
-        loss.compile()  # in place: names in checkpoints stay as they are
     strategy = config.parallel.strategy
     is_logical = train_config.logical_ranks is not None
     module = share(
@@ -223,8 +230,27 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
     order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)
     return Task(
-        state=state, stepper=stepper, order=order, sizes=sizes, train_set=train_set, eval_set=eval_set, mesh=mesh
+        state=state,
+        stepper=stepper,
+        order=order,
+        sizes=sizes,
+        train_set=train_set,
+        eval_set=eval_set,
+        mesh=mesh,
+        compile_cache=compile_cache,
     )
+
+
+def _compile(config: TrainConfig, run: RunContext, loss: VotingLoss) -> CompileCache | None:
+    """Collective."""
+    if not config.train.compile:
+        return None
+    from hpc_trainer.training.compile_cache import open_cache  # late: both need torch._dynamo, as slow as torch
+    from hpc_trainer.training.compiled import compile_step
+
+    cache = open_cache(config, run)
+    compile_step(loss, config.train)
+    return cache
 
 
 def build_dataset(config: TrainConfig, split: str) -> MapDataset:

@@ -34,6 +34,21 @@ class Recompute(str, enum.Enum):
     full = "full"
 
 
+class CompileScope(str, enum.Enum):
+    """What is compiled as one."""
+
+    model = "model"
+    blocks = "blocks"
+
+
+class CompileMode(str, enum.Enum):
+    """What the compiler tries: torch.compile's `mode`, with underscores."""
+
+    default = "default"
+    reduce_overhead = "reduce_overhead"
+    max_autotune = "max_autotune"
+
+
 @dataclass(kw_only=True, slots=True)
 class LoopConfig:
     """`train`: the loop. global_batch_size = micro_batch_size × grad_accum_steps × data-parallel ranks.
@@ -84,7 +99,13 @@ class LoopConfig:
     """Images and convolutions as NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
     compile: bool = False
     """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
-    Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler."""
+    Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler. Evaluations are
+    not compiled. What was compiled is kept in the sweep's folder, for its other runs and restarts."""
+    compile_scope: CompileScope = CompileScope.model
+    """model: the whole model with its loss. blocks: each layer of a transformer or ResNet by itself, alike ones once:
+    a shorter start, and parallel=fsdp gathers their weights one by one as it does without."""
+    compile_mode: CompileMode = CompileMode.default
+    """reduce_overhead: CUDA graphs, for steps of many small kernels. max_autotune: tries kernels: a longer start."""
 
     def __post_init__(self) -> None:
         # A key that may be a word is not made a number by OmegaConf: "8" of an environment variable would stay a text.

@@ -81,6 +81,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"ranks": "2", "model": "cnn"},
         ("monitor.profile_warmup_steps=2", "monitor.profile_steps=4"),
     ),
+    "blocks": (
+        {"precision": "bf16", "ranks": "2", "model": "resnet18", "compile": "true", "ema": "null"},
+        ("train.compile_scope=blocks", "parallel=fsdp", "train.recompute=full"),
+    ),
     "zero1": (
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),

@@ -20,7 +20,7 @@ from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdCo
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.schedule import ScheduleName
-from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 from hpc_trainer.config.validate import find_problems, validate
 from hpc_trainer.errors import ConfigError
 from tests.unit.runs.builders import make_config
@@ -252,6 +252,32 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"train__recompute": Recompute.full, "train__compile": True, "model": ResnetConfig()},
         "train.recompute=full and train.compile=true do not go together: the compiler decides itself what is computed",
+    ),
+    (
+        {"train__compile": True, "train__compile_scope": CompileScope.blocks, "model": ResnetConfig(),
+         "train__recompute": Recompute.selective},
+        "train.recompute=selective chooses among operations, and of a compiled block there is one alone. Use train.re",
+    ),
+    (
+        {"train__compile_scope": CompileScope.blocks, "model": ResnetConfig()},
+        "train.compile_scope=blocks says how to compile, and train.compile=false. Use train.compile=true, or train.com",
+    ),
+    (
+        {"train__compile_mode": CompileMode.max_autotune},
+        "train.compile_mode=max_autotune says how to compile, and train.compile=false. Use train.compile=true, or trai",
+    ),
+    (
+        {"train__compile": True, "train__compile_scope": CompileScope.blocks},
+        "train.compile_scope=blocks compiles blocks, and model=mlp has none. Use train.compile_scope=model, or model=",
+    ),
+    (
+        {"train__compile": True, "train__compile_mode": CompileMode.max_autotune},
+        "train.compile_mode=max_autotune is for GPUs, and hardware=",
+    ),
+    (
+        {"train__compile": True, "train__compile_mode": CompileMode.reduce_overhead, "hardware__gpus_per_node": 1,
+         "train__grad_accum_steps": 2},
+        "train.compile_mode=reduce_overhead keeps results in memory that the next forward pass overwrites: train.grad_",
     ),
     (
         {"train__channels_last": True, "model": ResnetConfig(), "parallel__strategy": Strategy.fsdp},

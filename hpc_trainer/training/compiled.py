@@ -1,0 +1,96 @@
+"""torch.compile for the step: the model and its loss as one, or each block by itself. Imports torch._dynamo."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.fully_sharded import blocks
+
+# torch.compile's own words.
+_MODES = {
+    CompileMode.default: None,
+    CompileMode.reduce_overhead: "reduce-overhead",
+    CompileMode.max_autotune: "max-autotune",
+}
+# Graphs of one piece of code that torch keeps before it gives up compiling it, without an error (its default is 8): a
+# ResNet's blocks of eight shapes are one piece of code.
+_SPARE_GRAPHS = 8
+
+
+class _CompiledForward:
+    """Stands in for a module's `forward`: compiled while the module trains, as it is while it evaluates.
+
+    So the smaller last batch of an evaluation compiles nothing. Shapes are fixed (`dynamic=False`): training batches
+    are all of one size. A deep copy of the module (averaged weights) runs on its own weights.
+    """
+
+    is_off: ClassVar[bool] = False
+
+    def __init__(self, module: nn.Module, compiled: Any) -> None:
+        self._module, self._compiled = module, compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module
+        return (self._compiled if module.training and not self.is_off else type(module).forward)(
+            module, *args, **kwargs
+        )
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Inside, whatever was compiled runs as it was written: for trials of many shapes."""
+    _CompiledForward.is_off = True
+    try:
+        yield
+    finally:
+        _CompiledForward.is_off = False
+
+
+def compile_step(loss: nn.Module, config: LoopConfig) -> None:
+    """Makes `loss`, the model with its loss, or the model's blocks, compile at their first step; in place.
+
+    Names of weights stay. Before `recompute_blocks`, DDP and FSDP, which then see calls of whole blocks.
+
+    Raises:
+        ConfigError: blocks are to be compiled, and the model has none.
+    """
+    found = [loss] if config.compile_scope is CompileScope.model else list(blocks(loss))
+    if not found:
+        raise ConfigError(
+            "train.compile_scope=blocks compiles layers that are modules with layers of their own, in an nn.ModuleList "
+            "or nn.Sequential, and this model has none. Use train.compile_scope=model."
+        )
+    # torch 2.13 asks a block's input for its gradient, and warns of that itself.
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+    # Blocks of one class share their graphs if they are alike: weights are inputs of a graph.
+    compiled = {
+        kind: torch.compile(kind.forward, dynamic=False, mode=_MODES[config.compile_mode])
+        for kind in {type(each) for each in found}
+    }
+    for each in found:
+        forward: Any = _CompiledForward(each, compiled[type(each)])
+        each.forward = forward
+    limit = len(found) + _SPARE_GRAPHS
+    torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
+
+
+def graph_counts() -> dict[str, int]:
+    """Of this process: graphs that were compiled, those of them that came from a cache, and kernels' graphs made anew.
+
+    `failed`: frames that torch gave up, and runs as they are.
+    """
+    counters = torch._dynamo.utils.counters
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "cached": counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"],
+        "made": counters["inductor"]["fxgraph_cache_miss"],
+        "failed": counters["frames"]["total"] - counters["frames"]["ok"],
+    }

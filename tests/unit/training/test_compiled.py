@@ -1,0 +1,131 @@
+"""What is compiled, how often, and what stays as it was. The compiler itself is left out here (`backend="eager"`)."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.training.compiled import compile_step, graph_counts
+from hpc_trainer.training.ema import build_ema
+from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.recompute import recompute_blocks
+
+_BOTH = pytest.mark.parametrize("scope", list(CompileScope))
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    yield
+    torch._dynamo.reset()
+
+
+def _loss(scope: CompileScope | None, recompute: Recompute = Recompute.none) -> tuple[VotingLoss, nn.Module]:
+    torch.manual_seed(3)
+    model = Gpt(GptConfig(num_layers=3, embed_dim=32, dropout=0.2), input_shape=(16,), num_classes=50)
+    loss = VotingLoss(model)
+    if scope is not None:
+        compile_step(loss, LoopConfig(compile=True, compile_scope=scope))
+    recompute_blocks(model, recompute)
+    return loss, model
+
+
+def _train(loss: nn.Module, num_steps: int = 3, batch_size: int = 4) -> list[float]:
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(5)
+    losses = []
+    for _ in range(num_steps):
+        tokens = torch.randint(50, (batch_size, 16), generator=generator)
+        value = loss(tokens, tokens)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("scope", "recompute"),
+    [
+        (CompileScope.model, Recompute.none),
+        (CompileScope.blocks, Recompute.none),
+        (CompileScope.blocks, Recompute.full),
+    ],
+)
+def test_trains_as_without_and_names_stay(scope: CompileScope, recompute: Recompute) -> None:
+    plain, _ = _loss(None)
+    torch.manual_seed(9)
+    expected = _train(plain)
+    loss, _ = _loss(scope, recompute)
+    torch.manual_seed(9)
+    assert _train(loss) == expected
+    assert graph_counts()["graphs"] > 0
+    assert graph_counts()["failed"] == 0
+    assert loss.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(mine, plain.state_dict()[name]) for name, mine in loss.state_dict().items())
+
+
+def test_blocks_that_are_alike_are_compiled_once() -> None:
+    loss, _ = _loss(CompileScope.blocks)
+    _train(loss, num_steps=1)
+    assert graph_counts()["graphs"] == 1, "three blocks of one shape"
+
+
+@_BOTH
+def test_evaluations_of_any_size_compile_nothing(scope: CompileScope) -> None:
+    loss, model = _loss(scope)
+    _train(loss)
+    before = graph_counts()
+    for batch_size in (4, 256, 3):
+        loss.eval()
+        with torch.no_grad():
+            model(torch.zeros(batch_size, 16, dtype=torch.int64))
+            loss(torch.zeros(batch_size, 16, dtype=torch.int64))
+        loss.train()
+        _train(loss, num_steps=1)
+    assert graph_counts() == before
+    _train(loss, num_steps=1, batch_size=5)
+    assert graph_counts()["graphs"] > before["graphs"], "the counter sees what it should"
+
+
+@_BOTH
+def test_averaged_weights_are_their_own(scope: CompileScope) -> None:
+    loss, model = _loss(scope)
+    ema = build_ema(model, 0.5)
+    assert ema is not None
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    with torch.no_grad():
+        for weight in ema.module.parameters():
+            weight.zero_()
+    for mode in (True, False):
+        ema.module.train(mode)
+        assert not ema.module(tokens).any(), "a copy that ran the original's blocks would not give zeros"
+    assert loss(tokens, tokens).item() > 0
+    assert copy.deepcopy(loss).state_dict().keys() == loss.state_dict().keys()
+
+
+def test_a_resnet_of_many_shapes_is_compiled_whole() -> None:
+    """Blocks of eight shapes are one piece of code: torch gives up after eight graphs unless it is told otherwise."""
+    loss = VotingLoss(Resnet(ResnetConfig(depth=50, width=4), input_shape=(3, 8, 8), num_classes=10))
+    compile_step(loss, LoopConfig(compile=True, compile_scope=CompileScope.blocks))
+    images, targets = torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
+    loss(images, targets).backward()
+    assert graph_counts()["graphs"] == 8
+    assert graph_counts()["failed"] == 0
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"this model has none. Use train.compile_scope=model"):
+        compile_step(VotingLoss(nn.Linear(2, 2)), LoopConfig(compile=True, compile_scope=CompileScope.blocks))
