@@ -20,6 +20,7 @@ from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training import rollback
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.device_batches import on_device
 from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
@@ -67,11 +68,15 @@ def train(config: TrainConfig, run: RunContext) -> None:
     However it ends, everything is saved: started again it goes on with the same bits.
     """
     with MemoryReport(config=config, run=run) as memory:
-        _train(config, run, memory)
+        task = build_task(config, run)
+        try:
+            _train(config, run, task, memory)
+        finally:
+            if task.compile_cache is not None:
+                task.compile_cache.close()
 
 
-def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
-    task = build_task(config, run)
+def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryReport) -> None:
     state = task.state
     memory.state, memory.micro_batch_size = state, task.sizes.micro_batch_size
     state.resume(run.restore(**state.objects()))
@@ -87,15 +92,13 @@ def _train(config: TrainConfig, run: RunContext, memory: MemoryReport) -> None:
             trouble = back.trouble
         finally:
             batches.close()
-            if task.compile_cache is not None:
-                task.compile_cache.close()
         rollback.go_back(config, run, state, trouble)
 
 
 def _batches(config: TrainConfig, run: RunContext, task: Task) -> BatchIterator:
     """The batches from the state's step on, past those that rollbacks left out."""
     offset = task.state.guard.offset
-    return train_batches(
+    loaded = train_batches(
         task.train_set,
         task.order,
         first_step=task.state.step + offset,
@@ -107,6 +110,7 @@ def _batches(config: TrainConfig, run: RunContext, task: Task) -> BatchIterator:
         num_workers=config.data.num_workers,
         logical_ranks=config.train.logical_ranks,
     )
+    return on_device(loaded, run.device)
 
 
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator, memory: MemoryReport) -> None:

@@ -1,0 +1,43 @@
+"""Batches on their way to a GPU: copied from pinned memory on a stream of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from hpc_trainer.training.loader import Batch, BatchIterator
+
+
+class DeviceBatches(Iterator[Batch]):
+    """The batches of a loader, on the GPU.
+
+    A copy on the stream of the step would wait for the step before it, and pageable memory makes the host wait too.
+    Here the copy runs while the step before is computed: the host is ahead of the GPU by then, so nothing need be
+    fetched earlier than it is asked for, and there is no batch in hand that a checkpoint would have to know.
+    """
+
+    def __init__(self, batches: BatchIterator, device: torch.device) -> None:
+        self._batches, self._device = batches, device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __next__(self) -> Batch:
+        """Inputs and targets on the GPU; what is launched after it on the current stream finds them there."""
+        batch = next(self._batches)
+        with torch.cuda.stream(self._stream):
+            # torch keeps pinned memory for the next batch, and does not reuse it before the copy is done.
+            inputs, targets = (each.pin_memory().to(self._device, non_blocking=True) for each in batch)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for each in (inputs, targets):
+            each.record_stream(current)  # its memory is not given away before the step is done with it
+        return inputs, targets
+
+    def close(self) -> None:
+        """Stops the loader's workers."""
+        self._batches.close()
+
+
+def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator | DeviceBatches:
+    """`batches` on `device`; on the CPU they are there already, and it is the same object."""
+    return DeviceBatches(batches, device) if device.type == "cuda" else batches
