@@ -39,9 +39,8 @@ class _CompiledForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module
-        return (self._compiled if module.training and not self.is_off else type(module).forward)(
-            module, *args, **kwargs
-        )
+        forward = self._compiled if module.training and not self.is_off else type(module).forward
+        return forward(module, *args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ number of ranks or the kind of device is another one, or memory ended all the sa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
 from bisect import bisect_left
