@@ -108,7 +108,8 @@ def _certify(
         if twins is not None:
             certificate.first, certificate.between = twins, "two undisturbed runs"
             deterministic = bool(spec.config["train"]["deterministic"])
-            certificate.reason = why_undisturbed_differ(twins, deterministic=deterministic)
+            own = spec.config["train"]["main"] is not None
+            certificate.reason = why_undisturbed_differ(twins, deterministic=deterministic, has_own_loop=own)
             return certificate
         say(f"interrupted run: {', '.join(certificate.interruptions)} ..")
         _run(disturbed, interruptions, timeout_s, say)
@@ -118,18 +119,21 @@ def _certify(
     paths = disturbed.sweep.run(spec.run_id)
     resumed = read_trace(paths, spec.shape.world_size)
     certificate.resumed_steps = [each["step"] for each in read_lines(paths.attempts) if each["event"] == "resume"][1:]
-    _compare(certificate, traces[0], traces[1], resumed, num_workers=int(spec.config["data"]["num_workers"]))
+    _compare(certificate, traces[0], traces[1], resumed, spec)
     return certificate
 
 
-def _compare(certificate: Certificate, one: Trace, twin: Trace, resumed: Trace, *, num_workers: int) -> None:
+def _compare(certificate: Certificate, one: Trace, twin: Trace, resumed: Trace, spec: RunSpec) -> None:
     certificate.num_compared = sum(len(next(iter(one.steps(rank).values()), {})) for rank in range(len(one.lines)))
     certificate.metrics = sorted({name for values in one.metrics.values() for name in values})
     certificate.files = sorted(one.files)
     first = first_difference(one, resumed)
     if first is not None:
         certificate.first, certificate.between = first, "the undisturbed run and the interrupted one"
-        certificate.reason = why_resumed_differs(first, one, resumed, num_workers=num_workers)
+        certificate.reason = why_resumed_differs(
+            first, one, resumed, num_workers=int(spec.config["data"]["num_workers"]),
+            has_own_loop=spec.config["train"]["main"] is not None,
+        )  # fmt: skip
     metrics = other_metrics(one, resumed, twin)
     certificate.also = [f"metric {name} at step {step}" for step, name in metrics[:3]]
     certificate.also += [f"bytes of {name} in the last checkpoint" for name in other_files(one, resumed)]

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.runs.files import read_lines
+from hpc_trainer.runs.interruptions import LOOSE, LOOSE_BUFFER
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.training.checkpoint.folders import committed
 
 # Speeds and times are never the same twice.
 _NOT_COMPARED = frozenset(("step", "time", *SPEED))
-INPUTS, RANDOM, LOOSE = "inputs", "random.", "loose."
+INPUTS, RANDOM = "inputs", "random."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +128,38 @@ class Reason:
     advice: str
 
 
-def why_undisturbed_differ(first: First, *, deterministic: bool) -> Reason:
-    """Two runs with the same seed that nobody disturbed are not the same."""
+_UNSEEDED = (
+    "Change training samples in augment(inputs, generators) of the data set: row i draws from generators[i] alone, a "
+    "function of (seed, epoch, sample). __getitems__ is told no epoch: it must depend on the indices alone "
+    "(docs/configure.md, Your own model and data)."
+)
+_UNSEEDED_OWN_LOOP = (
+    "Draw from np.random.default_rng((seed, epoch, index)) of each sample, not from a global generator; or give the "
+    "generator, and the position in the data, to run.save and run.restore."
+)
+_UNSAVED = (
+    "Make it a buffer (register_buffer), if it is a tensor; or return it from get_extra_state of the module that holds "
+    "it, and take it back in set_extra_state: both are saved with the model."
+)
+_UNSAVED_OWN_LOOP = (
+    "Give it to run.save by a name of its own, and take it from run.restore; or make it a part of the model's state: "
+    "register_buffer, or get_extra_state and set_extra_state."
+)
+
+
+def why_undisturbed_differ(first: First, *, deterministic: bool, has_own_loop: bool = False) -> Reason:
+    """Two runs with the same seed that nobody disturbed are not the same.
+
+    Args:
+        has_own_loop: `train.main` is a person's own, which knows epochs and has calls of run.save.
+    """
     where = f"at step {first.step}"
     if INPUTS in first.names:
         return Reason(
             kind="unseeded data",
             text=f"the model's inputs differ {where} already between two undisturbed runs: the data set, or an "
             "augmentation in it, draws from a generator that nobody seeds.",
-            advice="Draw from a generator made of (seed, epoch, index of the sample), in __getitems__.",
+            advice=_UNSEEDED_OWN_LOOP if has_own_loop else _UNSEEDED,
         )
     if not first.state and any(name.startswith(RANDOM) for name in first.names):
         return Reason(
@@ -153,8 +177,10 @@ def why_undisturbed_differ(first: First, *, deterministic: bool) -> Reason:
     )
 
 
-def why_resumed_differs(first: First, undisturbed: Trace, resumed: Trace, *, num_workers: int) -> Reason:
-    """Undisturbed runs are the same; the one that was interrupted is not."""
+def why_resumed_differs(
+    first: First, undisturbed: Trace, resumed: Trace, *, num_workers: int, has_own_loop: bool = False
+) -> Reason:
+    """Undisturbed runs are the same; the one that was interrupted is not. Arguments as above."""
     earlier = [(attempt, step) for attempt, step in resumed.resumes() if step < first.step]
     if not earlier:
         return Reason(
@@ -168,45 +194,63 @@ def why_resumed_differs(first: First, undisturbed: Trace, resumed: Trace, *, num
     began = _line_of(resumed, rank, attempt, "began")
     where = f"after the resume at step {step}"
     if saved and restored:
-        names = _unlike({k: v for k, v in saved.items() if not k.startswith(LOOSE)}, restored)
+        names = _unlike({k: v for k, v in saved.items() if not k.startswith((LOOSE, LOOSE_BUFFER))}, restored)
         if names:
+            what = "run.restore, what run.save was given" if has_own_loop else "loading the checkpoint, what was saved"
             return Reason(
                 kind="not put back",
-                text=f"{_some(names)} are not, after run.restore, what run.save was given at step {step}.",
-                advice="load_state_dict must take over all that state_dict gives.",
+                text=f"{_some(names)} are not, after {what} at step {step}.",
+                advice="load_state_dict (of a module set_extra_state too) must take over all that is saved of it.",
             )
     if INPUTS in first.names:
-        return _why_inputs(where, num_workers)
+        return _why_inputs(where, num_workers, has_own_loop)
     if saved and began:
-        loose = {k: v for k, v in saved.items() if k.startswith(LOOSE)}
-        names = tuple(name for name in _unlike(loose, began) if name in loose)
+        names = tuple(
+            name for name in _unlike(saved, began) if name.startswith((LOOSE, LOOSE_BUFFER)) and name in saved
+        )
         if names:
-            was, now = (lines.get(names[0], "nothing") for lines in (loose, began))
-            return Reason(
-                kind="missing state",
-                text=f"{_some([name.removeprefix(LOOSE) for name in names])}: {was} when step {step} was saved, "
-                f"{now} {where}. It is no part of state_dict, so no checkpoint holds it.",
-                advice="Make it a buffer (register_buffer), or save it: get_extra_state and set_extra_state, or by "
-                "name through run.save and run.restore.",
-            )
+            return _why_loose(names, saved, began, step, has_own_loop)
     num_ranks = len(resumed.lines)
     if num_ranks > 2 and not any(name.startswith(RANDOM) for name in first.names):
         return Reason(
             kind="reduction order",
             text=f"inputs, random states and all that is saved are the same {where}, and sums over {num_ranks} ranks "
             "are not: gradients may be summed in another order in the first steps of a start.",
-            advice="train.deterministic=true; in a loop of your own DistributedDataParallel(.., "
-            "find_unused_parameters=True).",
+            advice="DistributedDataParallel(.., find_unused_parameters=True), and train.deterministic=true."
+            if has_own_loop
+            else "train.deterministic=true",
         )
     return Reason(
         kind="missing state",
         text=f"all that is saved was put back, and inputs are the same, but {_some(first.names)} differ {where}: "
         "something outside of what is saved has a part in it (a global, a closure, a generator of your own).",
-        advice="Give it to run.save and run.restore, or compute it from the step.",
+        advice=f"Compute it from the step, or keep it. {_UNSAVED_OWN_LOOP}"
+        if has_own_loop
+        else f"Keep it in the model. {_UNSAVED}",
     )
 
 
-def _why_inputs(where: str, num_workers: int) -> Reason:
+def _why_loose(
+    names: tuple[str, ...], saved: Mapping[str, str], began: Mapping[str, str], step: int, has_own_loop: bool
+) -> Reason:
+    """What a model carries and no checkpoint holds is not, after the resume, what it was at the save."""
+    shown = [name.removeprefix(LOOSE).removeprefix(LOOSE_BUFFER) for name in names]
+    was, now = (lines.get(names[0], "nothing") for lines in (saved, began))
+    values = f"{_some(shown)}: {was} when step {step} was saved, {now} after the resume at step {step}."
+    if names[0].startswith(LOOSE_BUFFER):
+        return Reason(
+            kind="missing state",
+            text=f"{values} It is a buffer with persistent=False, so no checkpoint holds it.",
+            advice="register_buffer(.., persistent=True), the default: then it is saved with the model.",
+        )
+    return Reason(
+        kind="missing state",
+        text=f"{values} It is no part of state_dict, so no checkpoint holds it.",
+        advice=_UNSAVED_OWN_LOOP if has_own_loop else _UNSAVED,
+    )
+
+
+def _why_inputs(where: str, num_workers: int, has_own_loop: bool) -> Reason:
     workers = (
         f" The {num_workers} loader processes begin with the same random state at every start."
         if num_workers
@@ -215,7 +259,7 @@ def _why_inputs(where: str, num_workers: int) -> Reason:
     return Reason(
         kind="unseeded data",
         text=f"the model's inputs differ {where}: the data set makes a batch from more than the indices.{workers}",
-        advice="Draw from a generator made of (seed, epoch, index of the sample), in __getitems__.",
+        advice=_UNSEEDED_OWN_LOOP if has_own_loop else _UNSEEDED,
     )
 
 

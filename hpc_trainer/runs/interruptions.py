@@ -1,4 +1,4 @@
-"""Interruptions that a rank does to itself at set steps, for `hpc-trainer certify`: drawn, written, read."""
+"""What `hpc-trainer certify` and the ranks that it watches agree on: interruptions, and names in the trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 VARIABLE = "HPC_TRAINER_CERTIFY"
 """Environment of a run that is certified: the interruptions of its attempts, or `NONE`."""
 NONE = "none"
+LOOSE, LOOSE_BUFFER = "loose.", "loose-buffer."
+"""How names begin, in a trace, of what a model carries and no checkpoint holds: attributes; non-persistent buffers."""
 ALL_RANKS = -1
 _KINDS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGKILL)
 

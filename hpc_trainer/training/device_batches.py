@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import torch
 
@@ -33,11 +34,29 @@ class DeviceBatches(Iterator[Batch]):
             each.record_stream(current)  # its memory is not given away before the step is done with it
         return inputs, targets
 
+    @property
+    def wait_s(self) -> float:
+        """As the loader's: the host has waited so long for batches."""
+        return self._batches.wait_s
+
+    @property
+    def example(self) -> Batch | None:
+        """As the loader's: a batch's shapes."""
+        return self._batches.example
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """As the loader's."""
+        return self._batches.tokens_per_sample
+
     def close(self) -> None:
         """Stops the loader's workers."""
         self._batches.close()
 
 
-def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator | DeviceBatches:
+Batches: TypeAlias = "BatchIterator | DeviceBatches"
+
+
+def on_device(batches: BatchIterator, device: torch.device) -> Batches:
     """`batches` on `device`; on the CPU they are there already, and it is the same object."""
     return DeviceBatches(batches, device) if device.type == "cuda" else batches

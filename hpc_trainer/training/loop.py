@@ -20,14 +20,14 @@ from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training import rollback
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.device_batches import on_device
+from hpc_trainer.training.device_batches import Batches, on_device
 from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.float8 import use_float8
 from hpc_trainer.training.flops import flops_per_sample, peak_flops
-from hpc_trainer.training.loader import BatchIterator, train_batches
+from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.memory_report import MemoryReport
 from hpc_trainer.training.mesh import Mesh, build_mesh
@@ -95,7 +95,7 @@ def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryRepor
         rollback.go_back(config, run, state, trouble)
 
 
-def _batches(config: TrainConfig, run: RunContext, task: Task) -> BatchIterator:
+def _batches(config: TrainConfig, run: RunContext, task: Task) -> Batches:
     """The batches from the state's step on, past those that rollbacks left out."""
     offset = task.state.guard.offset
     loaded = train_batches(
@@ -113,7 +113,7 @@ def _batches(config: TrainConfig, run: RunContext, task: Task) -> BatchIterator:
     return on_device(loaded, run.device)
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator, memory: MemoryReport) -> None:
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batches, memory: MemoryReport) -> None:
     state, num_steps = task.state, config.train.num_steps
     rollback.look(run, state.guard)  # the attempt before may have been stopped before it could go back
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
@@ -323,7 +323,7 @@ def _profiled(config: TrainConfig, run: RunContext, task: Task) -> contextlib.Ab
     return profiled(config, run.paths, task)
 
 
-def _speed(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator) -> Speed:
+def _speed(config: TrainConfig, run: RunContext, task: Task, batches: Batches) -> Speed:
     peak = peak_flops(config, run.device) if run.is_rank_zero else None  # rank 0 logs
     return Speed(
         task.state.step,

@@ -11,21 +11,19 @@ import os
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.interruptions import ALL_RANKS, VARIABLE, Interruption, from_text
+from hpc_trainer.runs.interruptions import ALL_RANKS, LOOSE, LOOSE_BUFFER, VARIABLE, Interruption, from_text
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.context import Restored, RunContext
+from hpc_trainer.training.probe_leaves import Inside, checksum, walk
 from hpc_trainer.training.rng import rng_state
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
@@ -74,7 +72,9 @@ class Probe:
         self._objects |= {name: value for name, value in objects.items() if isinstance(value, torch.Tensor)}
         self._seen = step, time.perf_counter()
         self._write("restored", step, {**self._state(objects), **_leaves("random", rng_state())})
-        if self._sees_inputs:
+        if not self._sees_inputs:
+            self._began()  # no hook will see the first forward pass
+        else:
             # Here, not as a decorator: it imports torch._dynamo, which takes as long as torch.
             see_inputs = torch.compiler.disable(self._see_inputs)  # type: ignore[no-untyped-call]
             for value in objects.values():
@@ -117,11 +117,15 @@ class Probe:
         if not module.training:
             return
         if not self._has_begun:
-            self._has_begun = True
-            assert self._seen is not None
-            self._write("began", self._seen[0], _loose(self._objects))
+            self._began()
         for text in _leaves("", [args, kwargs]).values():
             self._inputs = zlib.crc32(text.encode(), self._inputs)
+
+    def _began(self) -> None:
+        """What no checkpoint holds, as the first step finds it: a loop of a person's own may have put some back."""
+        assert self._seen is not None
+        self._has_begun = True
+        self._write("began", self._seen[0], _loose(self._objects))
 
     def _write(self, kind: str, step: int, leaves: Mapping[str, str]) -> None:
         line = json.dumps({"kind": kind, "step": step, "attempt": self._attempt, "leaves": leaves})
@@ -160,48 +164,24 @@ class ProbedRun(RunContext):
 
 def _leaves(path: str, tree: Any) -> dict[str, str]:
     """Path -> text of each leaf: CRC-32 of a tensor's bytes, 8 hex digits; numbers and the like as Python has them."""
-    return dict(_walk(path, tree))
-
-
-def _walk(path: str, tree: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(tree, torch.Tensor):
-        yield path, _checksum(tree)
-    elif isinstance(tree, np.ndarray):
-        yield path, f"{zlib.crc32(np.ascontiguousarray(tree).tobytes()):08x}"
-    elif isinstance(tree, Mapping):
-        for name, value in tree.items():
-            yield from _walk(f"{path}.{name}", value)
-    elif isinstance(tree, (list, tuple, deque)):
-        for index, value in enumerate(tree):
-            yield from _walk(f"{path}.{index}", value)
-    elif isinstance(tree, (torch.Generator, np.random.Generator)):
-        state = tree.get_state() if isinstance(tree, torch.Generator) else tree.bit_generator.state
-        yield from _walk(path, state)
-    elif tree is None or isinstance(tree, (bool, int, float, str)):
-        yield path, repr(tree)
-
-
-def _checksum(tensor: torch.Tensor) -> str:
-    if is_sharded(tensor):
-        tensor = tensor.to_local()  # type: ignore[attr-defined]  # this rank's part
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{zlib.crc32(data.data):08x}"
+    return dict(walk(path, tree))
 
 
 def _loose(objects: Mapping[str, Any]) -> dict[str, str]:
-    """What models carry and no checkpoint holds: plain attributes, and buffers that are not persistent."""
+    """What models carry and no checkpoint holds: plain attributes, what these hold, and unsaved buffers."""
     found: dict[str, str] = {}
     for name, model in objects.items():
         if not isinstance(model, nn.Module):
             continue
+        inside = Inside(model)
         for path, module in model.named_modules():
             place = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
                 if key not in _OF_ANY_MODULE:
-                    found.update(_leaves(f"loose.{place}.{key}", value))
+                    found.update(inside.leaves(f"{LOOSE}{place}.{key}", value))
             # Not by what state_dict leaves out: asked in a forward pass, FSDP takes the whole weights away for it.
             for key in sorted(module._non_persistent_buffers_set):
                 buffer = module._buffers[key]
                 if buffer is not None:
-                    found[f"loose.{place}.{key}"] = _checksum(buffer)
+                    found[f"{LOOSE_BUFFER}{place}.{key}"] = checksum(buffer)
     return found

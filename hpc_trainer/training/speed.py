@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hpc_trainer.training.loader import BatchIterator
+from hpc_trainer.training.device_batches import Batches
 
 FLOPS_FAILED = "mfu is left out: the operations of a step could not be counted"
 
@@ -25,7 +25,7 @@ class Speed:
     """
 
     def __init__(
-        self, step: int, batches: BatchIterator, *, batch_size: int, peak_flops: float | None = None,
+        self, step: int, batches: Batches, *, batch_size: int, peak_flops: float | None = None,
         count_flops: Callable[[], float] | None = None,
     ) -> None:  # fmt: skip
         self._batches, self._batch_size = batches, batch_size

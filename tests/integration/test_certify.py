@@ -23,11 +23,18 @@ import torch
 from torch import nn
 
 
+class Bag:
+    def __init__(self):
+        self.n = 0
+
+
 class Net(nn.Module):
     def __init__(self, input_shape, num_classes, fault):
         super().__init__()
         self.fault = fault
         self.calls = 0
+        self.bag = Bag()
+        self.register_buffer("scratch", torch.zeros(()), persistent=False)
         self.layer = nn.Linear(input_shape[0], num_classes)
 
     def forward(self, inputs):
@@ -35,9 +42,23 @@ class Net(nn.Module):
         if self.training and self.fault == "counter":
             self.calls += 1
             outputs = outputs / (1 + 0.01 * self.calls)
+        if self.training and self.fault in ("bag", "kept bag"):
+            self.bag.n += 1
+            outputs = outputs / (1 + 0.01 * self.bag.n)
+        if self.training and self.fault == "scratch":
+            self.scratch += 1
+            outputs = outputs / (1 + 0.01 * self.scratch)
         if self.training and self.fault == "noise":
             outputs = outputs * (1 + os.urandom(1)[0] / 1000)
         return outputs
+
+
+class KeptNet(Net):  # as certify advises
+    def get_extra_state(self):
+        return {"n": self.bag.n}
+
+    def set_extra_state(self, state):
+        self.bag.n = state["n"]
 
 
 class Points:
@@ -58,7 +79,14 @@ class Points:
         return inputs, torch.tensor([i % 3 for i in indices])
 
 
+class AugmentedPoints(Points):  # as certify advises
+    def augment(self, inputs, generators):
+        return inputs + torch.tensor([[each.normal()] for each in generators], dtype=inputs.dtype)
+
+
 def build(split, fault):
+    if fault == "augment rightly":
+        return AugmentedPoints("none")
     return Points(fault if split == "train" else "none")
 """
 
@@ -72,8 +100,8 @@ def _certify(local: LocalDriver, *words: str) -> tuple[int, Any]:
 def _theirs(local: LocalDriver, *words: str, net: str = "none", data: str = "none") -> tuple[int, Any]:
     (local.folder / "theirs.py").write_text(THEIRS)
     return _certify(
-        local, "--trust", "theirs", "model=custom", "model._target_=theirs.Net", f"+model.kwargs.fault={net}",
-        "data=custom", "data._target_=theirs.build", f"+data.kwargs.fault={data}", "train.global_batch_size=8",
+        local, "--trust", "theirs", "model=custom", "model._target_=theirs.Net", f"+model.kwargs.fault='{net}'",
+        "data=custom", "data._target_=theirs.build", f"+data.kwargs.fault='{data}'", "train.global_batch_size=8",
         "--steps", "10", "--interruptions", "1", *words,
     )  # fmt: skip
 
@@ -139,6 +167,33 @@ def test_a_computation_that_is_not_the_same_twice(local: LocalDriver) -> None:
     assert (code, said["between"], said["first"]["step"]) == (1, "two undisturbed runs", 1), said
     assert said["reason"]["kind"] == "nondeterministic computation"
     assert any(name.startswith(("model.layer", "optimizer.state")) for name in said["first"]["names"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("net", "words", "name", "advice"),
+    [
+        ("bag", (), "model.bag.n: ", "get_extra_state"),
+        ("scratch", (), "model.scratch: ", "persistent=True"),
+        ("counter", ("train.compile=true",), "model.calls: ", "get_extra_state"),
+    ],
+)
+def test_state_that_no_checkpoint_holds_is_named(
+    local: LocalDriver, net: str, words: tuple[str, ...], name: str, advice: str
+) -> None:
+    code, said = _theirs(local, *words, net=net)
+    assert (code, said["reason"]["kind"]) == (1, "missing state"), said
+    assert said["reason"]["text"].startswith(name), said
+    assert advice in said["reason"]["advice"]
+    assert "run.save" not in said["reason"]["advice"], "the shared loop's people have no such call"
+
+
+@pytest.mark.long
+def test_who_takes_the_advice_is_identical(local: LocalDriver) -> None:
+    code, said = _theirs(
+        local, "model._target_=theirs.KeptNet", "data.num_workers=2", net="kept bag", data="augment rightly"
+    )
+    assert (code, said["is_identical"]) == (0, True), said
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def test_of_a_step_that_was_done_twice_the_last_time_counts() -> None:
         ),
         (
             _resumed(*_steps(4, 6, 1, **{WEIGHT: "x"}), restored={WEIGHT: "other", "random.torch": "r3"}),
-            "not put back", f"{WEIGHT} are not, after run.restore",
+            "not put back", f"{WEIGHT} are not, after loading the checkpoint",
         ),
         (_resumed(*_steps(4, 6, 1, **{WEIGHT: "x"})), "missing state", "something outside of what is saved"),
         # An attribute that only the new attempt has is no sign of anything.
@@ -97,6 +97,58 @@ def test_each_fault_after_a_resume_has_its_reason(resumed: Trace, kind: str, wor
     reason = why_resumed_differs(first, UNDISTURBED, resumed, num_workers=0)
     assert reason.kind == kind
     assert words in reason.text
+
+
+LOST_COUNTER = _resumed(*_steps(4, 6, 1, **{WEIGHT: "x"}), saved={"loose.model.n": "3"}, began={"loose.model.n": "0"})
+LOST_BUFFER = _resumed(
+    *_steps(4, 6, 1, **{WEIGHT: "x"}), saved={"loose-buffer.model.s": "a1"}, began={"loose-buffer.model.s": "00"}
+)
+NOT_PUT_BACK = _resumed(*_steps(4, 6, 1, **{WEIGHT: "x"}), restored={WEIGHT: "other", "random.torch": "r3"})
+UNKNOWN = _resumed(*_steps(4, 6, 1, **{WEIGHT: "x"}))
+OTHER_INPUTS = _resumed(*_steps(4, 6, 1, inputs="x"))
+
+
+@pytest.mark.parametrize(
+    ("resumed", "has_own_loop", "said", "not_said"),
+    [
+        (LOST_COUNTER, False, "get_extra_state", "run.save"),
+        (LOST_COUNTER, True, "run.save", "__getitems__"),
+        (LOST_BUFFER, False, "persistent=True", "run.save"),
+        (LOST_BUFFER, True, "persistent=True", "get_extra_state"),
+        (NOT_PUT_BACK, False, "loading the checkpoint", "run."),
+        (NOT_PUT_BACK, True, "after run.restore, what run.save was given", "loading"),
+        (UNKNOWN, False, "get_extra_state", "run.save"),
+        (UNKNOWN, True, "run.save", "the data set"),
+        (OTHER_INPUTS, False, "augment(inputs, generators)", "run.save"),
+        (OTHER_INPUTS, True, "default_rng((seed, epoch, index))", "augment("),
+    ],
+)
+def test_the_advice_is_for_the_loop_that_a_person_has(
+    resumed: Trace, has_own_loop: bool, said: str, not_said: str
+) -> None:
+    first = first_difference(UNDISTURBED, resumed)
+    assert first is not None
+    reason = why_resumed_differs(first, UNDISTURBED, resumed, num_workers=0, has_own_loop=has_own_loop)
+    words = f"{reason.text} {reason.advice}"
+    assert said in words
+    assert not_said not in words
+
+
+def test_a_buffer_that_is_not_saved_is_called_one() -> None:
+    first = first_difference(UNDISTURBED, LOST_BUFFER)
+    assert first is not None
+    reason = why_resumed_differs(first, UNDISTURBED, LOST_BUFFER, num_workers=0)
+    assert reason.kind == "missing state"
+    assert reason.text.startswith("model.s: a1 when step 3 was saved, 00 after the resume at step 3. It is a buffer")
+    assert "Make it a buffer" not in reason.advice
+
+
+def test_nobody_is_told_to_draw_by_epoch_where_there_is_none() -> None:
+    """`__getitems__` gets indices alone."""
+    first = First(step=1, rank=0, names=("inputs", WEIGHT))
+    assert "augment(inputs, generators)" in why_undisturbed_differ(first, deterministic=True).advice
+    own = why_undisturbed_differ(first, deterministic=True, has_own_loop=True)
+    assert "augment(" not in own.advice
 
 
 def test_loader_processes_are_named_where_there_are_some() -> None:

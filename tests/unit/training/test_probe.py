@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
 import threading
 from collections import deque
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -83,14 +86,79 @@ def test_each_line_names_what_a_checkpoint_would_hold(tmp_path: Path, monkeypatc
     (began,), (saved,) = _lines(folder, "began"), _lines(folder, "saved")
     assert (began["leaves"]["loose.model.calls"], saved["leaves"]["loose.model.calls"]) == ("0", "2")
     assert saved["leaves"]["loose.model.recent.0"] == "1.5"
-    assert "loose.model.scratch" in saved["leaves"]
+    assert "loose-buffer.model.scratch" in saved["leaves"]
     assert not any("training" in name or "_parameters" in name for name in saved["leaves"])
     assert saved["leaves"]["best"] == "0.5"
 
     again, model = _run(folder, 1), Net()
     again.restore(model=model, draws=torch.Generator(), best=None)
     restored = _lines(folder, "restored")[-1]["leaves"]
-    assert restored == {name: text for name, text in saved["leaves"].items() if not name.startswith("loose.")}
+    assert restored == {name: text for name, text in saved["leaves"].items() if not name.startswith("loose")}
+
+
+class Bag:
+    """A person's own object, with everything that may be in one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.n, self.model, self.me, self.kind = 3, model, self, Bag
+        self.draws, self.numpy_draws = random.Random(1), np.random.RandomState(1)
+        self.counter = itertools.count(5)
+        self.cycle: list[Any] = []
+        self.cycle.append(self.cycle)
+        self.weights = list(model.parameters())
+        self.teacher = nn.Linear(1, 1, bias=False)
+        self.group = torch.optim.SGD(self.teacher.parameters(), lr=0.1)
+        self.deep, self.too_deep = Slots(Slots(7)), Slots(Slots(Slots(7)))
+        self.no_memory = torch.empty(2, device="meta")
+        self.many = Slots(list(range(100_000)))
+
+
+class Slots:
+    """No __dict__."""
+
+    __slots__ = ("unset", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def test_what_a_model_keeps_in_objects_of_its_own_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, NONE)
+    folder, model = tmp_path / "run", Net()
+    bag = Bag(model)
+    model.bag, model.after = bag, Slots(1)  # type: ignore[assignment]
+    run = _run(folder)
+    run.restore(model=model)
+    run.save(1, model=model)
+    bag.n += 1
+    bag.draws.random()
+    bag.numpy_draws.normal()
+    next(bag.counter)
+    with torch.no_grad():
+        bag.teacher.weight += 1
+    bag.deep.value.value = 8
+    run.save(2, model=model)
+    one, two = (line["leaves"] for line in _lines(folder, "saved"))
+    begin = "loose.model.bag."
+    changed = {name.removeprefix(begin).partition(".")[0] for name in one if one[name] != two[name]}
+    assert changed == {"n", "draws", "numpy_draws", "counter", "teacher", "deep"}
+    assert (one[f"{begin}deep.value.value"], two[f"{begin}deep.value.value"]) == ("7", "8")
+    assert f"{begin}too_deep.value.value.value" not in one
+    assert not any(".weights." in name or ".me." in name or ".group" in name for name in one)
+    assert len(one) < 1_100, "not without end"
+    assert one["loose.model.after.value"] == "1", "and each attribute by itself"
+
+
+def test_a_compiled_model_has_a_beginning_too(tmp_path: Path) -> None:
+    """No hook may look at its forward passes, which would break its graph."""
+    model = Net()
+    model.calls = 4
+    probe = Probe(RunPaths(tmp_path), 0, 1, [], sees_inputs=False)
+    probe.restored({"model": model}, 3)
+    (began,) = _lines(tmp_path, "began")
+    assert (began["step"], began["leaves"]["loose.model.calls"]) == (3, "4")
+    model(torch.ones(1, 2))
+    assert len(_lines(tmp_path, "began")) == 1
 
 
 @pytest.fixture
