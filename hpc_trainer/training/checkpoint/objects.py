@@ -8,6 +8,9 @@
     torch.Tensor, numpy.ndarray                 its values                  filled in place
     anything else that `pack` takes             as it is                    returned
 
+An object with `differs_by_rank = True` has a state of its own on each rank (weights of ranks that step alone, errors of
+PowerSGD): all of it is saved by rank, and comes back on as many ranks only. Of a module rank 0's is shared too.
+
 Not by rank: the same on all ranks, so rank 0's is written; of sharded tensors (DTensors) each rank its part. Buffers
 differ between ranks: batch norm's statistics see one rank's samples. On another number of ranks rank 0's count, as they
 do for DDP, which hands them out at each forward pass.
@@ -45,7 +48,9 @@ def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         if _is_generator(value):
             own[name] = _generator_state(value)
         elif isinstance(value, torch.optim.Optimizer):
-            shared[name] = optimizer_tree(value, names)
+            (own if _differs(value) else shared)[name] = optimizer_tree(value, names)
+        elif _is_own(value):
+            own[name] = value.state_dict()
         elif _is_stateful(value):
             shared[name] = value.state_dict()
             if _buffers(value):
@@ -74,9 +79,15 @@ def put_back(
         CheckpointError: the first difference, by name. Objects may then be half loaded: build them anew.
         OSError: a file cannot be read.
     """
-    check_keys("checkpoint", shared, {name for name, value in objects.items() if not _is_generator(value)})
+    by_rank = sorted(name for name, value in objects.items() if _differs(value))
+    if by_rank and not is_same_world:
+        raise CheckpointError(
+            f"checkpoint: {', '.join(by_rank)} differ from rank to rank, and another number of ranks saved them. "
+            "Resume on as many ranks, or start anew with --fresh."
+        )
+    check_keys("checkpoint", shared, {name for name, value in objects.items() if not _is_own(value)})
     if own is not None:
-        has_own = {name for name, value in objects.items() if _is_generator(value) or _buffers(value)}
+        has_own = {name for name, value in objects.items() if _is_own(value) or _buffers(value)}
         check_keys("checkpoint, this rank's part", own, has_own)
     names, own = weight_names(objects), own or {}
     found = {}
@@ -85,6 +96,8 @@ def put_back(
             if name in own:
                 _set_generator(value, whole_tree(own[name]))
             found[name] = value
+        elif _is_own(value):
+            found[name] = _put_one(name, value, own[name], None, names)
         else:
             buffers = own.get(name, {}) if is_same_world else None
             found[name] = _put_one(name, value, shared[name], buffers, names)
@@ -124,6 +137,15 @@ def _put_one(name: str, here: Any, saved: Any, buffers: Mapping[str, Any] | None
 
 def _is_stateful(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _differs(value: Any) -> bool:
+    return getattr(value, "differs_by_rank", False) is True
+
+
+def _is_own(value: Any) -> bool:
+    """True of what is saved by rank alone."""
+    return _is_generator(value) or (_differs(value) and _is_stateful(value) and not isinstance(value, nn.Module))
 
 
 def _is_generator(value: Any) -> bool:
@@ -169,10 +191,15 @@ def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], buffers:
 
 
 def _buffers(value: Any) -> dict[str, torch.Tensor]:
-    """Buffers that a model's state holds; non-persistent ones are made anew by the model. {} of anything else."""
+    """Buffers that a model's state holds; non-persistent ones are made anew by the model. {} of anything else.
+
+    Its weights too, if they differ by rank.
+    """
     if not isinstance(value, nn.Module):
         return {}
     saved = value.state_dict()
+    if _differs(value):
+        return {name: tensor for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
     names = (name for name, buffer in value.named_buffers() if name in saved and not is_sharded(buffer))
     return {name: saved[name] for name in names}
 

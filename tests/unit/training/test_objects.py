@@ -291,3 +291,25 @@ def test_a_read_only_array_can_be_saved() -> None:
     array = np.arange(3)
     array.flags.writeable = False
     assert to_trees({"array": array})[0]["array"].tolist() == [0, 1, 2]
+
+
+def test_what_differs_by_rank_is_saved_by_rank_and_needs_as_many() -> None:
+    state = fresh()
+    for each in (state.model, state.optimizer, state.scaler):
+        each.differs_by_rank = True  # type: ignore[union-attr]
+    advance(state, 2, "fp32")
+    shared, own = to_trees(state.objects())
+    assert own["model"].keys() == shared["model"].keys(), "and rank 0's as everybody's"
+    assert "optimizer" in own
+    assert not {"optimizer", "scaler"} & shared.keys()
+    other = fresh(seed=1)
+    for each in (other.model, other.optimizer, other.scaler):
+        each.differs_by_rank = True  # type: ignore[union-attr]
+    shared["model"] = {name: torch.zeros_like(value) for name, value in shared["model"].items()}  # another rank's
+    put_back(other.objects(), shared, own)
+    for name, value in state.model.state_dict().items():
+        assert torch.equal(other.model.state_dict()[name], value)
+    with pytest.raises(CheckpointError, match=r"model, optimizer, scaler differ from rank to rank"):
+        put_back(other.objects(), shared, own, is_same_world=False)
+    with pytest.raises(CheckpointError, match="saved but not here"):
+        put_back(fresh().objects(), shared, own)
