@@ -50,6 +50,8 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile",
         "train.compile_scope", "train.compile_mode", "parallel.strategy",
         "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.data_parallel_replicate",
+        "parallel.bucket_cap_mb", "parallel.comm_hook", "parallel.powersgd_start_step",
+        "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
         "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
         "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",
         "train.loss_chunk_size", "train.guard.spike_factor", "train.guard.max_rollbacks",
@@ -63,11 +65,14 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "seed", "model", "data", "optim.name", "optim._target_", "precision.compute_dtype", "train.main", "params",
         "train.guard",
         "dataset", "eval_dataset",
+        # each rank has a state of its own, of this form
+        "parallel.powersgd_rank", "parallel.powersgd_error_feedback", "parallel.sync",
     ),
 }  # fmt: skip
 FACTS = frozenset({"versions", "code", "world_size", "device", "fit", "dataset", "eval_dataset"})
 """The names in the table that are not keys of the configuration."""
 ABSENT = "(none)"
+_POWERSGD = "powersgd"
 _EFFECTS = {key: effect for effect, keys in TABLE.items() for key in keys}
 
 
@@ -115,10 +120,22 @@ def compare(
         effect = effect_of(key)
         if key == "train.num_steps" and old.get("schedule.name") == new.get("schedule.name") == "constant":
             effect = Effect.safe  # a learning rate that does not know where the end is
+        if key == "train.num_steps" and _has_rounds(new):
+            effect = Effect.schedule  # the last step ends a round
+        if key == "world_size" and (_has_rounds(new) or new.get("parallel.comm_hook") == _POWERSGD):
+            effect = Effect.incompatible  # nobody has the state of a rank more, and nobody wants that of one less
+        if key == "parallel.comm_hook" and _POWERSGD in (before, after):
+            effect = Effect.incompatible  # it has a state, the others none
+        if key == "parallel.bucket_cap_mb" and new.get("parallel.comm_hook") == _POWERSGD:
+            effect = Effect.incompatible  # that state is by bucket
         is_allowed = any(key == name or key.startswith(name + ".") for name in allow)
         found.append(Difference(key, before, after, effect, is_allowed))
     order = list(reversed(Effect))
     return sorted(found, key=lambda each: (order.index(each.effect), each.key))
+
+
+def _has_rounds(flat: Mapping[str, Any]) -> bool:
+    return bool(flat.get("parallel.sync", "every_step") != "every_step")
 
 
 def refusal(differences: Collection[Difference], checkpoint: str, *, is_own: bool = True) -> str | None:

@@ -12,6 +12,7 @@ from hpc_trainer.config import script_words as words
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
+from hpc_trainer.config.communication_rules import communication_problems
 from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.memo import Memo
@@ -74,6 +75,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from _cluster(config)
     yield from parallel_problems(config)
     yield from mesh_problems(config)
+    yield from communication_problems(config)
     yield from _batch(config)
     yield from optim_problems(config)
     yield from guard_problems(config)

@@ -36,6 +36,12 @@ class OptimConfig:
     """Samples of the batch that lr is meant for, ≥ 1; only with lr_scaling."""
     weight_decay: float = 0.0
     """Decay of weights with two or more dimensions; biases and norms have none. ≥ 0."""
+    in_backward: bool = False
+    """Each weight is updated as soon as its gradient is known, which is then freed: no memory for all gradients. Needs
+    parallel=none or fsdp, no clipping, no accumulation, no fp16, train.max_skipped_steps=null. The same bits."""
+    offload: bool = False
+    """Moments live in host memory, and are brought to the device in pieces for each step. The same bits; costs the time
+    of moving them there and back."""
 
 
 @dataclass(kw_only=True, slots=True)

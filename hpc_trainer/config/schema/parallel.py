@@ -12,6 +12,23 @@ class Strategy(str, enum.Enum):
     fsdp = "fsdp"
 
 
+class CommHook(str, enum.Enum):
+    """What ranks send of their gradients."""
+
+    none = "none"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    powersgd = "powersgd"
+
+
+class Sync(str, enum.Enum):
+    """When ranks bring their weights together."""
+
+    every_step = "every_step"
+    post_local_sgd = "post_local_sgd"
+    diloco = "diloco"
+
+
 @dataclass(kw_only=True, slots=True)
 class ParallelConfig:
     strategy: Strategy = Strategy.ddp
@@ -33,3 +50,25 @@ class ParallelConfig:
     bits differ from the undisturbed run's, unless train.logical_ranks is set, which implies it."""
     timeout_s: int = 600
     """Seconds that a collective may take before the run fails, ≥ 1."""
+    bucket_cap_mb: float | None = None
+    """ddp only: MiB of gradients that are reduced together, > 0; larger: fewer messages, which begin later. null: 25,
+    and 1 for the first (torch's). Another order of summation, so other last bits."""
+    comm_hook: CommHook = CommHook.none
+    """ddp only: gradients are sent as bf16 or fp16, half the bytes, or as two thin matrices each (powersgd)."""
+    powersgd_rank: int = 1
+    """Columns of the two matrices, ≥ 1: more are more exact, and more bytes. 1 to 4 as a rule (Vogels et al. 2019)."""
+    powersgd_start_step: int = 1000
+    """Steps before with whole gradients, ≥ 2: the beginning bears errors badly. torch's rule: a tenth of the run."""
+    powersgd_error_feedback: bool = True
+    """What was not sent is added to the next step's gradient: takes the memory of the gradients once more."""
+    sync: Sync = Sync.every_step
+    """ddp only. every_step: gradients are averaged in each step. post_local_sgd: ranks step alone, and weights are
+    averaged now and then. diloco: so too, and an outer optimizer takes the average change as its gradient."""
+    sync_every_steps: int = 16
+    """Steps that ranks take alone, ≥ 1; the last step of a run always ends with a synchronisation."""
+    sync_warmup_steps: int = 0
+    """Steps before that average gradients, as every_step does, ≥ 0; a multiple of sync_every_steps."""
+    outer_lr: float = 0.7
+    """diloco: learning rate of the outer SGD, > 0 (Douillard et al. 2023)."""
+    outer_momentum: float = 0.9
+    """diloco: its Nesterov momentum, in [0, 1)."""

@@ -1,0 +1,196 @@
+"""What data-parallel ranks send each other and when, and where the optimizer works: rules of the keys for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import at_least, between, positive
+from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
+from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+
+# Each weight's update needs that weight's gradient and state alone, and the group's numbers, which it does not change.
+_WEIGHT_BY_WEIGHT = (SgdConfig, AdamwConfig)
+
+
+def communication_problems(config: TrainConfig) -> Iterator[str]:
+    """What they break, a line each."""
+    parallel = config.parallel
+    if parallel.bucket_cap_mb is not None:
+        yield from positive("parallel.bucket_cap_mb", parallel.bucket_cap_mb)
+        if parallel.strategy is not Strategy.ddp:
+            yield (
+                f"parallel.bucket_cap_mb={parallel.bucket_cap_mb:g} is a size of DDP's messages; "
+                f"parallel={parallel.strategy.value} has none. Use parallel.bucket_cap_mb=null."
+            )
+    yield from at_least("parallel.powersgd_rank", parallel.powersgd_rank, 1)
+    yield from at_least("parallel.powersgd_start_step", parallel.powersgd_start_step, 2)
+    yield from at_least("parallel.sync_every_steps", parallel.sync_every_steps, 1)
+    yield from at_least("parallel.sync_warmup_steps", parallel.sync_warmup_steps, 0)
+    yield from positive("parallel.outer_lr", parallel.outer_lr)
+    yield from between("parallel.outer_momentum", parallel.outer_momentum, 0, 1, high_open=True)
+    if parallel.comm_hook is not CommHook.none:
+        yield from _hook(config)
+    if parallel.sync is not Sync.every_step:
+        yield from _rounds(config)
+    if config.optim.in_backward:
+        yield from _in_backward(config)
+    if config.optim.offload:
+        yield from _offload(config)
+    if config.train.main is not None:
+        yield from _own_loop(config, config.train.main)
+
+
+def _own_loop(config: TrainConfig, main: str) -> Iterator[str]:
+    chosen = {
+        f"parallel.comm_hook={config.parallel.comm_hook.value}": config.parallel.comm_hook is not CommHook.none,
+        f"parallel.sync={config.parallel.sync.value}": config.parallel.sync is not Sync.every_step,
+        "optim.in_backward=true": config.optim.in_backward,
+        "optim.offload=true": config.optim.offload,
+    }
+    for key in (key for key, is_set in chosen.items() if is_set):
+        yield f"{key} is a way of the shared loop, and train.main={main} is your own. Leave it out."
+
+
+def _hook(config: TrainConfig) -> Iterator[str]:
+    parallel, train, hook = config.parallel, config.train, config.parallel.comm_hook.value
+    key, off = f"parallel.comm_hook={hook}", "Use parallel.comm_hook=none"
+    is_powersgd = parallel.comm_hook is CommHook.powersgd
+    yield from _needs_ddp(config, key, off)
+    is_watched = train.max_skipped_steps is not None or config.precision.compute_dtype is Dtype.fp16
+    if parallel.comm_hook is CommHook.fp16 and not is_watched:
+        yield (
+            f"{key} sends gradients above 65504 as infinity, and train.max_skipped_steps=null looks at none. Use "
+            "train.max_skipped_steps=10, or parallel.comm_hook=bf16."
+        )
+    if is_powersgd and config.precision.compute_dtype is Dtype.fp16:
+        yield (
+            f"{key} remembers what it did not send in units of the loss scale, which precision=fp16 changes. Use "
+            "precision=bf16, or parallel.comm_hook=fp16."
+        )
+    if is_powersgd and not train.deterministic:
+        yield (
+            f"{key} remembers what it did not send bucket by bucket, and train.deterministic=false lays buckets out "
+            "anew at each start. Use train.deterministic=true, or parallel.comm_hook=bf16."
+        )
+    if is_powersgd and parallel.elastic:
+        yield (
+            f"{key} has a state for each rank, so parallel.elastic=true cannot change their number. Use "
+            "parallel.elastic=false, or parallel.comm_hook=bf16."
+        )
+
+
+def _rounds(config: TrainConfig) -> Iterator[str]:
+    parallel, train = config.parallel, config.train
+    key, off = f"parallel.sync={parallel.sync.value}", "Use parallel.sync=every_step"
+    yield from _needs_ddp(config, key, off)
+    if parallel.zero1:
+        yield f"{key} gives each rank an optimizer; parallel.zero1=true shares one out. Use parallel.zero1=false."
+    if parallel.comm_hook is not CommHook.none:
+        yield (
+            f"{key} does not send gradients, and parallel.comm_hook={parallel.comm_hook.value} is a way to. "
+            "Use parallel.comm_hook=none."
+        )
+    if parallel.elastic:
+        yield (
+            f"{key} has weights and moments for each rank, so parallel.elastic=true cannot change their number. "
+            "Use parallel.elastic=false."
+        )
+    if train.ema_decay is not None:
+        yield f"{key} averages weights itself, and train.ema_decay={train.ema_decay:g} does. Use train.ema_decay=null."
+    if config.optim.in_backward:
+        yield f"{key} and optim.in_backward=true do not go together. Use optim.in_backward=false."
+    every = parallel.sync_every_steps
+    if every < 1:
+        return
+    if every > train.num_steps:
+        most = f"at most train.num_steps={train.num_steps}: ranks would meet at the end only. Use {train.num_steps}."
+        yield f"parallel.sync_every_steps={every} must be {most}"
+    for name, value in (
+        ("parallel.sync_warmup_steps", parallel.sync_warmup_steps),
+        ("train.eval_every_steps", train.eval_every_steps),
+    ):
+        if value > 0 and value % every:
+            nearest = max(every, round(value / every) * every)
+            why = "only there have all ranks the same weights" if name.startswith("train") else "rounds begin there"
+            yield (
+                f"{name}={value} must be a multiple of parallel.sync_every_steps={every} with {key}: {why}. "
+                f"Use {nearest}."
+            )
+
+
+def _needs_ddp(config: TrainConfig, key: str, off: str) -> Iterator[str]:
+    parallel, hardware = config.parallel, config.hardware
+    if parallel.strategy is not Strategy.ddp:
+        yield f"{key} goes with parallel=ddp only, and this is parallel={parallel.strategy.value}. {off}."
+    elif hardware.world_size == 1:
+        yield (
+            f"{key} is about what ranks send each other, and hardware={hardware.name} has one. {off}, or hardware with "
+            "more ranks."
+        )
+    if config.train.logical_ranks is not None:
+        yield (
+            f"{key} and train.logical_ranks={config.train.logical_ranks} do not go together: logical ranks have a sum "
+            f"of their own. {off}, or train.logical_ranks=null."
+        )
+
+
+def _in_backward(config: TrainConfig) -> Iterator[str]:
+    train, parallel, key = config.train, config.parallel, "optim.in_backward=true"
+    off = "Use optim.in_backward=false"
+    yield from _weight_by_weight(config, key)
+    if parallel.strategy is Strategy.ddp and config.hardware.world_size > 1:
+        yield (
+            f"{key} saves the memory of the gradients, and the buckets of parallel=ddp hold them all. Use "
+            "parallel=fsdp, or optim.in_backward=false."
+        )
+    if train.max_grad_norm is not None:
+        yield (
+            f"{key} updates a weight before the norm of all gradients is known, and "
+            f"train.max_grad_norm={train.max_grad_norm:g} clips by it. Use train.max_grad_norm=null, or "
+            "optim.in_backward=false."
+        )
+    if train.max_skipped_steps is not None:
+        yield (
+            f"{key} updates a weight before the norm of all gradients is known, and "
+            f"train.max_skipped_steps={train.max_skipped_steps} skips the whole step by it. Use "
+            "train.max_skipped_steps=null, or optim.in_backward=false."
+        )
+    if config.precision.compute_dtype is Dtype.fp16:
+        yield (
+            f"{key} updates a weight before an overflow in another gradient is known, and precision=fp16 skips such "
+            "steps. Use precision=bf16, or optim.in_backward=false."
+        )
+    if _accumulates(config):
+        yield f"{key} takes a gradient at once, and train.grad_accum_steps adds some up. Use train.grad_accum_steps=1."
+    if train.compile:
+        yield f"{key} and train.compile=true do not go together: the compiled pass makes all gradients at once. {off}."
+    if train.logical_ranks is not None:
+        yield f"{key} and train.logical_ranks={train.logical_ranks} do not go together: gradients are added up. {off}."
+    if config.optim.offload:
+        yield f"{key} and optim.offload=true do not go together. {off}."
+
+
+def _offload(config: TrainConfig) -> Iterator[str]:
+    parallel, key = config.parallel, "optim.offload=true"
+    yield from _weight_by_weight(config, key)
+    if parallel.strategy is Strategy.fsdp or parallel.zero1:
+        other = "parallel=fsdp" if parallel.strategy is Strategy.fsdp else "parallel.zero1=true"
+        yield f"{key} and {other} do not go together: that shares the moments out already. Use optim.offload=false."
+
+
+def _weight_by_weight(config: TrainConfig, key: str) -> Iterator[str]:
+    if not isinstance(config.optim, _WEIGHT_BY_WEIGHT):
+        yield (
+            f"{key} updates weights in pieces, and nobody knows if optim={config.optim.name} can. Use optim=adamw or "
+            "optim=sgd, or leave it out."
+        )
+
+
+def _accumulates(config: TrainConfig) -> bool:
+    """True if there are more micro-batches than ranks; also where the number is left to the other two keys."""
+    train, world_size = config.train, config.hardware.world_size
+    if train.grad_accum_steps is not None:
+        return train.grad_accum_steps > 1
+    return train.micro_batch_size is not None and train.micro_batch_size * world_size < train.global_batch_size

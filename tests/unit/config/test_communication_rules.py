@@ -1,0 +1,230 @@
+"""Every rule of config/communication_rules.py, broken once; what each proposes breaks none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.resume_contract import Effect, compare
+from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig
+from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.validate import find_problems
+from tests.unit.runs.builders import make_config
+
+RANKS: dict[str, Any] = {"hardware__tasks_per_node": 2}
+POWERSGD = {**RANKS, "parallel__comm_hook": CommHook.powersgd}
+ROUNDS = {**RANKS, "parallel__sync": Sync.diloco}
+IN_BACKWARD: dict[str, Any] = {
+    "optim__in_backward": True, "train__max_grad_norm": None, "train__max_skipped_steps": None,
+}  # fmt: skip
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite."),
+    (
+        {**RANKS, "parallel__bucket_cap_mb": 4.0, "parallel__strategy": Strategy.fsdp},
+        "parallel.bucket_cap_mb=4 is a size of DDP's messages; parallel=fsdp has none. Use "
+        "parallel.bucket_cap_mb=null.",
+    ),
+    ({"parallel__powersgd_rank": 0}, "parallel.powersgd_rank=0 must be at least 1. Use 1."),
+    ({"parallel__powersgd_start_step": 1}, "parallel.powersgd_start_step=1 must be at least 2. Use 2."),
+    ({"parallel__sync_every_steps": 0}, "parallel.sync_every_steps=0 must be at least 1. Use 1."),
+    ({"parallel__sync_warmup_steps": -1}, "parallel.sync_warmup_steps=-1 must be at least 0. Use 0."),
+    ({"parallel__outer_lr": 0.0}, "parallel.outer_lr=0 must be greater than 0 and finite."),
+    ({"parallel__outer_momentum": 1.0}, "parallel.outer_momentum=1 must be in [0, 1). Use less than 1."),
+    (
+        {"parallel__comm_hook": CommHook.bf16},
+        "parallel.comm_hook=bf16 is about what ranks send each other, and hardware=cpu_x1 has one. Use "
+        "parallel.comm_hook=none, or hardware with more ranks.",
+    ),
+    (
+        {**RANKS, "parallel__comm_hook": CommHook.bf16, "parallel__strategy": Strategy.fsdp},
+        "parallel.comm_hook=bf16 goes with parallel=ddp only, and this is parallel=fsdp. Use parallel.comm_hook=none.",
+    ),
+    (
+        {**RANKS, "parallel__comm_hook": CommHook.bf16, "train__logical_ranks": 2},
+        "parallel.comm_hook=bf16 and train.logical_ranks=2 do not go together: logical ranks have a sum of their own. "
+        "Use parallel.comm_hook=none, or train.logical_ranks=null.",
+    ),
+    (
+        {**RANKS, "parallel__comm_hook": CommHook.fp16, "train__max_skipped_steps": None},
+        "parallel.comm_hook=fp16 sends gradients above 65504 as infinity, and train.max_skipped_steps=null looks at "
+        "none. Use train.max_skipped_steps=10, or parallel.comm_hook=bf16.",
+    ),
+    (
+        {**POWERSGD, "precision__compute_dtype": Dtype.fp16},
+        "parallel.comm_hook=powersgd remembers what it did not send in units of the loss scale, which precision=fp16 "
+        "changes. Use precision=bf16, or parallel.comm_hook=fp16.",
+    ),
+    (
+        {**POWERSGD, "train__deterministic": False},
+        "parallel.comm_hook=powersgd remembers what it did not send bucket by bucket, and train.deterministic=false "
+        "lays buckets out anew at each start. Use train.deterministic=true, or parallel.comm_hook=bf16.",
+    ),
+    (
+        {**POWERSGD, "parallel__elastic": True},
+        "parallel.comm_hook=powersgd has a state for each rank, so parallel.elastic=true cannot change their number. "
+        "Use parallel.elastic=false, or parallel.comm_hook=bf16.",
+    ),
+    (
+        {"parallel__sync": Sync.diloco},
+        "parallel.sync=diloco is about what ranks send each other, and hardware=cpu_x1 has one. Use "
+        "parallel.sync=every_step, or hardware with more ranks.",
+    ),
+    (
+        {**ROUNDS, "parallel__zero1": True},
+        "parallel.sync=diloco gives each rank an optimizer; parallel.zero1=true shares one out. Use "
+        "parallel.zero1=false.",
+    ),
+    (
+        {**ROUNDS, "parallel__comm_hook": CommHook.bf16},
+        "parallel.sync=diloco does not send gradients, and parallel.comm_hook=bf16 is a way to. Use "
+        "parallel.comm_hook=none.",
+    ),
+    (
+        {**ROUNDS, "parallel__elastic": True},
+        "parallel.sync=diloco has weights and moments for each rank, so parallel.elastic=true cannot change their "
+        "number. Use parallel.elastic=false.",
+    ),
+    (
+        {**ROUNDS, "train__ema_decay": 0.9},
+        "parallel.sync=diloco averages weights itself, and train.ema_decay=0.9 does. Use train.ema_decay=null.",
+    ),
+    (
+        {**ROUNDS, "parallel__sync_every_steps": 500, "train__num_steps": 200},
+        "parallel.sync_every_steps=500 must be at most train.num_steps=200: ranks would meet at the end only. Use 200.",
+    ),
+    (
+        {**ROUNDS, "train__eval_every_steps": 50},
+        "train.eval_every_steps=50 must be a multiple of parallel.sync_every_steps=16 with parallel.sync=diloco: only "
+        "there have all ranks the same weights. Use 48.",
+    ),
+    (
+        {**ROUNDS, "parallel__sync_warmup_steps": 5},
+        "parallel.sync_warmup_steps=5 must be a multiple of parallel.sync_every_steps=16 with parallel.sync=diloco: "
+        "rounds begin there. Use 16.",
+    ),
+    (
+        {**IN_BACKWARD, **RANKS},
+        "optim.in_backward=true saves the memory of the gradients, and the buckets of parallel=ddp hold them all. Use "
+        "parallel=fsdp, or optim.in_backward=false.",
+    ),
+    (
+        {**IN_BACKWARD, "train__max_grad_norm": 1.0},
+        "optim.in_backward=true updates a weight before the norm of all gradients is known, and train.max_grad_norm=1 "
+        "clips by it. Use train.max_grad_norm=null, or optim.in_backward=false.",
+    ),
+    (
+        {**IN_BACKWARD, "train__max_skipped_steps": 10},
+        "optim.in_backward=true updates a weight before the norm of all gradients is known, and "
+        "train.max_skipped_steps=10 skips the whole step by it. Use train.max_skipped_steps=null, or "
+        "optim.in_backward=false.",
+    ),
+    (
+        {**IN_BACKWARD, "precision__compute_dtype": Dtype.fp16},
+        "optim.in_backward=true updates a weight before an overflow in another gradient is known, and precision=fp16 "
+        "skips such steps. Use precision=bf16, or optim.in_backward=false.",
+    ),
+    (
+        {**IN_BACKWARD, "train__grad_accum_steps": 2},
+        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
+        "train.grad_accum_steps=1.",
+    ),
+    (
+        {**IN_BACKWARD, "train__micro_batch_size": 16},
+        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
+        "train.grad_accum_steps=1.",
+    ),
+    (
+        {**IN_BACKWARD, "train__compile": True},
+        "optim.in_backward=true and train.compile=true do not go together: the compiled pass makes all gradients at "
+        "once. Use optim.in_backward=false.",
+    ),
+    (
+        {**IN_BACKWARD, "train__logical_ranks": 2},
+        "optim.in_backward=true and train.logical_ranks=2 do not go together: gradients are added up. Use "
+        "optim.in_backward=false.",
+    ),
+    (
+        {**IN_BACKWARD, "optim__offload": True},
+        "optim.in_backward=true and optim.offload=true do not go together. Use optim.in_backward=false.",
+    ),
+    (
+        {**RANKS, "optim__offload": True, "parallel__strategy": Strategy.fsdp},
+        "optim.offload=true and parallel=fsdp do not go together: that shares the moments out already. Use "
+        "optim.offload=false.",
+    ),
+    (
+        {**RANKS, "optim__offload": True, "parallel__zero1": True},
+        "optim.offload=true and parallel.zero1=true do not go together: that shares the moments out already. Use "
+        "optim.offload=false.",
+    ),
+    (
+        {"optim": CustomOptimConfig(_target_="torch.optim.RAdam", offload=True)},
+        "optim.offload=true updates weights in pieces, and nobody knows if optim=custom can. Use optim=adamw or "
+        "optim=sgd, or leave it out.",
+    ),
+    (
+        {**ROUNDS, "train__main": "mine.main", "trust": ["mine"]},
+        "parallel.sync=diloco is a way of the shared loop, and train.main=mine.main is your own. Leave it out.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), RULES, ids=[message[:60] for _, message in RULES])
+def test_each_rule_says_what_how_and_what_else(changes: dict[str, Any], message: str) -> None:
+    assert list(find_problems(make_config(**changes))) == [message]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**RANKS, "parallel__comm_hook": CommHook.fp16, "precision__compute_dtype": Dtype.fp16},
+        {**RANKS, "parallel__comm_hook": CommHook.bf16, "parallel__zero1": True, "train__grad_accum_steps": 2},
+        POWERSGD,
+        ROUNDS,
+        {**ROUNDS, "parallel__sync_warmup_steps": 32, "train__eval_every_steps": 48, "optim__offload": True},
+        {**ROUNDS, "precision__compute_dtype": Dtype.fp16, "train__grad_accum_steps": 4},
+        {**RANKS, "parallel__bucket_cap_mb": 0.5},
+        IN_BACKWARD,
+        {**IN_BACKWARD, **RANKS, "parallel__strategy": Strategy.fsdp},
+        {**RANKS, "optim__offload": True},
+        {"optim": AdamwConfig(offload=True)},
+    ],
+)
+def test_what_goes_together(changes: dict[str, Any]) -> None:
+    assert list(find_problems(make_config(**changes))) == []
+
+
+@pytest.mark.parametrize(
+    ("choices", "key", "was", "now", "effect"),
+    [
+        ({}, "parallel__comm_hook", CommHook.none, CommHook.bf16, Effect.schedule),
+        ({}, "parallel__comm_hook", CommHook.bf16, CommHook.powersgd, Effect.incompatible),
+        ({}, "parallel__bucket_cap_mb", None, 4.0, Effect.schedule),
+        (POWERSGD, "parallel__bucket_cap_mb", None, 4.0, Effect.incompatible),
+        (POWERSGD, "parallel__powersgd_rank", 1, 2, Effect.incompatible),
+        ({}, "parallel__sync", Sync.every_step, Sync.diloco, Effect.incompatible),
+        (ROUNDS, "parallel__sync_every_steps", 16, 8, Effect.schedule),
+        (ROUNDS, "optim__offload", False, True, Effect.schedule),
+    ],
+)
+def test_the_contract_knows_what_ranks_keep_for_themselves(
+    choices: dict[str, Any], key: str, was: Any, now: Any, effect: Effect
+) -> None:
+    before, after = (to_plain(make_config(**{**choices, key: value})) for value in (was, now))
+    assert [each.effect for each in compare(before, after)] == [effect]
+
+
+@pytest.mark.parametrize(
+    ("choices", "effect"), [({}, Effect.schedule), (POWERSGD, Effect.incompatible), (ROUNDS, Effect.incompatible)]
+)
+def test_another_number_of_ranks_is_refused_where_each_has_a_state(choices: dict[str, Any], effect: Effect) -> None:
+    plain = to_plain(make_config(**choices))
+    assert [each.effect for each in compare({**plain, "world_size": 2}, {**plain, "world_size": 4})] == [effect]
+
+
+def test_more_steps_are_another_course_where_the_last_one_ends_a_round() -> None:
+    was, now = (to_plain(make_config("schedule=constant", **ROUNDS, train__num_steps=steps)) for steps in (32, 40))
+    assert [each.effect for each in compare(was, now)] == [Effect.schedule]
