@@ -116,7 +116,7 @@ class StopVote:
             gradient = local_tensor(gradient)
         if gradient.device.type != "cuda":
             return gradient.item() > 0
-        before, self._late = self._late, _copy_late(gradient)
+        before, self._late = self._late, copy_late(gradient)
         if before is None:
             return False
         value, ready = before
@@ -124,7 +124,8 @@ class StopVote:
         return value.item() > 0
 
 
-def _copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+def copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """A scalar of a GPU on its way to the host, and the event after which it is there."""
     host = torch.empty((), pin_memory=True)
     host.copy_(gradient, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -139,6 +140,7 @@ def share(
     deterministic: bool,
     strategy: Strategy = Strategy.ddp,
     mesh: Mesh | None = None,
+    bucket_cap_mb: float | None = None,
 ) -> nn.Module:
     """`loss` under DDP or FSDP2, or as it is on a single data-parallel rank. Collective: weights become rank 0's.
 
@@ -147,6 +149,10 @@ def share(
     With `deterministic`, gradients lie in the same buckets in every step: DDP otherwise lays them out anew after
     the first step of each attempt, and with four ranks or more another layout is another order of summation, so
     a resumed run would differ in the last bits. Looking for unused parameters is what keeps the layout fixed.
+    `bucket_cap_mb`: MiB of gradients that are reduced together; None: torch's choice.
+
+    Never with static_graph: with it and no_sync, torch stops to reduce after the first step, and says nothing
+    (pytorch PR 187732).
     """
     if group.world_size == 1 or strategy is Strategy.none:
         return loss
@@ -168,6 +174,7 @@ def share(
         device_ids=[group.device] if on_gpu else None,
         find_unused_parameters=deterministic,
         gradient_as_bucket_view=True,
+        bucket_cap_mb=bucket_cap_mb,
         **sync_buffers,
     )
 

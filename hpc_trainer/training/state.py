@@ -34,6 +34,8 @@ class TrainState:
     guard: StepGuard = field(default_factory=StepGuard)
     settings: list[dict[str, Any]] = field(default_factory=list)
     """Of each group of the optimizer, what the configuration says now (`optim.chosen_settings`)."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """State of what ranks send each other, by name: PowerSGD's, the outer optimizer's."""
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
@@ -46,6 +48,7 @@ class TrainState:
             "best_metric": self.best_metric,
             "guard": self.guard,
             **{name: value for name, value in chosen.items() if value is not None},
+            **self.more,
         }
 
     def resume(self, restored: Restored) -> None:

@@ -78,8 +78,15 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
         {**group, "params": [number[each] for each in mine]}
         for group, mine in zip(saved["param_groups"], local_groups, strict=True)
     ]
-    state = {number[each]: _place(values, by_name[each]) for each, values in wanted.items()}
+    in_host = getattr(local, "state_device", None)  # of moments that are not with their weights (optim.offload)
+    state = {number[each]: _place(values, by_name[each], in_host) for each, values in wanted.items()}
+    kept: dict[int, dict[str, Any]] = {}
+    if in_host is not None:  # torch would bring all of it to the weights at once
+        kept = {index: _only(values, has_moments=True) for index, values in state.items()}
+        state = {index: _only(values, has_moments=False) for index, values in state.items()}
     local.load_state_dict({**saved, "state": state, "param_groups": groups})
+    for each in wanted if kept else ():
+        local.state[by_name[each]].update(kept[number[each]])
 
     if local is not optimizer:  # it hands its groups down at each step
         for group, own in zip(optimizer.param_groups, local.param_groups, strict=True):
@@ -126,17 +133,26 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
     return {each: state[each] for each in named if each in state}
 
 
-def _place(values: Any, weight: torch.Tensor) -> Any:
-    """State of a weight in memory: where the weight is, and in its pieces; numbers without dimensions on the CPU."""
+def _only(values: Mapping[str, Any], *, has_moments: bool) -> dict[str, Any]:
+    """Of a weight's state what has dimensions, or what has none."""
+    return {
+        key: value
+        for key, value in values.items()
+        if (isinstance(value, torch.Tensor) and value.ndim > 0) is has_moments
+    }
+
+
+def _place(values: Any, weight: torch.Tensor, device: torch.device | None = None) -> Any:
+    """State of a weight in memory: where the weight is, or on `device`, in its pieces; single numbers on the CPU."""
     if isinstance(values, Mapping):
-        return {key: _place(value, weight) for key, value in values.items()}
+        return {key: _place(value, weight, device) for key, value in values.items()}
     if not isinstance(values, (torch.Tensor, SavedTensor)) or not values.ndim:
         return whole_tree(values)
     if is_sharded(weight) or tuple(values.shape) == tuple(weight.shape):
         # In the weight's order of memory (channels_last): fused kernels go through both side by side.
-        new = torch.empty_like(weight.detach(), dtype=values.dtype)
+        new = torch.empty_like(weight.detach(), dtype=values.dtype, device=device)
     else:
-        new = torch.empty(values.shape, dtype=values.dtype, device=weight.device)
+        new = torch.empty(values.shape, dtype=values.dtype, device=device or weight.device)
     fill(new, values)
     return new
 

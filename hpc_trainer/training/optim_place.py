@@ -1,0 +1,120 @@
+"""Where and when weights are updated: one by one in the backward pass, or with moments that live in host memory.
+
+Both rest on optimizers that update each weight by itself (SGD, AdamW): a step for some of the weights, and then for the
+others, is the step for all of them, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from hpc_trainer.config.schema.optim import OptimConfig
+
+# Bytes of weights whose moments are on the device at a time; one weight at least.
+PIECE = 64 << 20
+
+
+def place_optimizer(optimizer: torch.optim.Optimizer, config: OptimConfig) -> torch.optim.Optimizer:
+    """The same optimizer, which steps as `optim.in_backward` and `optim.offload` say. Before anything is restored."""
+    if config.in_backward:
+        step_in_backward(optimizer)
+    if config.offload:
+        offload(optimizer)
+    return optimizer
+
+
+def step_in_backward(optimizer: torch.optim.Optimizer) -> None:
+    """From now on a backward pass updates each weight when its gradient is complete, and frees that.
+
+    FSDP2 calls the same hook, when a weight's part of the gradient is reduced. `optimizer.step()` then has nothing left
+    to do. (torch's tutorial "How to save memory by fusing the optimizer step into the backward pass" has an optimizer
+    for each weight; with one for all its state is saved as ever.)
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for weight in group["params"]:
+            weight.register_post_accumulate_grad_hook(partial(_step_now, optimizer, optimizer.step, number))
+
+
+def _step_now(optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weight: torch.Tensor) -> None:
+    _step_some(optimizer, step, number, [weight])
+    weight.grad = None
+
+
+def offload(optimizer: torch.optim.Optimizer) -> None:
+    """From now on moments are in host memory (pinned, if the weights are on a GPU) but for the moment of a step.
+
+    A step takes the weights in pieces: brings the moments of a piece to the device, updates, and takes them back. So it
+    is the optimizer's own kernels that compute, with the same bits. On the CPU the copies are made too, for nothing.
+    """
+    step = optimizer.step
+    optimizer.state_device = torch.device("cpu")  # type: ignore[attr-defined]  # loading looks at it
+    optimizer.step = partial(_step_in_pieces, optimizer, step)  # type: ignore[assignment, method-assign]
+    optimizer.register_state_dict_pre_hook(_wait_for_host)
+    for weight, state in optimizer.state.items():
+        _take_back(weight, state, {})
+
+
+def _step_in_pieces(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        for piece in _pieces([weight for weight in group["params"] if weight.grad is not None]):
+            # Not by state[..]: that would make a state where there is none yet.
+            in_host = [_bring(weight, optimizer.state.get(weight, {})) for weight in piece]
+            _step_some(optimizer, step, number, piece)
+            for weight, host in zip(piece, in_host, strict=True):
+                _take_back(weight, optimizer.state.get(weight, {}), host)
+
+
+def _step_some(
+    optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weights: Sequence[torch.Tensor]
+) -> None:
+    """The step for some weights of group `number`; what others have is not looked at."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**groups[number], "params": list(weights)}]
+    try:
+        step()
+    finally:
+        optimizer.param_groups = groups
+
+
+def _pieces(weights: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    piece: list[torch.Tensor] = []
+    size = 0
+    for weight in weights:
+        num_bytes = weight.numel() * weight.element_size()
+        if piece and size + num_bytes > PIECE:
+            yield piece
+            piece, size = [], 0
+        piece.append(weight)
+        size += num_bytes
+    if piece:
+        yield piece
+
+
+def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies a weight's moments to its device, in place of those in host memory, which are returned. No wait."""
+    in_host = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.ndim}
+    for key, value in in_host.items():
+        state[key] = torch.empty_like(value, device=weight.device).copy_(value, non_blocking=True)
+    return in_host
+
+
+def _take_back(weight: torch.Tensor, state: dict[str, Any], in_host: dict[str, torch.Tensor]) -> None:
+    """Undoes `_bring`; makes the place in host memory for moments that have none yet. No wait on pinned memory."""
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or not value.ndim:
+            continue
+        host = in_host.get(key)
+        if host is None or (weight.is_cuda and not host.is_pinned()):
+            host = torch.empty_like(value, device="cpu", pin_memory=weight.is_cuda)
+        state[key] = host.copy_(value, non_blocking=True)
+
+
+def _wait_for_host(optimizer: torch.optim.Optimizer) -> None:
+    """Before the state is read: what was sent to host memory has to be there."""
+    weights = optimizer.param_groups[0]["params"]
+    if weights and weights[0].is_cuda:
+        torch.cuda.current_stream(weights[0].device).synchronize()
