@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training import rollback
+from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.device_batches import Batches, on_device
 from hpc_trainer.training.early_stop import EarlyStop
@@ -33,11 +34,13 @@ from hpc_trainer.training.memory_report import MemoryReport
 from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
 from hpc_trainer.training.optim import build_optimizer, chosen_settings
+from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
 from hpc_trainer.training.precision import build_scaler, set_precision
 from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.speed import Speed
 from hpc_trainer.training.state import TrainState
@@ -204,12 +207,15 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     sizes = batch_sizes(config, run, loss, train_set)
     strategy = config.parallel.strategy
     is_logical = train_config.logical_ranks is not None
+    if is_logical or not needs_ddp(config):
+        strategy = Strategy.none
     module = share(
         loss,
         run.group,
         deterministic=train_config.deterministic,
-        strategy=Strategy.none if is_logical else strategy,
+        strategy=strategy,
         mesh=mesh,
+        bucket_cap_mb=config.parallel.bucket_cap_mb,
     )
     state = TrainState(
         model=model,
@@ -217,11 +223,17 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         scaler=build_scaler(config.precision, device.type),
         early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
         guard=rollback.build_guard(config),
+        more=add_comm_hook(module, config.parallel, seed=config.seed),
     )
+    place_optimizer(state.optimizer, config.optim)
     state.settings = chosen_settings(config.optim, state.optimizer)
-    of_logical: dict[str, Any] = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
-    more: dict[str, Any] = of_logical if is_logical else {"mesh": mesh} if mesh.model_group is not None else {}
-    stepper = (LogicalStepper if is_logical else MeshStepper if more else Stepper)(
+    kind, needed = with_rounds(config, state, run.group)
+    if is_logical:
+        kind = LogicalStepper
+        needed = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
+    elif mesh.model_group is not None:
+        kind, needed = MeshStepper, {"mesh": mesh}
+    stepper = kind(
         module=module,
         vote=StopVote(loss, run.group, mesh),
         precision=config.precision,
@@ -229,7 +241,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=train_config.max_grad_norm,
         channels_last=train_config.channels_last,
-        **more,
+        **needed,
     )
     state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
     order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)

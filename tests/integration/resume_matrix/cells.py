@@ -98,6 +98,34 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "resnet18", "ema": "null", "optim": "sgd"},
         ("parallel=hsdp",),
     ),
+    "fp16_hook": ({"precision": "fp16", "ranks": "2", "optim": "sgd"}, ("parallel.comm_hook=fp16",)),
+    "powersgd": (
+        {"precision": "bf16", "ranks": "2", "model": "cnn"},
+        ("parallel.comm_hook=powersgd", "parallel.powersgd_start_step=3", "parallel.bucket_cap_mb=0.01"),
+    ),
+    # Rounds end at 5, 10, 15 and 18: an interruption at 9 or 12 is inside of one.
+    "diloco": (
+        {"ranks": "2", "model": "resnet18", "ema": "null"},
+        ("parallel=diloco", "parallel.sync_every_steps=5", "train.eval_every_steps=15"),
+    ),
+    "post_local_sgd": (
+        {"precision": "fp16", "ranks": "2", "point": "epoch_edge", "optim": "sgd", "ema": "null"},
+        (
+            "parallel=post_local_sgd",
+            "parallel.sync_every_steps=5",
+            "parallel.sync_warmup_steps=5",
+            "train.eval_every_steps=0",
+        ),
+    ),
+    "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
+    "in_backward": (
+        {"precision": "bf16", "model": "cnn", "accum": "1", "clip": "null"},
+        ("optim.in_backward=true", "train.max_skipped_steps=null"),
+    ),
+    "in_backward_fsdp": (
+        {"ranks": "2", "model": "resnet18", "accum": "1", "clip": "null", "ema": "null"},
+        ("parallel=fsdp", "optim.in_backward=true", "train.max_skipped_steps=null"),
+    ),
 }
 
 

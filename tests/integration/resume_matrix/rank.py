@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
 from hpc_trainer.operate.compare_traces import read_trace
@@ -49,6 +50,8 @@ class InterruptedRun(ProbedRun):
 
     end: int | None
     is_kill: bool = False
+    alone_from: int = NUM_STEPS
+    """Steps after which ranks share no gradients (parallel.sync_warmup_steps)."""
 
     def restore(self, /, **objects: Any) -> Restored:
         restored = ProbedRun.restore(self, **objects)
@@ -61,8 +64,10 @@ class InterruptedRun(ProbedRun):
             return
         if self.is_kill and step >= self.end:
             raise Killed
-        # Asked one step before: the vote rides in the gradients of the step that is then the last.
-        if not self.is_kill and step >= self.end - 1 and self.rank == self.end % self.world_size:
+        # Asked one step before: the vote rides in the gradients of the step that is then the last. Or two steps before,
+        # where ranks share none: all but the first such vote of an attempt are read a step later.
+        ahead = 1 if self.end <= self.alone_from + 1 else 2
+        if not self.is_kill and step >= self.end - ahead and self.rank == self.end % self.world_size:
             self.stop.request("SIGUSR2")
 
 
@@ -88,6 +93,7 @@ def play(
             saves=SavePlan(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
             heartbeat_every_s=60.0, seed=config.seed, end=ends[attempt] if attempt < len(ends) else None,
             is_kill=kills and attempt % 2 == 1,
+            alone_from=NUM_STEPS if config.parallel.sync is Sync.every_step else config.parallel.sync_warmup_steps,
             # Else a slow disk may still write step 15 when 17 stops, and two steps are sooner done again than saved.
             is_asynchronous=kills,
         )  # fmt: skip
