@@ -21,7 +21,7 @@ from hpc_trainer.runs.spec import RunSpec
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
 _MOST = 16  # kinds of training of one grid
-PARTS = ("weights", "gradients", "optimizer", "average", "activations", "gathered")
+PARTS = ("weights", "gradients", "optimizer", "average", "activations", "gathered", "communication")
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",
          "paths", "sweep", "budget", "schedule"),
@@ -146,11 +146,12 @@ def _need(runs: Sequence[RunSpec], answer: Mapping[str, Any]) -> Need:
     }  # fmt: skip
     if "error" in answer:
         return Need(**known, problem=answer["error"])
+    in_host = f"{answer['host'] / 1e9:.3g} GB of optimizer state are in host memory" if answer["host"] else None
     return Need(
         **known,
         micro_batch_size=answer["micro_batch_size"],
         parts={name: answer[name] / 1e9 for name in PARTS},
         checkpoint_gb=answer["checkpoint"] / 1e9,
-        note=answer["note"],
+        note="; ".join(filter(None, [answer["note"], in_host])) or None,
         ways=(*(way.text for way in ways(first.typed())), "larger GPUs"),
     )

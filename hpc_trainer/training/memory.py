@@ -24,13 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
-from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.loop import build_dataset, build_model
 from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.recompute import KEPT, recompute_blocks
@@ -51,6 +52,10 @@ class MemoryEstimate:
     gathered: int
     """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none."""
     checkpoint: int
+    communication: int = 0
+    """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
+    host: int = 0
+    """Of optimizer state that is in host memory (optim.offload)."""
     note: str | None = None
     """What is a guess, and why."""
 
@@ -99,21 +104,51 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     share = shape.dp_shard
     # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
     gradients = trained if train.grad_accum_steps != 1 else trained // share
+    if config.optim.in_backward:  # one at a time; FSDP's are whole for a block
+        gradients = max(_num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
+        gradients = max([gradients, *sizes[:1]]) if is_fsdp else gradients
     if train.logical_ranks:
         gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
+    held = moments // (world_size if config.parallel.zero1 else share)
+    sent, state = _communication(config, trained)
+    # Ranks that step alone save weights and moments of their own each, and rank 0's weights as everybody's.
+    num_own = world_size if config.parallel.sync is not Sync.every_step else 0
     return MemoryEstimate(
         micro_batch_size=micro,
+        communication=sent,
+        host=held if config.optim.offload else 0,
         weights=weights // share + buffers,
         gradients=gradients,
-        optimizer=moments // (world_size if config.parallel.zero1 else share),
+        optimizer=min(held, _moments_of_a_piece(model, moments, trained)) if config.optim.offload else held,
         average=averaged,
         activations=activations + _num_bytes(batch),
         gathered=sum(sizes[:2]) + weights - sum(sizes) if is_fsdp else 0,
         checkpoint=_num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
-        + sum(of_all.values()),
+        + sum(of_all.values()) * max(1, num_own)
+        + weights * num_own
+        + state,
         note=_AUTO_NOTE if train.is_batch_auto and guess is None else guess,
     )
+
+
+def _communication(config: TrainConfig, trained: int) -> tuple[int, int]:
+    """Bytes on a rank of what `parallel.comm_hook` and `parallel.sync` keep, and what of it is in a checkpoint."""
+    parallel = config.parallel
+    if parallel.sync is Sync.diloco:
+        outer = trained * (2 if parallel.outer_momentum > 0 else 1)
+        return outer, outer
+    if parallel.comm_hook in (CommHook.bf16, CommHook.fp16):
+        return trained // 2, 0  # all buckets may be on their way at a time
+    if parallel.comm_hook is CommHook.powersgd and parallel.powersgd_error_feedback:
+        return trained, trained * config.hardware.world_size  # but for the two thin matrices
+    return 0, 0
+
+
+def _moments_of_a_piece(model: nn.Module, moments: int, trained: int) -> int:
+    """Of the weights that `optim.offload` brings to the device at a time."""
+    largest = max(_num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
+    return max(PIECE, largest) * moments // max(1, trained)
 
 
 def kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None) -> int:

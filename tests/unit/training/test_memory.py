@@ -16,6 +16,7 @@ from hpc_trainer.config.validate import validate
 from hpc_trainer.training.loop import build_dataset, build_model
 from hpc_trainer.training.memory import MemoryEstimate, estimate
 from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.precision import autocast
 
@@ -118,6 +119,32 @@ def test_tensor_parallel_divides_layers_and_what_they_keep() -> None:
     both = _of_four(*words, "parallel=fsdp_tp")
     assert both.weights == tp.weights // 2
     assert 0 < both.gathered <= tp.weights
+
+
+def test_what_ranks_keep_for_what_they_send() -> None:
+    ddp, bf16 = _of_four(), _of_four("parallel.comm_hook=bf16")
+    assert (ddp.communication, bf16.communication) == (0, ddp.gradients // 2)
+    powersgd = _of_four("parallel.comm_hook=powersgd")
+    assert powersgd.communication == ddp.gradients
+    assert powersgd.checkpoint == ddp.checkpoint + 4 * ddp.gradients, "each rank's errors"
+    local = _of_four("parallel=post_local_sgd", "train.eval_every_steps=0")
+    assert local.communication == 0
+    assert local.checkpoint == ddp.checkpoint + 4 * ddp.weights + 3 * ddp.optimizer, "each rank's weights and moments"
+    diloco = _of_four("parallel=diloco", "parallel.sync_every_steps=50")
+    assert diloco.communication == 2 * ddp.weights
+    assert diloco.checkpoint == local.checkpoint + diloco.communication
+
+
+def test_where_the_optimizer_works() -> None:
+    large = ["model.num_layers=12", "model.num_heads=16", "model.embed_dim=1024"]
+    plain, offloaded = _of_four(*large), _of_four(*large, "optim.offload=true")
+    assert (plain.host, offloaded.host) == (0, plain.optimizer)
+    assert 2 * PIECE <= offloaded.optimizer < plain.optimizer / 4, "the moments of one piece"
+    words = ["optim.in_backward=true", "train.max_grad_norm=null", "train.max_skipped_steps=null"]
+    alone = estimate(_config([*_GPT, *large, *words]))
+    assert alone.gradients == 4 * 4 * 1024 * 1024, "the largest weight's"
+    fsdp = _of_four(*large, *words, "parallel=fsdp")
+    assert alone.gradients < fsdp.gradients < plain.gradients / 8
 
 
 def test_a_large_model_takes_no_memory() -> None:
