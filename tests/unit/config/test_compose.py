@@ -90,7 +90,10 @@ MISTAKES = [
     (["nope=1"], ["nope: no such key in the root", "hardware", "seed"]),
     (["sed=1"], ["sed: no such key", "Did you mean seed?"]),
     (["modl=cnn"], ["modl: no such key", "Did you mean model?"]),
-    (["optim.lrr=1"], ["optim.lrr: no such key in optim (optim=adamw)", "Did you mean lr?", "betas, eps, in_backward, lr"]),
+    (
+        ["optim.lrr=1"],
+        ["optim.lrr: no such key in optim (optim=adamw)", "Did you mean lr?", "betas, eps, in_backward, lr"],
+    ),
     (["optim=sgd", "optim.betas=[1,2]"], ["optim.betas", "(optim=sgd)", "momentum"]),
     (["traim.num_steps=1"], ["no such section 'traim'", "Did you mean train?"]),
     (["train.num_stepz=1"], ["train.num_stepz: no such key", "Did you mean num_steps?"]),
