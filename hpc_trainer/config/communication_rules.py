@@ -38,19 +38,33 @@ def communication_problems(config: TrainConfig) -> Iterator[str]:
         yield from _in_backward(config)
     if config.optim.offload:
         yield from _offload(config)
-    if config.train.main is not None:
-        yield from _own_loop(config, config.train.main)
+    yield from _with_others(config)
 
 
-def _own_loop(config: TrainConfig, main: str) -> Iterator[str]:
+def _with_others(config: TrainConfig) -> Iterator[str]:
+    """What none of these keys goes with."""
+    guard, train, parallel = config.train.guard, config.train, config.parallel
     chosen = {
         f"parallel.comm_hook={config.parallel.comm_hook.value}": config.parallel.comm_hook is not CommHook.none,
         f"parallel.sync={config.parallel.sync.value}": config.parallel.sync is not Sync.every_step,
         "optim.in_backward=true": config.optim.in_backward,
         "optim.offload=true": config.optim.offload,
     }
+    is_divided = parallel.tensor_parallel * parallel.pipeline_parallel > 1
     for key in (key for key, is_set in chosen.items() if is_set):
-        yield f"{key} is a way of the shared loop, and train.main={main} is your own. Leave it out."
+        if train.main is not None:
+            yield f"{key} is a way of the shared loop, and train.main={train.main} is your own. Leave it out."
+        if is_divided:
+            yield (
+                f"{key} is for whole layers, and parallel.tensor_parallel={parallel.tensor_parallel} "
+                f"parallel.pipeline_parallel={parallel.pipeline_parallel} divide the model. Leave it out, or use 1."
+            )
+        if not guard.is_plain and not key.startswith(("parallel.comm_hook=bf16", "parallel.comm_hook=fp16")):
+            yield (
+                f"{key} and train.guard.on_spike={guard.on_spike.value} "
+                f"train.guard.on_divergence={guard.on_divergence.value} do not go together. Use "
+                "train.guard.on_spike=none train.guard.on_divergence=stop."
+            )
 
 
 def _hook(config: TrainConfig) -> Iterator[str]:
@@ -193,4 +207,5 @@ def _accumulates(config: TrainConfig) -> bool:
     train, world_size = config.train, config.hardware.world_size
     if train.grad_accum_steps is not None:
         return train.grad_accum_steps > 1
-    return train.micro_batch_size is not None and train.micro_batch_size * world_size < train.global_batch_size
+    micro = train.given_micro_batch_size
+    return train.is_batch_auto or (micro is not None and micro * world_size < train.global_batch_size)

@@ -63,6 +63,8 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
         yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
     if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
         yield Way("precision=bf16", {"activations": 0.4}), "precision", {"compute_dtype": Dtype.bf16}
+    if not config.optim.offload:
+        yield Way("optim.offload=true", {"optimizer": 0.9}), "optim", {"offload": True}
     if not config.parallel.zero1 and config.parallel.strategy is Strategy.ddp:
         yield Way("parallel.zero1=true", {"optimizer": others}), "parallel", {"zero1": True}
     if config.parallel.strategy is not Strategy.fsdp:

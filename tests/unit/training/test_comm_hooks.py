@@ -19,7 +19,7 @@ Said = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return two_ranks_say("comm_child.py", tmp_path_factory.mktemp("comm"))
+    return two_ranks_say("comm_child.py", tmp_path_factory.mktemp("comm"), 240)
 
 
 @pytest.mark.parametrize("way", ["none", "bf16", "fp16", "powersgd", "small_buckets", "fp16_scaled"])

@@ -23,7 +23,7 @@ dist = pytest.mark.dist
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return two_ranks_say("rounds_child.py", tmp_path_factory.mktemp("rounds"))
+    return two_ranks_say("rounds_child.py", tmp_path_factory.mktemp("rounds"), 240)
 
 
 def _alone(outer: bool) -> list[list[list[float]]]:
