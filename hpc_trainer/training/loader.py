@@ -160,11 +160,13 @@ class _Indices:
     def with_steps(self) -> Iterator[tuple[int, list[int]]]:
         """Each micro-batch with its step."""
         size = self._micro_batch_size
-        for step, part, accum in itertools.product(self._steps, self._parts, range(self._grad_accum_steps)):
-            found = self.order.micro_indices(
-                step, accum=accum, rank=part, world_size=self._num_parts, micro_batch_size=size
-            )
-            yield step, found.tolist()
+        places = list(itertools.product(self._parts, range(self._grad_accum_steps)))
+        for step in self._steps:  # a product with the steps would hold a tuple of all of them, before the first
+            for part, accum in places:
+                found = self.order.micro_indices(
+                    step, accum=accum, rank=part, world_size=self._num_parts, micro_batch_size=size
+                )
+                yield step, found.tolist()
 
 
 def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:

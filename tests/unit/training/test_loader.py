@@ -156,3 +156,10 @@ def test_evaluation_shares_are_all_samples_once(num_samples: int, world_size: in
     shares = [eval_indices(num_samples, rank, world_size) for rank in range(world_size)]
     assert sorted(index for share in shares for index in share) == list(range(num_samples))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_long_run_begins_as_soon_as_a_short_one() -> None:
+    """Nothing is held for each step to come: a trillion of them would not fit into any memory."""
+    with batches(first_step=10**9, num_steps=10**12) as found:
+        _, targets = next(found)
+    assert len(targets) == 2
