@@ -54,8 +54,10 @@ def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
             "or sgd, or model=gpt."
         )
     parallel = config.parallel
-    if parallel.zero1 or parallel.strategy not in (Strategy.none, Strategy.ddp):
+    if parallel.zero1 or parallel.tensor_parallel > 1 or parallel.strategy not in (Strategy.none, Strategy.ddp):
         here = "parallel.zero1=true" if parallel.zero1 else f"parallel={parallel.strategy.value}"
+        if parallel.tensor_parallel > 1:
+            here = f"parallel.tensor_parallel={parallel.tensor_parallel}"
         yield (
             f"optim=muon makes whole matrices orthogonal, and {here} shares them out among ranks. Use parallel=ddp "
             "without zero1, or optim=adamw."

@@ -121,6 +121,11 @@ def _fp8(config: TrainConfig) -> Iterator[str]:
         yield f"{needs}, and hardware={hardware.name} has none. Use precision=bf16."
     elif gpu is not None and not gpu.has_fp8:
         yield f"{needs}, and hardware.gpu_type={hardware.gpu_type} is older. Use precision=bf16."
+    if config.parallel.tensor_parallel > 1:
+        yield (
+            f"precision=fp8 needs whole layers on each rank, and parallel.tensor_parallel="
+            f"{config.parallel.tensor_parallel} divides them. Use precision=bf16, or parallel=fsdp."
+        )
     if isinstance(config.model, (CnnConfig, ResnetConfig, MlpConfig)):
         yield (
             f"precision=fp8 is for the linear layers of blocks, and model={config.model.name} has none. Use "

@@ -29,6 +29,7 @@ class MetricsLog:
 
     def rewind(self, step: int) -> None:
         """Drops the records after `step`, and a torn last line: training goes on from there."""
+        self._waiting = deque((each for each in self._waiting if each["step"] <= step), maxlen=_MAX_WAITING)
         if not self._path.exists():
             return
         kept = [record for record in read_lines(self._path) if record.get("step", 0) <= step]

@@ -16,7 +16,6 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runs.journal import Journal
-from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import take
 from hpc_trainer.training.checkpoint.store import CheckpointInfo
@@ -89,15 +88,15 @@ def go_back(config: TrainConfig, run: RunContext, state: TrainState, trouble: Tr
     run.saver.wait()
     target = _find(run, trouble.step, config.checkpoint.every_steps)
     before, at = guard.counts, state.step
-    is_same_world = target.world_size == run.world_size
+    is_same_world = run.contract.is_same_world(target, run.group)
     take_all = partial(take, state.objects(), is_same_world=is_same_world)
     step, values, rng = run.store.load(target, take_all)
     state.resume(Restored(step, values))
     guard.went_back(before, trouble, step)
     run.saver.went_back(step)
-    _rewind(run, step, rng_for_world(rng if is_same_world else None, seed=run.seed, rank=run.rank, step=step))
+    _rewind(run, step, rng_for_world(rng, seed=run.seed, rank=run.contract.stream(run.rank), step=step))
     if run.is_rank_zero:
-        MetricsLog(run.paths.metrics).rewind(step)
+        run._metrics.rewind(step)
         text = f"{trouble}. Back from step {at} to {step}, and past {trouble.step - step} batches"
         Journal(run.paths).guard(run.attempt, action="rollback", step=trouble.step, to=step, text=text)
         print(f"{text} (rollback {guard.rollbacks} of {config.train.guard.max_rollbacks}).", flush=True)

@@ -194,7 +194,7 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         "node": stop.env.node,
         "exit_code": int(code),
         "type": type(error).__name__,
-        "message": str(error)[:2000],
+        "message": str(error)[:4000],  # a refused resume names the flag that allows it at its end
         "traceback": "".join(traceback.format_exception(error))[-8000:],
         "time": time.time(),
     }

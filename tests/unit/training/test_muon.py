@@ -18,7 +18,7 @@ from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.muon import MuonWithAdamw, split_weights
 from hpc_trainer.training.optim import build_optimizer, set_learning_rate, step_unless
 
-_HIDDEN = ("attention.qkv", "attention.out", "mlp_in", "mlp_out")
+_HIDDEN = ("attention.query_key_value", "attention.out", "mlp_in", "mlp_out")
 
 
 def _gpt() -> Gpt:
@@ -47,7 +47,11 @@ def _built(model: nn.Module, **values: object) -> MuonWithAdamw:
     ("build", "patterns", "hidden"),
     [
         (_gpt, [], {f"blocks.{n}.{name}.weight" for n in (0, 1) for name in _HIDDEN}),
-        (_gpt, ["*.mlp_*"], {f"blocks.{n}.attention.{name}.weight" for n in (0, 1) for name in ("qkv", "out")}),
+        (
+            _gpt,
+            ["*.mlp_*"],
+            {f"blocks.{n}.{name}.weight" for n in (0, 1) for name in _HIDDEN[:2]},
+        ),
         (_mlp, [], {"layers.1.weight", "layers.4.weight"}),
     ],
 )
