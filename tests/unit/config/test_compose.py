@@ -109,7 +109,7 @@ MISTAKES = [
     (["train.deterministic=perhaps"], ["train.deterministic", "perhaps", "bool"]),
     (["optim.betas=0.9"], ["optim.betas", "float", "list"]),
     (["train=3"], ["train", "LoopConfig", "3"]),
-    (["precision.compute_dtype=fp8"], ["precision.compute_dtype", "'fp8'", "fp32, tf32, bf16, fp16"]),
+    (["precision.compute_dtype=fp6"], ["precision.compute_dtype", "'fp6'", "fp32, tf32, bf16, fp16, fp8"]),
     (["cluster.executor=pbs"], ["cluster.executor", "'pbs'", "local, slurm"]),
     (["model=custom"], ["model._target_", "must be set", "model._target_=VALUE"]),
     (["model=custom", "model.kwargs.x=1"], ["model.kwargs.x", "+model.kwargs.x=VALUE"]),

@@ -60,7 +60,7 @@ def _plain() -> dict[str, Any]:
         ("train", "new_key", 1, "new_key"),
         ("model", "new_key", 1, "new_key"),
         ("train", "num_steps", "many", "many"),
-        ("precision", "compute_dtype", "fp8", "fp8"),
+        ("precision", "compute_dtype", "fp6", "fp6"),
     ],
 )
 def test_a_frozen_configuration_of_another_version_is_refused(section: str, key: str, value: Any, word: str) -> None:
