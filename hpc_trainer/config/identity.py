@@ -43,7 +43,8 @@ _NOT_SET: dict[str, Any] = {
     "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
     "parallel": {
         "zero1": False, "elastic": False,
-        "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel_replicate": 1, "bucket_cap_mb": None,
+        "tensor_parallel": 1, "pipeline_parallel": 1, "pipeline_schedule": "1f1b",
+        "data_parallel_replicate": 1, "bucket_cap_mb": None,
         "comm_hook": "none", "powersgd_rank": 1,
         "powersgd_start_step": 1000, "powersgd_error_feedback": True, "sync": "every_step", "sync_every_steps": 16,
         "sync_warmup_steps": 0, "outer_lr": 0.7, "outer_momentum": 0.9,

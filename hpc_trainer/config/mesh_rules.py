@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from hpc_trainer.config.checks import at_least
 from hpc_trainer.config.mesh import num_data_ranks
+from hpc_trainer.config.pipeline_rules import pipeline_problems
 from hpc_trainer.config.schema.data import TextBytesConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import Strategy
@@ -41,10 +42,7 @@ def mesh_problems(config: TrainConfig) -> Iterator[str]:
     if tp > 1:
         yield from _tensor_problems(config)
     if pp > 1:
-        yield (
-            f"parallel.pipeline_parallel={pp}: nothing trains in stages yet. Use parallel.pipeline_parallel=1, or "
-            "parallel.tensor_parallel."
-        )
+        yield from pipeline_problems(config)
     if tp * pp > 1:
         yield from _other_problems(config)
 

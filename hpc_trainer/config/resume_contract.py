@@ -49,7 +49,8 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         # the same samples in each step, summed in another order, or with other random numbers
         "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile",
         "train.compile_scope", "train.compile_mode", "parallel.strategy",
-        "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.data_parallel_replicate",
+        "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.pipeline_schedule",
+        "parallel.data_parallel_replicate",
         "parallel.bucket_cap_mb", "parallel.comm_hook", "parallel.powersgd_start_step",
         "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
         "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",

@@ -17,6 +17,7 @@ from torch.nn import functional
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_dropout, check_num_classes
+from hpc_trainer.models.parts import Part
 from hpc_trainer.models.random_stream import own_random_stream
 
 if TYPE_CHECKING:
@@ -112,6 +113,13 @@ class Gpt(nn.Module):
 
     def forward(self, inputs: Tensor, *, with_head: bool = True) -> Tensor:
         """Tokens [batch, seq] to logits [batch, seq, num_classes]; without the head to [batch, seq, embed_dim]."""
+        hidden = self.embed(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.predict(hidden) if with_head else self.norm(hidden)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """Tokens [batch, seq] to the residual stream [batch, seq, embed_dim]."""
         seq_len = inputs.shape[1]
         if seq_len > self.seq_len:
             raise ConfigError(
@@ -119,11 +127,12 @@ class Gpt(nn.Module):
                 f"cut the window or set data.seq_len={seq_len}."
             )
         positions = torch.arange(seq_len, device=inputs.device)
-        hidden = self.dropout(self.token_embedding(inputs) + self.position_embedding(positions))
-        for block in self.blocks:
-            hidden = block(hidden)
-        hidden = self.norm(hidden)
-        return self.apply_head(hidden) if with_head else hidden
+        hidden: Tensor = self.dropout(self.token_embedding(inputs) + self.position_embedding(positions))
+        return hidden
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The residual stream to logits [batch, seq, num_classes]."""
+        return self.apply_head(self.norm(hidden))
 
     def apply_head(self, hidden: Tensor) -> Tensor:
         """The output layer: [.., embed_dim] to logits [.., num_classes]."""
@@ -149,6 +158,15 @@ class Gpt(nn.Module):
                 output_layouts=Shard(-1), desired_output_layouts=Replicate(),
             ),
         }  # fmt: skip
+
+    def pipeline_parts(self) -> list[Part]:
+        """How it is cut into stages: before and after each block. The first and the last stage hold the embedding."""
+        blocks = [Part(f"blocks.{index}") for index in range(len(self.blocks))]
+        return [
+            Part("embed", ("token_embedding", "position_embedding", "dropout")),
+            *blocks,
+            Part("predict", ("norm", "head", "token_embedding")),
+        ]
 
 
 def _check(config: GptConfig, input_shape: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hpc_trainer.config.schema.model import ResnetConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_num_classes, image_shape
+from hpc_trainer.models.parts import Part
 
 SMALLEST_IMAGE = 8
 
@@ -111,9 +112,21 @@ class Resnet(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images [batch, C, H, W] to logits [batch, num_classes]."""
-        features: Tensor = self.stages(self.stem(inputs))
+        return self.head(self.stages(self.stem(inputs)))
+
+    def head(self, features: Tensor) -> Tensor:
+        """Features [batch, channels, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.classifier(features.mean(dim=(2, 3)))
         return logits
+
+    def pipeline_parts(self) -> list[Part]:
+        """How it is cut for pipeline parallelism: before and after each block."""
+        blocks = [
+            Part(f"stages.{index}.{number}")
+            for index, stage in enumerate(self.stages.children())
+            for number, _ in enumerate(stage.children())
+        ]
+        return [Part("stem"), *blocks, Part("head", ("classifier",))]
 
 
 def _stem(channels: int, width: int, *, is_small: bool) -> nn.Sequential:

@@ -50,19 +50,21 @@ def evaluate(
     sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=group.device)
     starts = range(0, len(eval_indices(len(dataset), 0, num_shares)), batch_size)  # the first share is the longest
     is_stopped = False
+    needs_all = any(is_fully_sharded(module) for module in model.modules())
     for share, start in itertools.product(shares_of(rank, num_ranks, num_shares), starts):
         if start == 0:
             seed_everything(seed, f"{share} evaluates at {step}")
         part = eval_indices(len(dataset), share, num_shares)[start : start + batch_size]
-        if part or is_fully_sharded(model):  # whose forward pass needs all ranks: those without samples repeat one
+        if part or needs_all:  # a forward pass of FSDP is collective: ranks without samples repeat one
             inputs, targets = dataset.__getitems__(part or range(1))
             inputs, targets = inputs.to(group.device), targets.to(group.device).flatten()
             with autocast(precision, group.device.type):
-                logits = model(inputs).flatten(0, -2)
-                loss = functional.cross_entropy(logits, targets, reduction="sum")
-            if part:
-                right = (logits.argmax(-1) == targets).sum().double()
-                sums[share] += torch.stack((loss.double(), right, _count(targets)))
+                logits = model(inputs)
+                if part and logits is not None:  # of a pipeline the last stage alone has them
+                    logits = logits.flatten(0, -2)
+                    loss = functional.cross_entropy(logits, targets, reduction="sum")
+                    right = (logits.argmax(-1) == targets).sum().double()
+                    sums[share] += torch.stack((loss.double(), right, _count(targets)))
         is_stopped = should_stop()
         if is_stopped:
             break

@@ -37,18 +37,20 @@ def share_buffers(module: nn.Module) -> None:
     broadcast([buffer.detach() for buffer in module.buffers()])
 
 
-def broadcast(tensors: list[torch.Tensor]) -> None:
-    """Rank 0's values into `tensors` of all ranks; small ones of a number format go in one message. Collective."""
+def broadcast(tensors: list[torch.Tensor], ranks: dist.ProcessGroup | None = None) -> None:
+    """The first rank's values into `tensors` of all `ranks` (None: of the run); small ones of a number format go in one
+    message. Collective.
+    """
     small = [tensor for tensor in tensors if tensor.numel() < _SMALL]
     for tensor in tensors:
         if tensor.numel() >= _SMALL:
             whole = tensor.contiguous()
-            dist.broadcast(whole, src=0)
+            dist.broadcast(whole, group=ranks, group_src=0)
             tensor.copy_(whole)
     for dtype in dict.fromkeys(tensor.dtype for tensor in small):
         group = [tensor for tensor in small if tensor.dtype is dtype]
         values = torch.cat([tensor.reshape(-1) for tensor in group])
-        dist.broadcast(values, src=0)
+        dist.broadcast(values, group=ranks, group_src=0)
         for tensor, part in zip(group, torch.split(values, [tensor.numel() for tensor in group]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 

@@ -3,66 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
-
-import torch
-from torch import nn
 
 from hpc_trainer.config.lr_scaling import peak_lr
-from hpc_trainer.config.schema.data import CustomDataConfig
-from hpc_trainer.config.schema.model import CustomModelConfig
-from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.targets import locate
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training import rollback
-from hpc_trainer.training.comm_hooks import add_comm_hook
+from hpc_trainer.training.build import Task, build_model, build_task
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.device_batches import Batches, on_device
-from hpc_trainer.training.early_stop import EarlyStop
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
-from hpc_trainer.training.float8 import use_float8
 from hpc_trainer.training.flops import flops_per_sample, peak_flops
 from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.memory_report import MemoryReport
-from hpc_trainer.training.mesh import Mesh, build_mesh
-from hpc_trainer.training.mesh_step import MeshStepper
-from hpc_trainer.training.optim import build_optimizer, chosen_settings
-from hpc_trainer.training.optim_place import place_optimizer
-from hpc_trainer.training.order import BatchOrder
-from hpc_trainer.training.parallel import StopVote, VotingLoss, for_evaluation, share
-from hpc_trainer.training.precision import build_scaler, set_precision
-from hpc_trainer.training.recompute import recompute_blocks
-from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.speed import Speed
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Stepper, StepResult
-from hpc_trainer.training.tensor_parallel import share_layers
-
-if TYPE_CHECKING:
-    from hpc_trainer.training.compile_cache import CompileCache
-
-
-@dataclass(slots=True, kw_only=True)
-class Task:
-    """Everything built from the configuration: what is trained, on what, and how one step goes."""
-
-    state: TrainState
-    stepper: Stepper
-    order: BatchOrder
-    sizes: BatchSizes
-    train_set: MapDataset
-    eval_set: MapDataset
-    mesh: Mesh
-    compile_cache: CompileCache | None = None
+from hpc_trainer.training.step import StepResult
 
 
 def train(config: TrainConfig, run: RunContext) -> None:
@@ -110,7 +66,7 @@ def _batches(config: TrainConfig, run: RunContext, task: Task) -> Batches:
         world_size=task.mesh.num_data_ranks,
         micro_batch_size=task.sizes.micro_batch_size,
         grad_accum_steps=task.stepper.grad_accum_steps,
-        num_workers=config.data.num_workers,
+        num_workers=config.data.num_workers if task.stepper.needs_data else 0,
         logical_ranks=config.train.logical_ranks,
     )
     return on_device(loaded, run.device)
@@ -179,117 +135,6 @@ def _mark_best(run: RunContext, state: TrainState) -> None:
         state.best_metric = run.saver.save_best(state.step, state.objects())
 
 
-def build_task(config: TrainConfig, run: RunContext) -> Task:
-    """Builds data, model, optimizer and step. Collective: weights become rank 0's.
-
-    Raises:
-        ConfigError: a `_target_` is not trusted or leads nowhere, or a value does not fit the model.
-        DataError: the data set is missing or too small.
-    """
-    train_config, device = config.train, run.device
-    mesh = build_mesh(config.parallel, run.group)
-    set_precision(config.precision)
-    train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
-    run.describe(dataset=train_set, eval_dataset=eval_set)
-    seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
-    model = build_model(config, train_set).to(device)
-    share_layers(model, mesh)
-    seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
-    if train_config.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if config.precision.compute_dtype is Dtype.fp8:
-        use_float8(model)
-    loss = VotingLoss(model, label_smoothing=train_config.label_smoothing, chunk_size=train_config.loss_chunk_size).to(
-        device
-    )
-    compile_cache = _compile(config, run, loss)
-    recompute_blocks(model, train_config.recompute)
-    sizes = batch_sizes(config, run, loss, train_set)
-    strategy = config.parallel.strategy
-    is_logical = train_config.logical_ranks is not None
-    if is_logical or not needs_ddp(config):
-        strategy = Strategy.none
-    module = share(
-        loss,
-        run.group,
-        deterministic=train_config.deterministic,
-        strategy=strategy,
-        mesh=mesh,
-        bucket_cap_mb=config.parallel.bucket_cap_mb,
-    )
-    state = TrainState(
-        model=model,
-        optimizer=build_optimizer(config.optim, model, share_state=config.parallel.zero1, trust=config.trust),
-        scaler=build_scaler(config.precision, device.type),
-        early_stop=None if train_config.early_stop.patience is None else EarlyStop(train_config.early_stop),
-        guard=rollback.build_guard(config),
-        more=add_comm_hook(module, config.parallel, seed=config.seed),
-    )
-    place_optimizer(state.optimizer, config.optim)
-    state.settings = chosen_settings(config.optim, state.optimizer)
-    kind, needed = with_rounds(config, state, run.group)
-    if is_logical:
-        kind = LogicalStepper
-        needed = {"group": run.group, "num_logical": train_config.logical_ranks, "seed": config.seed}
-    elif mesh.model_group is not None:
-        kind, needed = MeshStepper, {"mesh": mesh}
-    stepper = kind(
-        module=module,
-        vote=StopVote(loss, run.group, mesh),
-        precision=config.precision,
-        device=device,
-        grad_accum_steps=sizes.grad_accum_steps,
-        max_grad_norm=train_config.max_grad_norm,
-        channels_last=train_config.channels_last,
-        **needed,
-    )
-    state.ema = build_ema(model, train_config.ema_decay)  # after the weights became rank 0's
-    order = BatchOrder(len(train_set), train_config.global_batch_size, config.seed)
-    return Task(
-        state=state,
-        stepper=stepper,
-        order=order,
-        sizes=sizes,
-        train_set=train_set,
-        eval_set=eval_set,
-        mesh=mesh,
-        compile_cache=compile_cache,
-    )
-
-
-def _compile(config: TrainConfig, run: RunContext, loss: VotingLoss) -> CompileCache | None:
-    """Collective."""
-    if not config.train.compile:
-        return None
-    from hpc_trainer.training.compile_cache import open_cache  # late: both need torch._dynamo, as slow as torch
-    from hpc_trainer.training.compiled import compile_step
-
-    cache = open_cache(config, run)
-    compile_step(loss, config.train)
-    return cache
-
-
-def build_dataset(config: TrainConfig, split: str) -> MapDataset:
-    """The data set that `data=` chose; `split` is `train` or `eval`."""
-    builder = locate("data._target_", config.data._target_, config.trust)
-    if isinstance(config.data, CustomDataConfig):
-        dataset: MapDataset = builder(split=split, **config.data.kwargs)
-    else:
-        dataset = builder(config.data, split)
-    return dataset
-
-
-def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
-    """The model that `model=` chose, for the shape of the data."""
-    target = locate("model._target_", config.model._target_, config.trust)
-    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
-    if isinstance(config.model, CustomModelConfig):
-        model: nn.Module = target(**shape, **config.model.kwargs)
-    else:
-        model = target(config.model, **shape)
-    return model
-
-
 def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
     return (every_steps > 0 and step % every_steps == 0) or step == last_step
 
@@ -298,7 +143,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
     step = task.state.step
     metrics = evaluate(
-        for_evaluation(task.stepper.module, task.state.model) if task.state.ema is None else task.state.ema.module,
+        task.stepper.for_evaluation(task.state.model if task.state.ema is None else task.state.ema.module),
         task.eval_set,
         group=run.group,
         batch_size=task.sizes.eval_batch_size,

@@ -9,9 +9,9 @@ import os
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.lr_range import VARIABLE, DivergenceWatch, from_text
+from hpc_trainer.training.build import build_task
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.loop import build_task
 from hpc_trainer.training.memory_report import MemoryReport
 
 

@@ -27,8 +27,8 @@ from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.fully_sharded import blocks
-from hpc_trainer.training.loop import build_dataset, build_model
 from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import PIECE
@@ -68,6 +68,10 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     Raises:
         HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
     """
+    if config.parallel.pipeline_parallel > 1:
+        from hpc_trainer.training.stage_memory import largest_stage
+
+        return largest_stage(config)
     train, world_size = config.train, config.hardware.world_size
     shape = mesh_shape(config.parallel, world_size)
     micro = train.given_micro_batch_size or 2  # batch norm takes no single sample
@@ -91,13 +95,13 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
             recompute_blocks(model, train.recompute)
             without, activations = activations, kept_bytes(config, loss, batch, shares)
             activations += max(0, without - activations) // len(found)  # of the block that is computed again
-        guess = _update(config, loss, optimizer, batch)
+        guess = update(config, loss, optimizer, batch)
     # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.
-    weights, buffers = shares.num_bytes(model.parameters()), _num_bytes(model.buffers())
+    weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
     trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    of_all = {weight: _num_bytes(_tensors(state)) for weight, state in optimizer.state.items()}
+    of_all = {weight: num_bytes(tensors_of(state)) for weight, state in optimizer.state.items()}
     if guess:
-        of_all = {weight: 2 * _num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
+        of_all = {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = 0 if train.ema_decay is None else weights + buffers
     is_fsdp = config.parallel.strategy is Strategy.fsdp
@@ -105,7 +109,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
     gradients = trained if train.grad_accum_steps != 1 else trained // share
     if config.optim.in_backward:  # one at a time; FSDP's are whole for a block
-        gradients = max(_num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
+        gradients = max(num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
         gradients = max([gradients, *sizes[:1]]) if is_fsdp else gradients
     if train.logical_ranks:
         gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
@@ -121,9 +125,9 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         gradients=gradients,
         optimizer=min(held, _moments_of_a_piece(model, moments, trained)) if config.optim.offload else held,
         average=averaged,
-        activations=activations + _num_bytes(batch),
+        activations=activations + num_bytes(batch),
         gathered=sum(sizes[:2]) + weights - sum(sizes) if is_fsdp else 0,
-        checkpoint=_num_bytes(model.parameters()) * (2 if averaged else 1)
+        checkpoint=num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()) * max(1, num_own)
         + weights * num_own
@@ -147,7 +151,7 @@ def _communication(config: TrainConfig, trained: int) -> tuple[int, int]:
 
 def _moments_of_a_piece(model: nn.Module, moments: int, trained: int) -> int:
     """Of the weights that `optim.offload` brings to the device at a time."""
-    largest = max(_num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
+    largest = max(num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
     return max(PIECE, largest) * moments // max(1, trained)
 
 
@@ -186,7 +190,7 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _update(
+def update(
     config: TrainConfig, loss: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]
 ) -> str | None:
     """A step, for the state that the optimizer makes in its first one; why there is none, if it needs numbers."""
@@ -200,11 +204,13 @@ def _update(
     return None
 
 
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of all of them."""
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
-def _tensors(state: Mapping[str, Any]) -> list[torch.Tensor]:
+def tensors_of(state: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Those among an optimizer's state of one weight."""
     return [each for each in state.values() if isinstance(each, torch.Tensor)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,16 @@ from hpc_trainer.training.without_dynamo import without_dynamo
 
 
 def build_optimizer(
-    config: OptimConfig, model: nn.Module, *, share_state: bool = False, trust: Sequence[str] = ()
-) -> torch.optim.Optimizer:
+    config: OptimConfig, model: nn.Module, *, share_state: bool = False, trust: Sequence[str] = (),
+    decays: Collection[bool] | None = None,
+) -> torch.optim.Optimizer:  # fmt: skip
     """SGD, AdamW, Muon or the class of `optim._target_` over the weights of `model` that require gradients, in groups.
 
     With `share_state` (ZeRO-1) each rank holds and updates a part of the moments, and its weights are handed to the
     others after each step; collective then, and in each step.
+
+    `decays`: the groups to make although they may be empty, by whether they decay: a stage of a model has those of the
+    whole. None: those that are not empty.
 
     Weights of two dimensions or more decay; biases, gains of norms and other vectors do not. All
     implementations compute each weight by itself, so all are deterministic (`_speed`).
@@ -37,7 +41,8 @@ def build_optimizer(
         {"params": [weight for weight in trained if weight.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [weight for weight in trained if weight.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
+    wanted = {weight.ndim >= 2 for weight in trained} if decays is None else decays
+    groups = [group for group, is_decaying in zip(groups, (True, False), strict=True) if is_decaying in wanted]
     speed = _speed(config, trained)
     kind: Any
     values: dict[str, Any]

@@ -21,6 +21,8 @@ from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.tensor_parallel import share_among_data_ranks
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+SYNC_BUFFERS = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"
+"""torch 2.13 has renamed it, and warns of the old name in the log of every rank."""
 
 
 class VotingLoss(nn.Module):
@@ -166,9 +168,7 @@ def share(
     if deterministic:
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
     on_gpu = group.device.type == "cuda"
-    # torch 2.13 has renamed it, and warns of the old name in the log of every rank.
-    key = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"
-    sync_buffers: dict[str, Any] = {key: any(True for _ in loss.buffers())}
+    sync_buffers: dict[str, Any] = {SYNC_BUFFERS: any(True for _ in loss.buffers())}
     return DistributedDataParallel(
         loss,
         device_ids=[group.device] if on_gpu else None,

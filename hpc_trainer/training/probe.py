@@ -110,7 +110,8 @@ class Probe:
     def _state(self, objects: Mapping[str, Any]) -> dict[str, str]:
         shared, own = to_trees(objects)
         # Each rank's state_dict has its own buffers: of what is each rank's own only generators are left to add.
-        trees = {**own, **shared}
+        modules = {name: value.state_dict() for name, value in objects.items() if isinstance(value, nn.Module)}
+        trees = {**own, **shared, **modules}  # of a pipeline stage what is here, not what is written here
         return {leaf: text for name, tree in trees.items() for leaf, text in _leaves(name, tree).items()}
 
     def _see_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

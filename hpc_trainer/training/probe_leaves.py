@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
 
 _MAX_DEPTH = 3
 # Of one attribute: a vocabulary must not hide the counter beside it.
@@ -82,6 +82,9 @@ def walk(path: str, tree: Any, inside: Inside | None = None) -> Iterator[tuple[s
             yield from walk(f"{path}.{index}", value, inside)
     elif isinstance(tree, (torch.Generator, np.random.Generator, np.random.RandomState)):
         yield from walk(path, _state(tree), inside)
+    elif isinstance(tree, Shard):  # of a pipeline: what another stage holds is not here
+        if tree.local is not None:
+            yield path, checksum(tree.local)
     elif (text := _text(tree)) is not None:
         yield path, text
     elif inside is not None:

@@ -16,7 +16,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.optim import set_learning_rate, step_unless
-from hpc_trainer.training.parallel import StopVote
+from hpc_trainer.training.parallel import StopVote, for_evaluation
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
 
@@ -62,6 +62,15 @@ class Stepper:
     def __post_init__(self) -> None:
         self._weights = list(self.module.parameters())
         self._is_fully_sharded = is_fully_sharded(self.module)
+
+    @property
+    def needs_data(self) -> bool:
+        """False on a rank that is handed no samples: a stage in the middle of a pipeline."""
+        return True
+
+    def for_evaluation(self, model: nn.Module) -> nn.Module:
+        """What takes inputs to logits; `model` is the trained one, or its average."""
+        return for_evaluation(self.module, model)
 
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
         """Takes `grad_accum_steps` micro-batches and updates the weights once. Collective."""

@@ -21,6 +21,7 @@ from hpc_trainer.training.fully_sharded import blocks, broadcast
 from hpc_trainer.training.mesh import Mesh
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -96,10 +97,11 @@ def _as_plain(module: nn.Module, outputs: Any, tp: DeviceMesh) -> Any:
     return outputs.to_local() if isinstance(outputs, DTensor) else outputs
 
 
-def share_among_data_ranks(module: nn.Module, mesh: Mesh) -> nn.Module:
+def share_among_data_ranks(module: nn.Module, mesh: Mesh, ranks: ProcessGroup | None = None) -> nn.Module:
     """FSDP2 over the data-parallel dimensions: in parts along dp_shard, as copies along dp_replicate. In place.
 
-    With ddp all of them are copies, and dp_shard has one rank: gradients are averaged block by block. Collective.
+    With ddp all of them are copies, and dp_shard has one rank: gradients are averaged block by block. Collective among
+    `ranks`, those of a pipeline's stage; None: all.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -107,7 +109,7 @@ def share_among_data_ranks(module: nn.Module, mesh: Mesh) -> nn.Module:
     if data is None:
         return module
     if mesh.shape.tp == 1:
-        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())])
+        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], ranks)
     for block in list(blocks(module)):
         fully_shard(block, mesh=data)
     fully_shard(module, mesh=data)

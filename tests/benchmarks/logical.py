@@ -23,10 +23,10 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.training.build import build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.loop import build_task
 
 WORLD_SIZE = 2
 STEPS = 20

@@ -29,6 +29,11 @@ class Sync(str, enum.Enum):
     diloco = "diloco"
 
 
+# By call: 1f1b, as everybody writes it, is no name in Python.
+PipelineSchedule = enum.Enum("PipelineSchedule", {"1f1b": "1f1b", "gpipe": "gpipe"})
+"""In which order a stage takes the micro-batches of a step forward and back."""
+
+
 @dataclass(kw_only=True, slots=True)
 class ParallelConfig:
     strategy: Strategy = Strategy.ddp
@@ -40,8 +45,12 @@ class ParallelConfig:
     """Ranks that share each layer, ≥ 1; neighbours, so keep them on one node. It must divide world_size, and of gpt
     model.num_heads, model.embed_dim and the vocabulary. Models with a `tensor_parallel_plan` only."""
     pipeline_parallel: int = 1
-    """Stages that the model's layers are divided among, ≥ 1; tensor_parallel × pipeline_parallel must divide
-    world_size, and the quotient is the number of data-parallel ranks."""
+    """Stages that the model's blocks are divided among, ≥ 1; tensor_parallel × pipeline_parallel must divide
+    world_size, and the quotient is the number of data-parallel ranks. gpt, resnet18, resnet50, and models of your own
+    with `pipeline_parts`."""
+    pipeline_schedule: PipelineSchedule = PipelineSchedule["1f1b"]
+    """1f1b: a stage keeps the activations of at most as many micro-batches as there are stages; it needs
+    train.grad_accum_steps of that number or more. gpipe: it keeps those of all grad_accum_steps. The same bits."""
     data_parallel_replicate: int = 1
     """fsdp only (HSDP): groups of ranks that each hold the whole model in parts, ≥ 1; as many as nodes keeps the
     gathering of weights inside a node. It must divide the data-parallel ranks, and leave two or more a group."""

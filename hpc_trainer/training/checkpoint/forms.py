@@ -9,6 +9,7 @@ import torch
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.training.checkpoint.saved import SavedTensor
+from hpc_trainer.training.checkpoint.shards import Shard
 
 RESUME = "The configuration or the code has changed; resume with that which saved, or start anew with --fresh."
 
@@ -40,7 +41,7 @@ def check_form(where: str, key: Any, saved: Any, here: Any) -> None:
 
 def form(value: Any) -> str:
     """`float32 [3, 4]` of any tensor, sharded ones as a whole; the name of the type of anything else."""
-    if isinstance(value, (torch.Tensor, SavedTensor)):
+    if isinstance(value, (torch.Tensor, SavedTensor, Shard)):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return type(value).__name__
 

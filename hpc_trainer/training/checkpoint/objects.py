@@ -33,11 +33,13 @@ from hpc_trainer.training.checkpoint.forms import RESUME, check_form, check_form
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer, optimizer_tree, weight_names
 from hpc_trainer.training.checkpoint.saved import fill, like, whole_tree
 from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.checkpoint.stages import has_buffers, module_state
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
 
 
 def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what ranks share, what is this rank's own), by name. Collective if a ZeroRedundancyOptimizer is among them.
+    """(what ranks share, what is this rank's own), by name. Collective if a ZeroRedundancyOptimizer or the optimizer of
+    a pipeline stage is among them.
 
     The tensors are those in use, not copies: write them before the next step.
     """
@@ -52,8 +54,8 @@ def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         elif _is_own(value):
             own[name] = value.state_dict()
         elif _is_stateful(value):
-            shared[name] = value.state_dict()
-            if _buffers(value):
+            shared[name] = module_state(value) if isinstance(value, nn.Module) else value.state_dict()
+            if _has_buffers(value):
                 own[name] = _buffers(value)
         else:
             shared[name] = _array_to_tensor(name, value)
@@ -87,7 +89,7 @@ def put_back(
         )
     check_keys("checkpoint", shared, {name for name, value in objects.items() if not _is_own(value)})
     if own is not None:
-        has_own = {name for name, value in objects.items() if _is_own(value) or _buffers(value)}
+        has_own = {name for name, value in objects.items() if _is_own(value) or _has_buffers(value)}
         check_keys("checkpoint, this rank's part", own, has_own)
     names, own = weight_names(objects), own or {}
     found = {}
@@ -179,7 +181,7 @@ def _array_to_tensor(name: str, value: Any) -> Any:
 def _load_module(name: str, model: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Any] | None) -> None:
     """Tensor by tensor into the memory that the model has: at no time are there two models."""
     here = model.state_dict()
-    check_forms(name, saved, here)
+    check_forms(name, saved, module_state(model))
     if buffers is not None:
         check_forms(f"{name}, buffers", buffers, _buffers(model))
     for key, value in here.items():
@@ -202,6 +204,11 @@ def _buffers(value: Any) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
     names = (name for name, buffer in value.named_buffers() if name in saved and not is_sharded(buffer))
     return {name: saved[name] for name in names}
+
+
+def _has_buffers(value: Any) -> bool:
+    """The same on all ranks: of a pipeline's stages one may have none."""
+    return isinstance(value, nn.Module) and (has_buffers(value) or bool(_buffers(value)))
 
 
 def _load_stateful(name: str, value: Any, saved: Any) -> None:

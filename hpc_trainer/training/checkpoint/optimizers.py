@@ -4,6 +4,7 @@
     DDP, or one rank         whole           whole, by rank 0                     whole
     ZeRO-1                   whole           whole, each by the rank that has it  by that rank
     FSDP2, tensor parallel   as DTensors     in pieces, as the weight             in the pieces of the weight here
+    pipeline stages          some of them    each by a rank of its stage          by the ranks of its stage
 
 A weight's name is that of the module and its parameter, `model.0.weight`; `<group>.<index>` of a weight that belongs to
 no module that is saved with it.
@@ -22,16 +23,26 @@ from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.boxes import Box
 from hpc_trainer.training.checkpoint.forms import RESUME, check_forms, check_keys
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, pack, unpack
-from hpc_trainer.training.checkpoint.saved import DTYPES, SavedTensor, fill, whole_tree
+from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, DTYPES, pack, unpack
+from hpc_trainer.training.checkpoint.saved import SavedTensor, fill, whole_tree
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+from hpc_trainer.training.checkpoint.stages import find_whole, merged_optimizer, of_stage
 
-Names = Mapping[int, str]
+
+class Names(dict[int, str]):
+    """Name of each weight by its id.
+
+    With pipeline stages `of_all` are the trained weights of all, in their order, and `owned` those that this stage
+    writes; else both are empty.
+    """
+
+    of_all: tuple[str, ...] = ()
+    owned: frozenset[str] = frozenset()
 
 
 def weight_names(objects: Mapping[str, Any]) -> Names:
-    """Name of each weight, by its id, of the modules among `objects`; of tied weights the first name."""
-    found: dict[int, str] = {}
+    """Of the modules among `objects`; of tied weights the first name."""
+    found = Names()
     for name, value in objects.items():
         if isinstance(value, nn.Module):
             # After a forward pass without a backward one FSDP still shows whole weights; to tell its state it puts the
@@ -39,19 +50,30 @@ def weight_names(objects: Mapping[str, Any]) -> Names:
             value.state_dict()
             for key, weight in value.named_parameters():
                 found.setdefault(id(weight), f"{name}.{key}")
+            stage = find_whole(value)
+            if stage is not None:
+                prefix, whole = stage
+                found.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
+                found.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
     return found
 
 
 def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
-    """Its state_dict, with names of weights for their numbers. Collective with ZeRO: ranks tell what they hold."""
-    named = [name for group in _named_groups(optimizer, names) for name in group]
+    """Its state_dict, with names of weights for their numbers.
+
+    Collective with ZeRO and with pipeline stages: ranks tell what they hold.
+    """
+    groups_here = _named_groups(optimizer, names)
+    named = [name for group in groups_here for name in group]
     if _is_zero(optimizer):
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         tree: dict[str, Any] = {"state": _zero_state(optimizer, names, named), "param_groups": groups}
     else:
         tree = optimizer.state_dict()
         tree = {**tree, "state": {named[key]: value for key, value in tree["state"].items()}}
-    pairs = zip(tree["param_groups"], _named_groups(optimizer, names), strict=True)
+    if names.of_all and set(named) <= set(names.of_all):
+        tree["state"], groups_here = merged_optimizer(tree["state"], groups_here, names.of_all, names.owned)
+    pairs = zip(tree["param_groups"], groups_here, strict=True)
     return {**tree, "param_groups": [{**group, "params": params} for group, params in pairs]}
 
 
@@ -65,6 +87,8 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
         CheckpointError: the first difference, by name.
     """
     here = _named_groups(optimizer, names)
+    if names.of_all and {each for group in here for each in group} <= set(names.of_all):
+        saved = of_stage(name, saved, here, names.of_all)
     _check_groups(name, optimizer, here, saved["param_groups"])
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     by_name = dict(zip([each for group in here for each in group], weights, strict=True))
@@ -103,7 +127,7 @@ def _is_zero(optimizer: torch.optim.Optimizer) -> Any:
     return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
 
-def _named_groups(optimizer: torch.optim.Optimizer, names: Names) -> list[list[str]]:
+def _named_groups(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
     return [
         [names.get(id(weight), f"{number}.{index}") for index, weight in enumerate(group["params"])]
         for number, group in enumerate(optimizer.param_groups)

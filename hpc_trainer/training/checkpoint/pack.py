@@ -44,7 +44,7 @@ DTYPE_NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
-
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _JSON_INT_LIMIT = 2**63
 _RESERVED_NAME = "__metadata__"  # of the safetensors header
 

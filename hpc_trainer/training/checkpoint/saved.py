@@ -18,10 +18,9 @@ import torch
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.training.checkpoint.boxes import Box, runs
 from hpc_trainer.training.checkpoint.files import FileRecord, check_size, open_trusted
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES
+from hpc_trainer.training.checkpoint.pack import DTYPES
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_box, local_tensor
 
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _LONGEST_HEADER = 100_000_000  # of safetensors, too
 _LONGEST_READ = 1 << 30  # Linux reads at most 2 GiB at once
 

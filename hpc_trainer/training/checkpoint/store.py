@@ -19,9 +19,9 @@ from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.files import read_bytes, verify
 from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, own_part, rank_file, shard_file
 from hpc_trainer.training.checkpoint.outcomes import on_each_rank, on_rank_zero
-from hpc_trainer.training.checkpoint.pack import unpack
+from hpc_trainer.training.checkpoint.pack import DTYPES, unpack
 from hpc_trainer.training.checkpoint.retention import Retention
-from hpc_trainer.training.checkpoint.saved import DTYPES, OpenFiles, SavedTensor, open_files, whole_tree
+from hpc_trainer.training.checkpoint.saved import OpenFiles, SavedTensor, open_files, whole_tree
 from hpc_trainer.training.checkpoint.saving import Saving
 
 T = TypeVar("T")

@@ -126,6 +126,18 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"ranks": "2", "model": "resnet18", "accum": "1", "clip": "null", "ema": "null"},
         ("parallel=fsdp", "optim.in_backward=true", "train.max_skipped_steps=null"),
     ),
+    "pp": (
+        {"ranks": "2", "model": "resnet18", "optim": "sgd"},
+        ("parallel=pp", "model.width=8", "train.channels_last=true", "train.recompute=selective"),
+    ),
+    "pp_ddp": (
+        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "workers": "2"},
+        ("parallel=pp", "parallel.pipeline_schedule=gpipe", "train.recompute=full"),
+    ),
+    "fsdp_pp": (
+        {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "gpt", "ema": "null"},
+        ("parallel=fsdp", "parallel.pipeline_parallel=2"),
+    ),
 }
 
 

@@ -13,12 +13,14 @@ import torch
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
-from hpc_trainer.training.loop import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.memory import MemoryEstimate, estimate
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.stage_cut import Between, keep, stages_of
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
 _RESNET = ["data=synthetic_images", "model=resnet18", "model.width=8", "train.global_batch_size=16"]
@@ -166,3 +168,54 @@ def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     size = sum(each.stat().st_size for each in folder.iterdir())
     missing = size - estimate(_config(words[1:])).checkpoint  # names, structure, checksums, random states
     assert 0 < missing < 50_000
+
+
+def _stage_really(config: TrainConfig, index: int) -> tuple[int, int]:
+    """(bytes of a stage's weights and buffers, what autograd keeps of one of its micro-batches, in real memory)."""
+    dataset = build_dataset(config, "train")
+    model = build_model(config, dataset)
+    assert config.train.micro_batch_size is not None
+    inputs, targets = dataset.__getitems__(range(config.train.micro_batch_size))
+    stages = stages_of(
+        model, config.parallel.pipeline_parallel, inputs=Between(tuple(inputs.shape), inputs.dtype),
+        precision=config.precision, device_type="cpu",
+    )  # fmt: skip
+    keep(model, stages[index])
+    run_parts(model, stages[index], config.precision, channels_last=False)
+    value = inputs if index == 0 else torch.randn(stages[index].inputs.shape, requires_grad=True)
+    own = {each.data_ptr() for each in [*model.parameters(), *model.buffers(), value, targets]}
+    kept: dict[int, torch.Tensor] = {}
+
+    def hold(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda each: each):
+        outputs = model(value)
+        if stages[index].is_last:
+            with autocast(config.precision, "cpu"):
+                outputs = torch.nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    state = sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
+    return state, sum(each.untyped_storage().nbytes() for each in kept.values())
+
+
+def test_of_a_pipeline_the_largest_stage_counts() -> None:
+    words = ["hardware.tasks_per_node=4", "parallel=pp", "train.grad_accum_steps=2"]
+    gpipe = estimate(_config([*_GPT, *words, "parallel.pipeline_schedule=gpipe"]))
+    found = estimate(_config([*_GPT, *words]))
+    states, kept = zip(*(_stage_really(_config([*_GPT, *words]), index) for index in range(2)), strict=True)
+    # Two micro-batches of two samples; between stages [2, 64, 128] in fp32.
+    between, handed = 2 * 64 * 128 * 4, 2 * 64 * 8
+    totals = [
+        (states[0] + kept[0] * 2 + 2 * (between + handed), states[0], kept[0] * 2),
+        (states[1] + kept[1] * 1 + 2 * (between + handed), states[1], kept[1] * 1),
+    ]
+    largest = max(range(2), key=lambda index: totals[index][0] + 3 * states[index])
+    assert found.weights == states[largest]
+    assert found.activations == pytest.approx(totals[largest][2] + 2 * (between + handed), rel=0.05)
+    assert found.note == f"stage {largest} of 0 to 1 needs most"
+    assert gpipe.activations >= found.activations
+    whole = estimate(_config([*_GPT, "hardware.tasks_per_node=2"]))
+    assert found.weights < whole.weights
+    assert found.checkpoint == pytest.approx(whole.checkpoint, rel=0.01)

@@ -1,0 +1,88 @@
+"""How a model is cut for pipeline parallelism: its forward pass as parts, one after the other.
+
+A model says how by a method `pipeline_parts() -> list[Part]`; an `nn.Sequential` needs none, its items are the parts.
+`forward(inputs)` must be the last part of the one before it, and so on down to the first part of `inputs`:
+
+    class Tower(nn.Module):
+        def __init__(self, input_shape, num_classes):
+            super().__init__()
+            self.stem, self.norm = nn.Linear(input_shape[0], 64), nn.LayerNorm(64)
+            self.head = nn.Linear(64, num_classes)
+            self.blocks = nn.ModuleList(Block(64) for _ in range(8))
+
+        def pipeline_parts(self):
+            return [Part("stem"), *(Part(f"blocks.{index}") for index in range(8)), Part("classify", ("norm", "head"))]
+
+        def classify(self, hidden):
+            return self.head(self.norm(hidden))
+
+Parts have names, not functions, so that a copy of the model (averaged weights) runs its own. Between parts goes one
+tensor of floating-point numbers whose first dimension is the batch; a part must not change its input in place.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hpc_trainer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a model's forward pass.
+
+    Args:
+        name: a module of the model, as `blocks.3`, or a method of it that takes one tensor and returns one.
+        uses: modules, parameters and buffers of the model that a method needs, by name; () is the module itself. Two
+            parts may use one: it then lives in both stages, and its gradients are added up.
+    """
+
+    name: str
+    uses: tuple[str, ...] = ()
+
+    def of(self, model: nn.Module) -> Callable[[Tensor], Tensor]:
+        """What it runs of `model`. Raises AttributeError: the model has nothing of that name."""
+        found: Callable[[Tensor], Tensor] = operator.attrgetter(self.name)(model)
+        return found
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of what must be there for it to run."""
+        return self.uses or (self.name,)
+
+
+def parts_of(model: nn.Module) -> Sequence[Part]:
+    """The parts of `model`, in the order in which they run.
+
+    Raises:
+        ConfigError: it does not say how it can be cut, or says what it does not have.
+    """
+    kind = type(model).__name__
+    method = getattr(model, "pipeline_parts", None)
+    if method is None and not isinstance(model, nn.Sequential):
+        raise ConfigError(
+            f"parallel.pipeline_parallel cuts a model into stages, and {kind} does not say how. Use model=gpt, "
+            "resnet18 or resnet50, an nn.Sequential, or write a method pipeline_parts() (hpc_trainer/models/parts.py)."
+        )
+    parts = [Part(name) for name, _ in model.named_children()] if method is None else list(method())
+    here = {name for name, _ in model.named_modules()}
+    here |= {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    for part in parts:
+        unknown = [name for name in part.needs if name not in here]
+        if unknown or not callable(_find(model, part.name)):
+            raise ConfigError(
+                f"{kind}.pipeline_parts() has {part}: {unknown or [part.name]} must be the names of modules, and the "
+                f"part's that of a module or a method of {kind}."
+            )
+    return parts
+
+
+def _find(model: nn.Module, name: str) -> object:
+    try:
+        return operator.attrgetter(name)(model)
+    except AttributeError:
+        return None

@@ -1,0 +1,209 @@
+"""What a run trains, built from its configuration: data, model, how ranks share it, optimizer, and the kind of step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.data import CustomDataConfig
+from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.parallel import Strategy, Sync
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.targets import locate
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training import rollback
+from hpc_trainer.training.comm_hooks import add_comm_hook
+from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.early_stop import EarlyStop
+from hpc_trainer.training.ema import build_ema
+from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
+from hpc_trainer.training.float8 import use_float8
+from hpc_trainer.training.logical import LogicalStepper
+from hpc_trainer.training.mesh import Mesh, build_mesh
+from hpc_trainer.training.mesh_step import MeshStepper
+from hpc_trainer.training.optim import build_optimizer, chosen_settings
+from hpc_trainer.training.optim_place import place_optimizer
+from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.parallel import StopVote, VotingLoss, share
+from hpc_trainer.training.precision import build_scaler, set_precision
+from hpc_trainer.training.recompute import recompute_blocks
+from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.rounds import needs_ddp, with_rounds
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.tensor_parallel import share_layers
+
+if TYPE_CHECKING:
+    from hpc_trainer.training.build_stage import Stages
+    from hpc_trainer.training.compile_cache import CompileCache
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """Everything built from the configuration: what is trained, on what, and how one step goes."""
+
+    state: TrainState
+    stepper: Stepper
+    order: BatchOrder
+    sizes: BatchSizes
+    train_set: MapDataset
+    eval_set: MapDataset
+    mesh: Mesh
+    compile_cache: CompileCache | None = None
+
+
+def build_task(config: TrainConfig, run: RunContext) -> Task:
+    """Builds data, model, optimizer and step. Collective: weights become rank 0's.
+
+    Raises:
+        ConfigError: a `_target_` is not trusted or leads nowhere, or a value does not fit the model.
+        DataError: the data set is missing or too small.
+    """
+    mesh = build_mesh(config.parallel, run.group)
+    set_precision(config.precision)
+    train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
+    run.describe(dataset=train_set, eval_dataset=eval_set)
+    loss, stages = _build_loss(config, run, mesh, train_set)
+    compile_cache = _compile(config, run, loss)
+    if stages is None:  # a stage has done so before it was cut out
+        recompute_blocks(loss.model, config.train.recompute)
+    sizes = batch_sizes(config, run, loss, train_set)
+    module, kind, needed = _share(config, run, mesh, loss, stages)
+    state = _build_state(config, run, loss.model, module, stages)
+    if config.parallel.sync is not Sync.every_step:
+        kind, needed = with_rounds(config, state, run.group)
+    stepper = kind(
+        module=module,
+        vote=StopVote(loss, run.group, mesh if stages is None else None),
+        precision=config.precision,
+        device=run.device,
+        grad_accum_steps=sizes.grad_accum_steps,
+        max_grad_norm=config.train.max_grad_norm,
+        channels_last=config.train.channels_last,
+        **needed,
+    )
+    state.ema = build_ema(loss.model, config.train.ema_decay)  # after the weights became rank 0's
+    return Task(
+        state=state,
+        stepper=stepper,
+        order=BatchOrder(len(train_set), config.train.global_batch_size, config.seed),
+        sizes=sizes,
+        train_set=train_set,
+        eval_set=eval_set,
+        mesh=mesh,
+        compile_cache=compile_cache,
+    )
+
+
+def _build_loss(
+    config: TrainConfig, run: RunContext, mesh: Mesh, dataset: MapDataset
+) -> tuple[VotingLoss, Stages | None]:
+    """The model, as this rank holds it, with its loss; and how it was cut, where it was."""
+    train, device = config.train, run.device
+    seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
+    model = build_model(config, dataset)
+    stages = _cut_into_stages(config, mesh, model, dataset, device.type)
+    model = model.to(device)
+    share_layers(model, mesh)
+    seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
+    if train.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.precision.compute_dtype is Dtype.fp8:
+        use_float8(model)
+    loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
+    return loss.to(device), stages
+
+
+def _build_state(
+    config: TrainConfig, run: RunContext, model: nn.Module, module: nn.Module, stages: Stages | None
+) -> TrainState:
+    """`model` with its optimizer, on `module`, what ranks share it by."""
+    train = config.train
+    optimizer = build_optimizer(
+        config.optim,
+        model,
+        share_state=config.parallel.zero1,
+        trust=config.trust,
+        decays=None if stages is None else stages.decays,
+    )
+    place_optimizer(optimizer, config.optim)
+    return TrainState(
+        model=model,
+        optimizer=optimizer,
+        scaler=build_scaler(config.precision, run.device.type),
+        early_stop=None if train.early_stop.patience is None else EarlyStop(train.early_stop),
+        guard=rollback.build_guard(config),
+        more=add_comm_hook(module, config.parallel, seed=config.seed),
+        settings=chosen_settings(config.optim, optimizer),
+    )
+
+
+def _compile(config: TrainConfig, run: RunContext, loss: VotingLoss) -> CompileCache | None:
+    """Collective."""
+    if not config.train.compile:
+        return None
+    from hpc_trainer.training.compile_cache import open_cache  # late: both need torch._dynamo, as slow as torch
+    from hpc_trainer.training.compiled import compile_step
+
+    cache = open_cache(config, run)
+    compile_step(loss, config.train)
+    return cache
+
+
+def _cut_into_stages(
+    config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDataset, device_type: str
+) -> Stages | None:
+    """Leaves this rank's stage of `model`, where there are any."""
+    if mesh.shape.pp == 1:
+        return None
+    from hpc_trainer.training.build_stage import cut_out
+
+    return cut_out(config, mesh, model, dataset, device_type)
+
+
+def _share(
+    config: TrainConfig, run: RunContext, mesh: Mesh, loss: VotingLoss, stages: Stages | None
+) -> tuple[nn.Module, type[Stepper], dict[str, Any]]:
+    """(the loss, or a stage, as ranks share it; the kind of step; what only that kind needs). Collective."""
+    if stages is not None:
+        from hpc_trainer.training.pipeline import PipelineStepper
+
+        stage, of_stage = stages.share(config, mesh, loss.model)
+        return stage, PipelineStepper, of_stage
+    count = config.train.logical_ranks
+    module = share(
+        loss,
+        run.group,
+        deterministic=config.train.deterministic,
+        strategy=config.parallel.strategy if count is None and needs_ddp(config) else Strategy.none,
+        mesh=mesh,
+        bucket_cap_mb=config.parallel.bucket_cap_mb,
+    )
+    if count is not None:
+        return module, LogicalStepper, {"group": run.group, "num_logical": count, "seed": config.seed}
+    return (module, Stepper, {}) if mesh.model_group is None else (module, MeshStepper, {"mesh": mesh})
+
+
+def build_dataset(config: TrainConfig, split: str) -> MapDataset:
+    """The data set that `data=` chose; `split` is `train` or `eval`."""
+    builder = locate("data._target_", config.data._target_, config.trust)
+    if isinstance(config.data, CustomDataConfig):
+        dataset: MapDataset = builder(split=split, **config.data.kwargs)
+    else:
+        dataset = builder(config.data, split)
+    return dataset
+
+
+def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
+    """The model that `model=` chose, for the shape of the data."""
+    target = locate("model._target_", config.model._target_, config.trust)
+    shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
+    if isinstance(config.model, CustomModelConfig):
+        model: nn.Module = target(**shape, **config.model.kwargs)
+    else:
+        model = target(config.model, **shape)
+    return model

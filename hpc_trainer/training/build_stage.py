@@ -1,0 +1,149 @@
+"""One rank's stage of a pipeline, cut out of the whole model that every rank has built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.checkpoint.stages import Whole, set_whole
+from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.parallel import SYNC_BUFFERS
+from hpc_trainer.training.pipeline import Place, run_parts
+from hpc_trainer.training.recompute import recompute_blocks
+from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
+from hpc_trainer.training.tensor_parallel import share_among_data_ranks
+
+
+def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDataset, device_type: str) -> Stages:
+    """Leaves of `model`, which is whole and on the CPU, this rank's stage, in place. Not collective.
+
+    Its names stay those of the whole model, in checkpoints too.
+
+    Raises:
+        ConfigError: it cannot be cut into so many stages, or a stage would have nothing to train.
+    """
+    train = config.train
+    stages = stages_of(
+        model, mesh.shape.pp, inputs=_inputs(config, dataset), precision=config.precision, device_type=device_type
+    )
+    stage, whole = stages[mesh.place.pp], Whole.of(model)
+    names = [set(_names(model, each)) for each in stages]
+    _check_ties(model, names)
+    for each, held in zip(stages, names, strict=True):
+        if not held.intersection(whole.trained):
+            raise ConfigError(
+                f"parallel.pipeline_parallel={each.num_stages}: stage {each.index} of {type(model).__name__} would "
+                f"hold {[part.name for part in each.parts]} and nothing to train. Use fewer stages."
+            )
+    recompute_blocks(model, train.recompute)
+    keep(model, stage)
+    before = set().union(*names[: stage.index])
+    set_whole(
+        model,
+        dataclasses.replace(whole, owned=frozenset(names[stage.index] - before), is_writer=mesh.data_rank == 0),
+    )
+    run_parts(model, stage, config.precision, channels_last=train.channels_last)
+    shared = {
+        name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
+    }
+    return Stages(stage=stage, whole=whole, shared={name: at for name, at in shared.items() if len(at) > 1})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """`stage` of this rank, the `whole` model, and the weights that several stages hold, with their numbers."""
+
+    stage: Stage
+    whole: Whole
+    shared: dict[str, list[int]]
+
+    @property
+    def decays(self) -> set[bool]:
+        """Of the kinds of weights that the whole model has: with two dimensions or more, and with fewer."""
+        return {len(self.whole.forms[name][1]) >= 2 for name in self.whole.trained}
+
+    def share(self, config: TrainConfig, mesh: Mesh, model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+        """(`model` with its data-parallel ranks, what PipelineStepper needs besides). Collective; builds groups.
+
+        Build optimizers after it: FSDP replaces the weights.
+        """
+        data_group = _data_group(mesh)
+        place = Place(
+            stage=self.stage, data_rank=mesh.data_rank, num_data=mesh.num_data_ranks, pipe_group=mesh.model_group,
+            data_group=data_group,
+        )  # fmt: skip
+        module = model
+        if config.parallel.strategy is Strategy.fsdp:
+            module = share_among_data_ranks(model, mesh, data_group)
+        elif mesh.num_data_ranks > 1:
+            # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
+            no_buffers: dict[str, Any] = {SYNC_BUFFERS: False}  # the stepper hands them out, once a step
+            module = DistributedDataParallel(
+                model, process_group=data_group, gradient_as_bucket_view=True, **no_buffers
+            )
+        here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
+        told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}
+        return module, {
+            "place": place,
+            "schedule_name": config.parallel.pipeline_schedule.value,
+            "label_smoothing": config.train.label_smoothing,
+            "norm_slots": {id(here[name]): slots[name] for name in here if name in slots and told[name]},
+            "num_slots": len(slots),
+            "tied": [(here[name], group) for name, group in self._groups(mesh) if name in here],
+        }
+
+    def _groups(self, mesh: Mesh) -> Iterator[tuple[str, Any]]:
+        """For each weight in several stages the group of those ranks that see the same samples. Collective."""
+        made: dict[tuple[int, ...], Any] = {}
+        for name, stages in self.shared.items():
+            key = tuple(stages)
+            if len(key) == self.stage.num_stages:
+                made[key] = mesh.model_group
+            elif key not in made:
+                members = [[at * mesh.num_data_ranks + data for at in key] for data in range(mesh.num_data_ranks)]
+                groups = [dist.new_group(ranks) for ranks in members]  # all ranks make all groups, in one order
+                made[key] = groups[mesh.data_rank]
+            yield name, made[key]
+
+
+def _data_group(mesh: Mesh) -> Any:
+    """The ranks of this stage; None if that is this rank alone."""
+    devices = mesh.dim("dp_replicate", "dp_shard")  # one of them: HSDP is refused
+    return None if devices is None else devices.get_group()
+
+
+def _inputs(config: TrainConfig, dataset: MapDataset) -> Between:
+    """One micro-batch, by the first sample's number format."""
+    micro = config.train.given_micro_batch_size
+    assert micro is not None
+    (inputs, _) = dataset.__getitems__(range(1))
+    return Between((micro, *inputs.shape[1:]), inputs.dtype)
+
+
+def _names(model: nn.Module, stage: Stage) -> Iterator[str]:
+    """Of the tensors that a stage keeps, as the whole model's state_dict has them."""
+    needed = {name for part in stage.parts for name in part.needs}
+    for name in model.state_dict():
+        if any(name == each or name.startswith(each + ".") for each in needed):
+            yield name
+
+
+def _check_ties(model: nn.Module, names: Sequence[set[str]]) -> None:
+    """One tensor of two names must be in one stage: each rank knows its own names only."""
+    first: dict[int, str] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(weight), name)
+        if other != name and any((name in held) != (other in held) for held in names):
+            raise ConfigError(
+                f"{other} and {name} of {type(model).__name__} are one tensor in different stages. Give it one name, "
+                "and let both parts use that (Part.uses in hpc_trainer/models/parts.py)."
+            )

@@ -1,0 +1,135 @@
+"""What a rank of a pipeline needs of a GPU's memory: each stage by itself, and the largest counts.
+
+Activations of a stage are those of one micro-batch times the micro-batches that have gone forward and not yet back:
+with 1f1b `stages - index` of them at most, with gpipe all of a step. Besides, torch keeps a place for what comes from
+the neighbours, activations and gradients, for each micro-batch of a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from hpc_trainer.config.mesh import num_data_ranks
+from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
+from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.checkpoint.stages import Whole
+from hpc_trainer.training.fully_sharded import blocks
+from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, num_bytes, tensors_of, update
+from hpc_trainer.training.memory_shares import Shares
+from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.pipeline import run_parts
+from hpc_trainer.training.recompute import recompute_blocks
+from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
+
+
+def largest_stage(config: TrainConfig) -> MemoryEstimate:
+    """The estimate of the rank that needs most. `config` is validated, with `parallel.pipeline_parallel` > 1.
+
+    Raises:
+        HpcTrainerError: the model or the data set cannot be built, or the model cannot be cut.
+    """
+    micro = config.train.given_micro_batch_size
+    assert micro is not None
+    dataset = build_dataset(config, "train")
+    samples = dataset.__getitems__(range(1))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs, targets = (torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples)
+        model = build_model(config, dataset)
+        stages = stages_of(
+            model, config.parallel.pipeline_parallel, inputs=Between(tuple(inputs.shape), inputs.dtype),
+            precision=config.precision, device_type="cpu",
+        )  # fmt: skip
+        whole = Whole.of(model)
+        decays = {len(whole.forms[name][1]) >= 2 for name in whole.trained}
+        found = [_estimate(config, dataset, stage, inputs, targets, decays) for stage in stages]
+    seen: set[str] = set()
+    checkpoint = 0
+    for estimate, sizes in found:
+        new = sum(size for name, size in sizes.items() if name not in seen)
+        checkpoint += int(estimate.checkpoint * (new / max(1, sum(sizes.values()))))
+        seen |= sizes.keys()
+    largest = max((estimate for estimate, _ in found), key=_total)
+    return dataclasses.replace(largest, checkpoint=checkpoint)
+
+
+def _total(estimate: MemoryEstimate) -> int:
+    parts = (estimate.weights, estimate.gradients, estimate.optimizer, estimate.average, estimate.gathered)
+    return sum(parts) + estimate.activations
+
+
+def _estimate(
+    config: TrainConfig, dataset: MapDataset, stage: Stage, inputs: torch.Tensor, targets: torch.Tensor,
+    decays: set[bool],
+) -> tuple[MemoryEstimate, dict[str, int]]:  # fmt: skip
+    """(of one stage, bytes of its tensors by name)."""
+    train, accum = config.train, config.train.grad_accum_steps or 1
+    batch = [inputs if stage.is_first else torch.empty(stage.inputs.shape, dtype=stage.inputs.dtype)]
+    batch[0].requires_grad_(not stage.is_first)
+    if stage.is_last:
+        batch.append(targets)
+    model, plain = build_model(config, dataset), build_model(config, dataset)
+    if train.recompute is not Recompute.none:
+        recompute_blocks(model, train.recompute)
+    losses = []
+    for each in (model, plain):
+        keep(each, stage)
+        run_parts(each, stage, config.precision, channels_last=False)
+        losses.append(_StageLoss(each, train.label_smoothing))
+    here, alone = list(blocks(model)), Shares(1, frozenset())
+    activations = kept_bytes(config, losses[0], batch, alone) * _num_in_flight(config, stage)
+    if train.recompute is not Recompute.none and here:  # of the block that is computed again
+        activations += kept_bytes(config, losses[1], batch, alone) // len(here)
+    optimizer = build_optimizer(config.optim, model, trust=config.trust, decays=decays)
+    note = update(config, losses[0], optimizer, batch)
+    places = [] if stage.is_first else [stage.inputs]
+    places += [] if stage.is_last else [stage.outputs]
+    between = sum(torch.empty(each.shape, dtype=each.dtype).nbytes for each in places)
+    handed = (inputs.nbytes if stage.is_first else 0) + (targets.nbytes if stage.is_last else 0)
+    weights, buffers = num_bytes(model.parameters()), num_bytes(model.buffers())
+    trained = num_bytes(weight for weight in model.parameters() if weight.requires_grad)
+    moments = (
+        2 * trained if note else num_bytes(each for state in optimizer.state.values() for each in tensors_of(state))
+    )
+    averaged = 0 if train.ema_decay is None else weights + buffers
+    is_fsdp, ranks = config.parallel.strategy is Strategy.fsdp, num_data_ranks(config.parallel, config.hardware)
+    share = ranks if is_fsdp else 1
+    words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
+    return MemoryEstimate(
+        micro_batch_size=inputs.shape[0],
+        weights=weights // share + buffers,
+        gradients=trained,  # with FSDP too: a pipeline adds micro-batches up before it shares them out
+        optimizer=moments // share,
+        average=averaged,
+        activations=activations + accum * (between + handed),
+        gathered=weights if is_fsdp else 0,  # a pipeline's stage stays whole from its first micro-batch to its last
+        checkpoint=weights + buffers * (1 + ranks) + moments + averaged,
+        note=f"{words}; {note}" if note else words,
+    ), {name: each.nbytes for name, each in model.state_dict().items()}
+
+
+def _num_in_flight(config: TrainConfig, stage: Stage) -> int:
+    accum = config.train.grad_accum_steps or 1
+    if config.parallel.pipeline_schedule is PipelineSchedule["gpipe"]:
+        return accum
+    return min(accum, stage.num_stages - stage.index)
+
+
+class _StageLoss(nn.Module):
+    """A number to go back from: of the last stage the loss."""
+
+    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        value: torch.Tensor = self.model(inputs)
+        if targets is None:
+            return value.sum()
+        return functional.cross_entropy(value.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing)

@@ -1,0 +1,147 @@
+"""What parallel.pipeline_parallel goes with: key, rule, value and the nearest legal choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.schema.guard import OnDivergence, OnSpike
+from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.parallel import CommHook, PipelineSchedule, Strategy, Sync
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.validate import find_problems, validate
+from tests.unit.runs.builders import make_config
+
+# Two stages of two data-parallel ranks, eight micro-batches a step.
+LEGAL: dict[str, Any] = {
+    "model": ResnetConfig(),
+    "parallel__pipeline_parallel": 2,
+    "hardware__tasks_per_node": 4,
+    "train__global_batch_size": 64,
+    "train__grad_accum_steps": 8,
+}
+
+
+def _problems(**changes: Any) -> list[str]:
+    return list(find_problems(make_config(**{**LEGAL, **changes})))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"parallel__pipeline_parallel": 4},
+        {"parallel__strategy": Strategy.fsdp},
+        {"train__grad_accum_steps": None, "train__micro_batch_size": 16},
+        {"train__grad_accum_steps": 1, "parallel__pipeline_schedule": PipelineSchedule["gpipe"]},
+        {"train__ema_decay": 0.9, "train__channels_last": True, "model": ResnetConfig(width=8)},
+        {"hardware__tasks_per_node": 8, "parallel__pipeline_parallel": 8},
+    ],
+)
+def test_what_goes_together(changes: dict[str, Any]) -> None:
+    assert _problems(**changes) == []
+
+
+RULES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"model": MlpConfig()},
+        "parallel.pipeline_parallel=2 cuts a model between its blocks, and model=mlp has none. Use model=gpt, resnet18",
+    ),
+    ({"model": CnnConfig()}, "parallel.pipeline_parallel=2 cuts a model between its blocks, and model=cnn has none."),
+    (
+        {"hardware__tasks_per_node": 16, "parallel__pipeline_parallel": 16, "train__grad_accum_steps": 16},
+        "parallel.pipeline_parallel=16 must be at most the 8 blocks of model=resnet18. Use 8.",
+    ),
+    (
+        {"train__grad_accum_steps": 1},
+        "train.grad_accum_steps=1 must be at least parallel.pipeline_parallel=2 with parallel.pipeline_schedule=1f1b: "
+        "the micro-batches of a step are what fills the stages. Use train.micro_batch_size=16 train.grad_accum_steps=2,"
+        " or train.global_batch_size=128 train.grad_accum_steps=2.",
+    ),
+    (
+        {"train__grad_accum_steps": None},
+        "train.grad_accum_steps=1 must be at least parallel.pipeline_parallel=2 with parallel.pipeline_schedule=1f1b",
+    ),
+    (
+        {"train__global_batch_size": 2, "train__grad_accum_steps": None},
+        "the stages. Use train.global_batch_size=4 train.grad_accum_steps=2.",
+    ),
+    (
+        {"parallel__tensor_parallel": 2},
+        "parallel.pipeline_parallel=2 and parallel.tensor_parallel=2 do not go together yet. Use "
+        "parallel.tensor_parallel=1, or parallel.pipeline_parallel=1.",
+    ),
+    (
+        {"parallel__strategy": Strategy.fsdp, "parallel__data_parallel_replicate": 2, "hardware__tasks_per_node": 8},
+        "parallel.pipeline_parallel=2 goes with parallel.data_parallel_replicate=1 only, and it is 2. Use 1.",
+    ),
+    (
+        {"train__compile": True},
+        "parallel.pipeline_parallel=2 and train.compile=true do not go together yet. Use train.compile=false.",
+    ),
+    ({"parallel__zero1": True}, "parallel.zero1=true shares out whole weights: not with parallel.pipeline_parallel=2."),
+    ({"train__logical_ranks": 4}, "train.logical_ranks=4 needs the whole model on each rank"),
+    ({"train__main": "mine.main"}, "parallel.pipeline_parallel=2 is a way of the shared loop"),
+    ({"hardware__tasks_per_node": 3}, "parallel.pipeline_parallel=2 must divide world_size=3 (hardware=cpu_x1)."),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), RULES, ids=[next(iter(changes)) for changes, _ in RULES])
+def test_each_rule_names_key_value_and_a_legal_choice(changes: dict[str, Any], expected: str) -> None:
+    assert any(expected in problem for problem in _problems(**changes)), _problems(**changes)
+
+
+@pytest.mark.parametrize("words", ["train.micro_batch_size=16 train.grad_accum_steps=2"])
+def test_the_way_that_is_named_is_legal(words: str) -> None:
+    changes = {key.replace(".", "__"): int(value) for key, _, value in (word.partition("=") for word in words.split())}
+    config = make_config(**{**LEGAL, **changes})
+    validate(config)
+    assert config.train.grad_accum_steps == 2
+
+
+def test_gpt_may_have_as_many_stages_as_layers() -> None:
+    many = {"hardware__tasks_per_node": 4, "parallel__pipeline_parallel": 4, "train__grad_accum_steps": 4}
+    problems = _problems(**many, model=GptConfig(num_layers=3))
+    assert "parallel.pipeline_parallel=4 must be at most the 3 blocks of model=gpt. Use 3." in problems
+    assert not any("blocks" in each for each in _problems(**many, model=GptConfig(num_layers=4)))
+
+
+def test_of_a_model_of_ones_own_its_code_decides() -> None:
+    own = CustomModelConfig(_target_="mine.Tower")
+    assert not any("pipeline" in each for each in _problems(model=own, trust=["mine"]))
+
+
+def test_the_schedule_is_written_by_its_name_and_read_back() -> None:
+    config = make_config(**LEGAL)
+    plain = to_plain(config)
+    assert plain["parallel"]["pipeline_schedule"] == "1f1b"
+    assert from_plain(plain).parallel.pipeline_schedule is PipelineSchedule["1f1b"]
+    del plain["parallel"]["pipeline_schedule"]  # a spec from before
+    assert from_plain(plain).parallel.pipeline_schedule is PipelineSchedule["1f1b"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text", "usual"),
+    [
+        ("train.loss_chunk_size", 64, "64", "null"),
+        ("train.guard.on_spike", OnSpike.skip, "skip", "none"),
+        ("train.guard.on_divergence", OnDivergence.rollback, "rollback", "stop"),
+        ("optim.in_backward", True, "true", "false"),
+        ("precision.compute_dtype", Dtype.fp8, "fp8", "bf16"),
+        ("parallel.comm_hook", CommHook.bf16, "bf16", None),
+        ("parallel.sync", Sync.diloco, "diloco", None),
+        ("optim.offload", True, "true", None),
+    ],
+)
+def test_what_was_built_for_whole_models_is_refused(key: str, value: Any, text: str, usual: str | None) -> None:
+    config = make_config(**LEGAL)
+    *path, name = key.split(".")
+    section: Any = config
+    for each in path:
+        section = getattr(section, each)
+    setattr(section, name, value)
+    found = "\n".join(find_problems(config))
+    assert f"{key}={text} " in found
+    assert usual is None or f"Use {key}={usual}." in found

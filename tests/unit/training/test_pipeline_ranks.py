@@ -1,0 +1,208 @@
+"""Pipeline stages on ranks take the steps of one rank that accumulates, and write a checkpoint that one rank reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.store import CheckpointStore
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
+CHILD = Path(__file__).with_name("world_child.py")
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = 8
+# Eight micro-batches of two samples, whoever computes them.
+BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_steps=1", "checkpoint.every_steps=1000",
+        "train.global_batch_size=16", "train.micro_batch_size=2", "train.eval_every_steps=4", "schedule=constant",
+        "schedule.warmup_steps=0"]  # fmt: skip
+MODELS = {
+    "gpt": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
+            "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01"],
+    # Batch norm, and averaged weights.
+    "resnet": [*BASE, "model=resnet18", "model.width=8", "data=synthetic_images", "data.num_samples=100",
+               "data.num_eval=30", "data.image_size=8", "train.ema_decay=0.5", "optim=sgd"],
+    # Overflows at first, and a growing scale later.
+    "fp16": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=2", "model.num_heads=2",
+             "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "precision=fp16",
+             "precision.init_scale=67108864", "precision.growth_interval=2"],
+}  # fmt: skip
+KEYS = ("loss", "grad_norm", "eval_loss", "eval_accuracy")
+
+
+def play(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]]) -> list[tuple[int | None, str]]:
+    """(exit code, output) of each rank, None of those that did not end within a minute of the first that failed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PLAY": tag}
+    words = [sys.executable, str(CHILD)]
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context((folder / f"output-{tag}-{rank}.txt").open("w+")) for rank in range(world_size)]
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*words, str(rank), str(world_size), str(folder), json.dumps(jobs)],
+                    env=environment, stdout=output, stderr=subprocess.STDOUT,
+                )
+            )
+            for rank, output in enumerate(outputs)
+        ]  # fmt: skip
+        for rank in ranks:
+            stack.callback(rank.kill)
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            time.sleep(0.1)
+        deadline = time.monotonic() + 60
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return [(rank.poll(), Path(output.name).read_text()) for rank, output in zip(ranks, outputs, strict=True)]
+
+
+def well(ends: list[tuple[int | None, str]]) -> None:
+    assert all(code == 0 for code, _ in ends), "\n".join(f"{code}: {output[-3000:]}" for code, output in ends)
+
+
+def job(name: str, *more: str, attempt: int = 0, stop_at: int | None = None) -> dict[str, Any]:
+    words = [*MODELS[name.split("/")[1]], *more]
+    return {"name": name, "words": words, "attempt": attempt, "stop_at": stop_at}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    chain = [job(f"chain/{name}", attempt=0, stop_at=3) for name in ("gpt", "resnet")]
+    well(play(folder, 1, "one", [*(job(f"1/{name}") for name in MODELS), *chain]))
+    stages = [
+        job("2/gpt", "parallel=pp"),
+        job("2/resnet", "parallel=pp", "parallel.pipeline_schedule=gpipe"),
+        job("2/fp16", "parallel=pp"),
+    ]
+    # The signal comes to the last stage's rank alone.
+    for attempt, stop_at in ((1, 5), (2, None)):
+        stages += [job(f"chain/{name}", "parallel=pp", attempt=attempt, stop_at=stop_at) for name in ("gpt", "resnet")]
+    well(play(folder, 2, "two", stages))
+    return folder
+
+
+def metrics(folder: Path, *keys: str) -> list[tuple[Any, ...]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [tuple(line.get(key) for key in ("step", *keys)) for line in lines]
+
+
+def close(here: Path, there: Path, rel: float, keys: tuple[str, ...] = KEYS) -> None:
+    ours, theirs = metrics(here, *keys), metrics(there, *keys)
+    assert len(ours) == len(theirs) >= STEPS
+    for one, other in zip(ours, theirs, strict=True):
+        assert [each is None for each in one] == [each is None for each in other]
+        for value, expected in zip(one, other, strict=True):
+            assert value == expected or value == pytest.approx(expected, rel=rel, nan_ok=True), (one, other)
+
+
+def tree(folder: Path) -> tuple[Any, Any]:
+    """What ranks share, and rank 0's own, of the last checkpoint, as one rank without stages reads it."""
+    store = CheckpointStore(folder / "checkpoints", group=RankGroup(), keep_last=9, attempt=99, read_only=True)
+    newest = store.newest_valid()
+    assert newest is not None
+    assert newest.step == STEPS
+    return store.load(newest)
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {key: leaf for name, item in value.items() for key, leaf in leaves(item, f"{path}.{name}").items()}
+    if isinstance(value, (list, tuple)):
+        return {key: leaf for index, item in enumerate(value) for key, leaf in leaves(item, f"{path}.{index}").items()}
+    return {path: value}
+
+
+def test_a_resnet_in_two_stages_has_the_bits_of_one_rank(played: Path) -> None:
+    """Losses, norms, evaluations of the averaged weights; weights, momenta, batch norm's statistics."""
+    assert metrics(played / "2" / "resnet", *KEYS) == metrics(played / "1" / "resnet", *KEYS)
+    here, there = (leaves(tree(played / which / "resnet")[0]) for which in ("2", "1"))
+    assert sorted(here) == sorted(there)
+    assert len(here) > 200
+    for name, value in there.items():
+        same = torch.equal(here[name], value) if isinstance(value, torch.Tensor) else here[name] == value
+        assert same, name
+
+
+def test_a_gpt_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
+    """Its first and its last stage share the embedding, whose gradients are added stage by stage: other last bits."""
+    close(played / "2" / "gpt", played / "1" / "gpt", 1e-6)
+    here, there = (leaves(tree(played / which / "gpt")[0]) for which in ("2", "1"))
+    assert list(here) == list(there), "the names of the whole model, in its order"
+    for name, value in there.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.allclose(here[name], value, rtol=1e-3, atol=1e-5), name
+        else:
+            assert here[name] == value, name
+
+
+def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
+    close(played / "2" / "fp16", played / "1" / "fp16", 2e-3, ("loss", "eval_loss"))
+    here, there = (tree(played / which / "fp16")[0]["objects"]["scaler"] for which in ("2", "1"))
+    assert here == there
+    norms = [norm for _, norm in metrics(played / "1" / "fp16", "grad_norm") if norm is not None]
+    assert any(norm != norm or norm == float("inf") for norm in norms[:3]), "no overflow: nothing was shown"
+    assert all(norm < float("inf") for norm in norms[-2:])
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_one_rank_then_two_stages_then_a_stop_of_the_last_stage(played: Path, name: str) -> None:
+    if name == "resnet":
+        assert metrics(played / "chain" / name, *KEYS) == metrics(played / "1" / name, *KEYS)
+    else:
+        close(played / "chain" / name, played / "1" / name, 1e-6)
+    events = [json.loads(line) for line in (played / "chain" / name / "attempts.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "resume"] == [0, 3, 5]
+
+
+def test_each_stage_writes_what_it_holds_and_nothing_twice(played: Path) -> None:
+    folder = next((played / "2" / "gpt" / "checkpoints").glob("step-*"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    writers = {name: [piece[0] for piece in entry["pieces"]] for name, entry in manifest["sharded"].items()}
+    assert writers["objects.model.token_embedding.weight"] == [0]
+    assert writers["objects.model.norm.weight"] == [1]
+    assert writers["objects.optimizer.state.model.norm.weight.exp_avg"] == [1]
+    assert all(len(ranks) == 1 for ranks in writers.values())
+    (alone,) = (played / "1" / "gpt" / "checkpoints").glob("step-*/state.safetensors")
+    shards = sum(path.stat().st_size for path in folder.glob("shard-*"))
+    assert shards < 1.2 * alone.stat().st_size
+
+
+@pytest.mark.long
+def test_stages_with_data_parallel_ranks(played: Path, tmp_path: Path) -> None:
+    """DDP and FSDP2 among the ranks of a stage; then on one rank again."""
+    jobs = [job(f"4/{name}", "parallel=pp") for name in ("gpt", "resnet")]
+    jobs += [
+        job("fsdp/gpt", "parallel=fsdp", "parallel.pipeline_parallel=2", "parallel.pipeline_schedule=gpipe"),
+        job("four/gpt", "parallel=pp", "parallel.pipeline_parallel=4", "train.recompute=full"),
+        job("back/gpt", "parallel=fsdp", "parallel.pipeline_parallel=2", stop_at=5),
+    ]
+    jobs[3]["words"].append("model.num_layers=4")
+    well(play(tmp_path, 4, "four", jobs))
+    layers = {**job("deep/gpt"), "words": [*MODELS["gpt"], "model.num_layers=4"]}
+    well(play(tmp_path, 1, "one", [job("back/gpt", attempt=1), layers]))
+    close(tmp_path / "4" / "gpt", played / "1" / "gpt", 1e-6)
+    # Batch norm's running statistics are those of the first data-parallel rank: evaluations differ, as with plain DDP.
+    close(tmp_path / "4" / "resnet", played / "1" / "resnet", 1e-5, ("loss",))
+    close(tmp_path / "fsdp" / "gpt", played / "1" / "gpt", 1e-6)
+    close(tmp_path / "back" / "gpt", played / "1" / "gpt", 1e-6)
+    close(tmp_path / "four" / "gpt", tmp_path / "deep" / "gpt", 1e-6)
+
+
+@pytest.mark.long
+def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
+    words = [*BASE, "parallel=pp", "model=custom", "model._target_=tests.unit.training.pipeline_parts.Breaking",
+             "data=synthetic_images", "data.num_samples=100", "data.num_eval=30", "data.image_size=8"]  # fmt: skip
+    broken = {"name": "broken/model", "words": words, "attempt": 0, "stop_at": None}
+    (first, second) = play(tmp_path, 2, "broken", [broken])
+    assert second[0] not in (0, None)
+    assert "ZeroDivisionError: at step 3" in second[1].splitlines()[-1], second[1][-2000:]
+    assert first[0] not in (0, None), "it waits for the other stage"
