@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.rank_rules import num_parts, with_batch
+from hpc_trainer.config.rank_rules import num_parts, whole_batch, with_batch
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import PipelineSchedule
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
@@ -19,7 +20,6 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
     parallel, train = config.parallel, config.train
     stages, named = parallel.pipeline_parallel, f"parallel.pipeline_parallel={parallel.pipeline_parallel}"
     blocks = _num_blocks(config.model)
-    is_fp8 = config.precision.compute_dtype is Dtype.fp8
     if blocks is not None and stages > blocks:
         yield f"{named} must be at most the {blocks} blocks of model={config.model.name}. Use {blocks}."
     elif blocks is None and not isinstance(config.model, CustomModelConfig):
@@ -28,7 +28,8 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
             "or resnet50, a model of your own with pipeline_parts (hpc_trainer/models/parts.py), or "
             "parallel.pipeline_parallel=1."
         )
-    yield from _micro_batches(config)
+    if not train.is_batch_auto:
+        yield from _micro_batches(config)
     if parallel.tensor_parallel > 1:
         yield (
             f"{named} and parallel.tensor_parallel={parallel.tensor_parallel} do not go together yet. Use "
@@ -39,38 +40,50 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
             f"{named} goes with parallel.data_parallel_replicate=1 only, and it is {parallel.data_parallel_replicate}. "
             "Use 1."
         )
-    others = {
-        "train.compile": (train.compile, "false"),
-        "train.loss_chunk_size": (train.loss_chunk_size, "null"),
-        "train.guard.on_spike": (train.guard.on_spike, "none"),
-        "train.guard.on_divergence": (train.guard.on_divergence, "stop"),
-        "optim.in_backward": (config.optim.in_backward, "false"),
-        "precision.compute_dtype": (config.precision.compute_dtype if is_fp8 else None, "bf16"),
-        "optim": (config.optim.name if config.optim.name == "muon" else None, "adamw"),
-    }
-    for key, (value, usual) in others.items():
-        text = str(getattr(value, "value", value)).lower()
-        if text not in (usual, "none", "null"):
-            yield f"{named} and {key}={text} do not go together yet. Use {key}={usual}."
+    if train.compile:
+        yield f"{named} and train.compile=true do not go together yet. Use train.compile=false."
+    if train.is_batch_auto:
+        yield (
+            f"{named} needs to know its micro-batches, and train.micro_batch_size=auto finds them by trials of the "
+            f"whole model. Use train.grad_accum_steps={2 * stages} train.micro_batch_size=null."
+        )
+    if train.loss_chunk_size is not None:
+        yield (
+            f"{named} and train.loss_chunk_size={train.loss_chunk_size} do not go together yet. Use "
+            "train.loss_chunk_size=null."
+        )
+    guard = train.guard
+    for key, value, usual in (("on_spike", guard.on_spike, "none"), ("on_divergence", guard.on_divergence, "stop")):
+        if value.value != usual:
+            yield f"{named} and train.guard.{key}={value.value} do not go together yet. Use train.guard.{key}={usual}."
+    if config.optim.in_backward:
+        yield f"{named} and optim.in_backward=true do not go together yet. Use optim.in_backward=false."
+    if config.precision.compute_dtype is Dtype.fp8:
+        yield f"{named} and precision=fp8 do not go together yet. Use precision=bf16."
+    if isinstance(config.optim, MuonConfig):
+        yield f"{named} and optim=muon do not go together yet. Use optim=adamw."
 
 
 def _micro_batches(config: TrainConfig) -> Iterator[str]:
     """1f1b fills all stages before the first micro-batch goes back: torch takes as many as there are, or more."""
     parallel, train = config.parallel, config.train
     parts, stages = num_parts(train, config.hardware, parallel), parallel.pipeline_parallel
-    given = [train.global_batch_size, train.given_micro_batch_size or 1, train.grad_accum_steps or 1]
-    if parallel.pipeline_schedule is not PipelineSchedule["1f1b"] or parts < 1 or min(given) < 1 or train.is_batch_auto:
+    total, given = whole_batch(train, config.hardware, parallel), train.given_micro_batch_size
+    if parallel.pipeline_schedule is not PipelineSchedule["1f1b"]:
         return
-    if train.global_batch_size % (parts * given[1] * given[2]):  # another rule says so
+    if min(parts, total, given or 1, train.grad_accum_steps or 1) < 1:
+        return
+    if total % (parts * (given or 1) * (train.grad_accum_steps or 1)):  # another rule says so
         return
     whole = with_batch(train, config.hardware, parallel)
-    micro, accum, total = whole.given_micro_batch_size or 1, whole.grad_accum_steps or 1, train.global_batch_size
+    micro, accum = whole.given_micro_batch_size or 1, whole.grad_accum_steps or 1
     if accum >= stages:
         return
     share = total // parts
     smaller = next((size for size in range(share // stages, 0, -1) if share % size == 0), None)
     ways = [] if smaller is None else [f"train.micro_batch_size={smaller} train.grad_accum_steps={share // smaller}"]
-    ways += [f"train.global_batch_size={parts * micro * stages} train.grad_accum_steps={stages}"]
+    larger = micro * stages * (1 if train.batch_per_rank else parts)
+    ways += [f"train.global_batch_size={larger} train.grad_accum_steps={stages}"]
     yield (
         f"train.grad_accum_steps={accum} must be at least parallel.pipeline_parallel={stages} with "
         f"parallel.pipeline_schedule=1f1b: the micro-batches of a step are what fills the stages. Use "

@@ -116,7 +116,8 @@ class Gpt(nn.Module):
         hidden = self.embed(inputs)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.predict(hidden) if with_head else self.norm(hidden)
+        hidden = self.norm(hidden)
+        return self.apply_head(hidden) if with_head else hidden
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Tokens [batch, seq] to the residual stream [batch, seq, embed_dim]."""

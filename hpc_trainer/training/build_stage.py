@@ -88,7 +88,11 @@ class Stages:
             # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
             no_buffers: dict[str, Any] = {SYNC_BUFFERS: False}  # the stepper hands them out, once a step
             module = DistributedDataParallel(
-                model, process_group=data_group, gradient_as_bucket_view=True, **no_buffers
+                model,
+                process_group=data_group,
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=config.parallel.bucket_cap_mb,
+                **no_buffers,
             )
         here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
         told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}
@@ -124,7 +128,7 @@ def _data_group(mesh: Mesh) -> Any:
 def _inputs(config: TrainConfig, dataset: MapDataset) -> Between:
     """One micro-batch, by the first sample's number format."""
     micro = config.train.given_micro_batch_size
-    assert micro is not None
+    assert micro is not None, "micro_batch_size=auto and stages are refused together"
     (inputs, _) = dataset.__getitems__(range(1))
     return Between((micro, *inputs.shape[1:]), inputs.dtype)
 

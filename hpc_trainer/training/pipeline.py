@@ -156,7 +156,7 @@ class PipelineStepper(Stepper):
             self._tell_norms(told)
         dist.all_reduce(told)
         for overflow in overflows.values():
-            overflow.copy_(told[_OVERFLOW])
+            overflow.copy_(told[_OVERFLOW] > 0)  # exactly 1: fused optimizers look for that number
         self.vote.put(told[_VOTE])
         self._norm = None
         if wants_norm:

@@ -82,9 +82,6 @@ def walk(path: str, tree: Any, inside: Inside | None = None) -> Iterator[tuple[s
             yield from walk(f"{path}.{index}", value, inside)
     elif isinstance(tree, (torch.Generator, np.random.Generator, np.random.RandomState)):
         yield from walk(path, _state(tree), inside)
-    elif isinstance(tree, Shard):  # of a pipeline: what another stage holds is not here
-        if tree.local is not None:
-            yield path, checksum(tree.local)
     elif (text := _text(tree)) is not None:
         yield path, text
     elif inside is not None:
@@ -98,6 +95,8 @@ def _state(generator: torch.Generator | np.random.Generator | np.random.RandomSt
 
 
 def _text(value: Any) -> str | None:
+    if isinstance(value, Shard):
+        return None if value.local is None else checksum(value.local)
     if isinstance(value, torch.Tensor):
         return checksum(value)
     if isinstance(value, np.ndarray):

@@ -22,7 +22,6 @@ from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.checkpoint.stages import Whole
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, num_bytes, tensors_of, update
-from hpc_trainer.training.memory_shares import Shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.recompute import recompute_blocks
@@ -36,7 +35,7 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
         HpcTrainerError: the model or the data set cannot be built, or the model cannot be cut.
     """
     micro = config.train.given_micro_batch_size
-    assert micro is not None
+    assert micro is not None, "micro_batch_size=auto and stages are refused together"
     dataset = build_dataset(config, "train")
     samples = dataset.__getitems__(range(1))
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -82,10 +81,10 @@ def _estimate(
         keep(each, stage)
         run_parts(each, stage, config.precision, channels_last=False)
         losses.append(_StageLoss(each, train.label_smoothing))
-    here, alone = list(blocks(model)), Shares(1, frozenset())
-    activations = kept_bytes(config, losses[0], batch, alone) * _num_in_flight(config, stage)
+    here = list(blocks(model))
+    activations = kept_bytes(config, losses[0], batch) * _num_in_flight(config, stage)
     if train.recompute is not Recompute.none and here:  # of the block that is computed again
-        activations += kept_bytes(config, losses[1], batch, alone) // len(here)
+        activations += kept_bytes(config, losses[1], batch) // len(here)
     optimizer = build_optimizer(config.optim, model, trust=config.trust, decays=decays)
     note = update(config, losses[0], optimizer, batch)
     places = [] if stage.is_first else [stage.inputs]

@@ -6,6 +6,7 @@ a rank does not hold stands in its tree as a `Shard` without memory: rank 0 desc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,8 +114,10 @@ def merged_optimizer(
     }
     group = _all_ranks()
     all_told = group.gather({"state": told, "groups": [list(each) for each in groups]})
+    listed = [{name for each in all_told for name in each["groups"][index]} for index in range(len(groups))]
+    ordered = [[name for name in names if name in each] for each in listed]
     merged: dict[str, Any] = {}
-    for name in names:
+    for name in itertools.chain(*ordered):  # as one rank has them
         teller = next((rank for rank, each in enumerate(all_told) if name in each["state"]), None)
         if teller is None:  # no state yet
             continue
@@ -129,8 +132,7 @@ def merged_optimizer(
             for leaf, form in entry["cut"].items()
         }
         merged[name] = unpack(whole, entry["structure"], cut)
-    listed = [{name for each in all_told for name in each["groups"][index]} for index in range(len(groups))]
-    return merged, [[name for name in names if name in each] for each in listed]
+    return merged, ordered
 
 
 def of_stage(

@@ -132,11 +132,11 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     ),
     "pp_ddp": (
         {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "workers": "2"},
-        ("parallel=pp", "parallel.pipeline_schedule=gpipe", "train.recompute=full"),
+        ("parallel=pp", "parallel.pipeline_schedule=gpipe", "train.recompute=full", "model.num_layers=2"),
     ),
     "fsdp_pp": (
         {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "gpt", "ema": "null"},
-        ("parallel=fsdp", "parallel.pipeline_parallel=2"),
+        ("parallel=fsdp", "parallel.pipeline_parallel=2", "model.num_layers=2"),
     ),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.schema.guard import OnDivergence, OnSpike
 from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, PipelineSchedule, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.validate import find_problems, validate
@@ -81,6 +82,22 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"train__compile": True},
         "parallel.pipeline_parallel=2 and train.compile=true do not go together yet. Use train.compile=false.",
     ),
+    (
+        {"train__micro_batch_size": "auto", "train__grad_accum_steps": None},
+        "parallel.pipeline_parallel=2 needs to know its micro-batches, and train.micro_batch_size=auto finds them by "
+        "trials of the whole model. Use train.grad_accum_steps=4 train.micro_batch_size=null.",
+    ),
+    (
+        {"train__loss_chunk_size": 64, "model": GptConfig()},
+        "parallel.pipeline_parallel=2 and train.loss_chunk_size=64 do not go together yet. Use "
+        "train.loss_chunk_size=null.",
+    ),
+    ({"precision__compute_dtype": Dtype.fp8}, "parallel.pipeline_parallel=2 and precision=fp8 do not go together yet."),
+    ({"optim": MuonConfig()}, "parallel.pipeline_parallel=2 and optim=muon do not go together yet. Use optim=adamw."),
+    (
+        {"train__grad_accum_steps": 1, "train__global_batch_size": 16, "train__batch_per_rank": True},
+        "Use train.micro_batch_size=8 train.grad_accum_steps=2, or train.global_batch_size=32 train.grad_accum_steps=2",
+    ),
     ({"parallel__zero1": True}, "parallel.zero1=true shares out whole weights: not with parallel.pipeline_parallel=2."),
     ({"train__logical_ranks": 4}, "train.logical_ranks=4 needs the whole model on each rank"),
     ({"train__main": "mine.main"}, "parallel.pipeline_parallel=2 is a way of the shared loop"),
@@ -125,11 +142,9 @@ def test_the_schedule_is_written_by_its_name_and_read_back() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text", "usual"),
     [
-        ("train.loss_chunk_size", 64, "64", "null"),
         ("train.guard.on_spike", OnSpike.skip, "skip", "none"),
         ("train.guard.on_divergence", OnDivergence.rollback, "rollback", "stop"),
         ("optim.in_backward", True, "true", "false"),
-        ("precision.compute_dtype", Dtype.fp8, "fp8", "bf16"),
         ("parallel.comm_hook", CommHook.bf16, "bf16", None),
         ("parallel.sync", Sync.diloco, "diloco", None),
         ("optim.offload", True, "true", None),
