@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +26,14 @@ _HELD: list[Any] = []
 
 
 def pass_gate(name: str) -> None:
-    """Waits while the gate `name` is closed."""
+    """Waits while the gate `name` is closed; says so if a stop signal comes meanwhile."""
     gate = GATES / f"{name}.closed"
     if gate.exists():
+        flag = getattr(signal.getsignal(signal.SIGUSR2), "__self__", None)
         (GATES / f"{name}.rank-{RANK}").touch()
         while gate.exists():
+            if flag is not None and flag.is_set:
+                (GATES / f"{name}.signalled-{RANK}").touch()
             time.sleep(0.01)
 
 

@@ -19,6 +19,7 @@ def warned_before_the_first_step(scene: Scene, references: References) -> None:
     scene.submit()
     scene.wait_at("build-train")
     scene.signal("USR2")
+    scene.wait_for_signal("build-train")
     scene.open("build-train")
     assert scene.wait_for_end(0)["saved_step"] in (None, 1)
     scene.come_back()
@@ -33,6 +34,7 @@ def warned_in_an_evaluation(scene: Scene, references: References) -> None:
     scene.full_speed()
     scene.wait_at("eval")
     scene.signal("USR2")
+    scene.wait_for_signal("eval")
     scene.open("eval")
     assert scene.wait_for_end(0)["saved_step"] == 100
     scene.come_back()
@@ -49,6 +51,7 @@ def warned_in_a_save(scene: Scene, references: References) -> None:
     scene.wait_at("save")
     scene.signal("USR2")
     scene.signal("TERM")
+    scene.wait_for_signal("save")
     scene.open("save")
     end = scene.wait_for_end(0)
     assert (end["signal"], end["cause"]) == ("SIGUSR2", "signal")
@@ -67,6 +70,7 @@ def warned_after_the_last_step(scene: Scene, references: References) -> None:
     scene.wait_at("eval")
     assert scene.run.heartbeat["step"] == NUM_STEPS
     scene.signal("USR2")
+    scene.wait_for_signal("eval")
     scene.open("eval")
     check_completed(scene, references, ["done"])
     assert scene.slurm.job_state(scene.run.job_id) in ("COMPLETED", "")

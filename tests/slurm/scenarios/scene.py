@@ -185,7 +185,7 @@ class Scene:
 
     def close(self, gate: str) -> None:
         """Whoever comes to this gate from now on waits."""
-        for old in self.gates.glob(f"{gate}.rank-*"):
+        for old in (*self.gates.glob(f"{gate}.rank-*"), *self.gates.glob(f"{gate}.signalled-*")):
             old.unlink()
         (self.gates / f"{gate}.closed").touch()
 
@@ -194,6 +194,13 @@ class Scene:
         wanted = self.num_ranks if ranks is None else ranks
         self.wait_for(
             lambda: len(list(self.gates.glob(f"{gate}.rank-*"))) >= wanted, f"{wanted} ranks at the gate {gate}"
+        )
+
+    def wait_for_signal(self, gate: str) -> None:
+        """Until a stop signal has reached all ranks that stand before the closed gate: scancel does not wait for it."""
+        wanted = len(list(self.gates.glob(f"{gate}.rank-*")))
+        self.wait_for(
+            lambda: len(list(self.gates.glob(f"{gate}.signalled-*"))) >= wanted, f"the signal at the gate {gate}"
         )
 
     def open(self, gate: str) -> None:

@@ -80,6 +80,7 @@ def warned_while_it_waits_for_data(scene: Scene, references: References) -> None
     scene.close("train")
     scene.wait_at("train")
     scene.signal("USR2")
+    scene.wait_for_signal("train")
     scene.open("train")
     end = scene.wait_for_end(0)
     assert end["cause"] == "signal"
