@@ -6,13 +6,14 @@ others, is the step for all of them, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from hpc_trainer.config.schema.optim import OptimConfig
+from hpc_trainer.training.pieces import in_pieces
 
 # Bytes of weights whose moments are on the device at a time; one weight at least.
 PIECE = 64 << 20
@@ -60,7 +61,7 @@ def offload(optimizer: torch.optim.Optimizer) -> None:
 
 def _step_in_pieces(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
     for number, group in enumerate(optimizer.param_groups):
-        for piece in _pieces([weight for weight in group["params"] if weight.grad is not None]):
+        for piece in in_pieces([weight for weight in group["params"] if weight.grad is not None], PIECE):
             # Not by state[..]: that would make a state where there is none yet.
             in_host = [_bring(weight, optimizer.state.get(weight, {})) for weight in piece]
             _step_some(optimizer, step, number, piece)
@@ -78,20 +79,6 @@ def _step_some(
         step()
     finally:
         optimizer.param_groups = groups
-
-
-def _pieces(weights: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    piece: list[torch.Tensor] = []
-    size = 0
-    for weight in weights:
-        num_bytes = weight.numel() * weight.element_size()
-        if piece and size + num_bytes > PIECE:
-            yield piece
-            piece, size = [], 0
-        piece.append(weight)
-        size += num_bytes
-    if piece:
-        yield piece
 
 
 def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tensor]:

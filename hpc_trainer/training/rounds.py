@@ -27,6 +27,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import broadcast
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.parallel import StopVote, copy_late
+from hpc_trainer.training.pieces import in_pieces
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 from hpc_trainer.training.without_dynamo import without_dynamo
@@ -233,16 +234,7 @@ def _parts(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     for tensor in tensors:
         by_format.setdefault(tensor.dtype, []).append(tensor)
     for listed in by_format.values():
-        part: list[torch.Tensor] = []
-        size = 0
-        for tensor in listed:
-            num_bytes = tensor.numel() * tensor.element_size()
-            if part and size + num_bytes > _MESSAGE:
-                yield part
-                part, size = [], 0
-            part.append(tensor)
-            size += num_bytes
-        yield part
+        yield from in_pieces(listed, _MESSAGE)
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
