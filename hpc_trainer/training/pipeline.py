@@ -12,6 +12,7 @@ small all-reduce after it: the loss, the stop vote, an overflow in fp16, and the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,6 +64,7 @@ class PipelineStepper(Stepper):
     tied: list[tuple[nn.Parameter, Any]]
     """Weights that another stage has too, and the group of both."""
     _schedule: Any = field(init=False, default=None)
+    _may_omit_outputs: bool = field(init=False, default=False)
     _losses: list[torch.Tensor] = field(init=False, default_factory=list)
     _scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     _norm: torch.Tensor | None = field(init=False, default=None)
@@ -75,6 +77,8 @@ class PipelineStepper(Stepper):
         self._schedule = build_schedule(
             self.module, self.place, self.schedule_name, self.grad_accum_steps, self._loss, self.device,
         )  # fmt: skip
+        # Not in the oldest torch that we support.
+        self._may_omit_outputs = "return_outputs" in inspect.signature(self._schedule.step).parameters
 
     @property
     def needs_data(self) -> bool:
@@ -107,7 +111,9 @@ class PipelineStepper(Stepper):
         """Forward and backward of all micro-batches of the step, as far as this stage has to do with them."""
         stage = self.place.stage
         args: tuple[torch.Tensor, ...] = ()
-        told: dict[str, Any] = dict(_NO_OUTPUTS)
+        told: dict[str, Any] = {}
+        if self._may_omit_outputs:
+            told["return_outputs"] = False  # the last stage needs no logits of the whole batch
         if stage.is_first or stage.is_last:
             micro = [next(batches) for _ in range(self.grad_accum_steps)]
             # torch cuts it into the same pieces again; one copy to the device instead of many.
@@ -292,7 +298,3 @@ def _add_up(weight: nn.Parameter, group: Any) -> None:
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     dist.all_reduce(local_tensor(weight.grad) if is_sharded(weight.grad) else weight.grad, group=group)
-
-
-_NO_OUTPUTS: dict[str, Any] = {"return_outputs": False}
-"""The last stage needs no logits of the whole batch."""
