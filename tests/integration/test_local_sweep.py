@@ -54,6 +54,10 @@ def test_submit_is_detached_and_ctrl_c_stops_with_a_checkpoint(local: LocalDrive
     words = ("submit", "experiment=digits", "cluster=local", "model=mlp", "seed=0,1", "train.num_steps=1200",
              "monitor.heartbeat_every_s=0", "sweep_name=long")  # fmt: skip
     process = local.start(*words, "--wait")
+    assert process.stdout is not None
+    # It watches by then: in an import, as of what it watches with, Python may drop a KeyboardInterrupt.
+    while "RUNNING" not in (line := process.stdout.readline()):
+        assert line, "it ended before a run began"
     local.wait_for_step("long", 20)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
