@@ -15,6 +15,7 @@ from hpc_trainer.config.fit_rules import divisors
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.runs.files import read_json, read_lines
 from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.training import fit_batch
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.device_memory import is_out_of_memory
@@ -86,8 +87,7 @@ def test_the_search_finds_the_largest_in_few_trials(count: int) -> None:
 
 
 def _metrics(run: RunContext) -> list[dict[str, Any]]:
-    clocks = ("time", "steps_per_s", "samples_per_s")
-    return [{key: line[key] for key in line if key not in clocks} for line in read_lines(run.paths.metrics)]
+    return [{key: line[key] for key in line if key not in ("time", *SPEED)} for line in read_lines(run.paths.metrics)]
 
 
 @pytest.mark.parametrize("more", [(), ("model=cnn", "model.dropout=0.2")], ids=["norms", "dropout"])
