@@ -29,14 +29,15 @@ def test_activations_that_fill_the_memory_come_first() -> None:
     assert lines[1].startswith("a smaller train.micro_batch_size, as =32 or =auto: accumulation keeps the batch")
     assert lines[1].endswith("(saves about 30 GB)")
     assert lines[-1].startswith("larger GPUs")
-    assert [line.split()[0] for line in lines[2:-1]] == ["precision=bf16", "parallel=fsdp", "parallel.zero1=true"]
+    ways = ["precision=bf16", "parallel=fsdp", "optim.offload=true", "parallel.zero1=true"]
+    assert [line.split()[0] for line in lines[2:-1]] == ways
 
 
 def test_weights_and_moments_that_fill_it_are_shared_out_first() -> None:
     figures = {**FIGURES, "weights": 16e9, "gradients": 16e9, "optimizer": 32e9, "activations": 2e9}
     lines = _advice(figures, train__global_batch_size=512)
     assert lines[0] == "parallel=fsdp (saves about 56 GB)"
-    assert lines[1] == "parallel.zero1=true (saves about 28 GB)"
+    assert lines[1:3] == ["optim.offload=true (saves about 28.8 GB)", "parallel.zero1=true (saves about 28 GB)"]
 
 
 def test_fragments_are_told_from_want() -> None:

@@ -28,6 +28,15 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
 
 def _alone(outer: bool) -> list[list[list[float]]]:
     """By step, the weights of both ranks, by the formulas: each rank a run of one rank, meetings after 4, 8 and 10."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks: two threads add in another order
+    try:
+        return _alone_on_one_thread(outer)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _alone_on_one_thread(outer: bool) -> list[list[list[float]]]:
     runs = [build(WAYS["ddp"], RankGroup()) for _ in range(2)]
     data = [batches_of(rank=rank, world_size=2, grad_accum_steps=2, num_steps=NUM_STEPS) for rank in range(2)]
     models = [state.model for state, _ in runs]
