@@ -63,6 +63,7 @@ class Probe:
         self._inputs = 0
         self._has_begun = False
         self._seen: tuple[int, float] | None = None
+        self._timer: threading.Timer | None = None
 
     def restored(self, objects: Mapping[str, Any], step: int) -> None:
         """The objects that training changes; they are looked at after every step."""
@@ -92,6 +93,10 @@ class Probe:
             self._seen = step, time.perf_counter()
         if self._seen is None or step == self._seen[0]:
             return
+        if self._timer is not None:
+            # A thread may wait 5 ms for its turn (sys.getswitchinterval), and small runs are done by then.
+            self._timer.join()
+            self._timer = None
         now = time.perf_counter()
         step_s = (now - self._seen[1]) / (step - self._seen[0])
         leaves = {"inputs": f"{self._inputs:08x}"} if self._sees_inputs else {}
@@ -103,9 +108,9 @@ class Probe:
 
     def _interrupt(self, interruption: Interruption, step_s: float) -> None:
         self._interruption = None
-        timer = threading.Timer(interruption.fraction * step_s, os.kill, (os.getpid(), interruption.number))
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(interruption.fraction * step_s, os.kill, (os.getpid(), interruption.number))
+        self._timer.daemon = True
+        self._timer.start()
 
     def _state(self, objects: Mapping[str, Any]) -> dict[str, str]:
         shared, own = to_trees(objects)
