@@ -68,7 +68,7 @@ def _watch(tmp_path: Path, num_steps: int, *, fails_at: int | None = None, **cha
 
     def batches() -> Iterator[Any]:
         for number in itertools.count():
-            time.sleep(0.02)
+            time.sleep(0.1)  # more than a busy machine adds to the product
             if number == fails_at:
                 raise ValueError("no data")
             yield number
