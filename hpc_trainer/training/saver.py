@@ -79,7 +79,8 @@ class Saver:
     def save_in_background(self, step: int, objects: Objects, *, may_wait: bool = False) -> None:
         """A regular save: a file system that refuses is a warning, not the end; the next one tries again.
 
-        While another save is being written nothing is saved: the next step after it is. With `may_wait` this step is.
+        While another save is being written nothing is saved: the next step after it is. With `may_wait` this step is,
+        and where the step itself counts (`checkpoint.keep_every_steps`).
 
         Raises CheckpointError: what was given cannot be saved, or what stands there is not trusted.
         """
@@ -87,7 +88,7 @@ class Saver:
         if step in (self.saved_step, self.running_step):
             return
         if self._is_running():
-            if self.may_put_off and not may_wait:
+            if self.may_put_off and not may_wait and not self.store.saving.retention.is_nth(step):
                 self.is_wanted = True
                 return
             self._wait()

@@ -62,7 +62,7 @@ class Retention:
         for step, path in found:
             if num_valid < self.keep_last:
                 num_valid += is_valid(path)
-            elif not (path == saved or step in (best, regular) or self._is_nth(step) or folders.is_pinned(path)):
+            elif not (path == saved or step in (best, regular) or self.is_nth(step) or folders.is_pinned(path)):
                 folders.discard(path)
                 deleted.append(path)
         folders.discard_old_bad(folder)
@@ -73,5 +73,6 @@ class Retention:
             return None
         return next((step for step in steps if step % self.newest_of_every_steps == 0), steps[-1])
 
-    def _is_nth(self, step: int) -> bool:
+    def is_nth(self, step: int) -> bool:
+        """True of a step whose checkpoint `keep_every_steps` keeps for good."""
         return self.keep_every_steps > 0 and step % self.keep_every_steps == 0
