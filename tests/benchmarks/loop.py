@@ -195,6 +195,8 @@ def _lightning(config: TrainConfig, stamps: Stamps) -> None:
     from lightning.pytorch.loggers import CSVLogger  # type: ignore[import-not-found, unused-ignore]
 
     bare, plain, batches = _parts(config)
+    # Lightning refuses to clip beside a fused optimizer, for the sake of a loss scaler, which bf16 has not.
+    plain._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
     class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
