@@ -10,7 +10,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
-from hpc_trainer.config.schema.parallel import Strategy, Sync
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
@@ -74,7 +74,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     sizes = batch_sizes(config, run, loss, train_set)
     module, kind, needed = _share(config, run, mesh, loss, stages)
     state = _build_state(config, run, loss.model, module, stages)
-    if config.parallel.sync is not Sync.every_step:
+    if kind is Stepper:
         kind, needed = with_rounds(config, state, run.group)
     stepper = kind(
         module=module,

@@ -31,9 +31,9 @@ def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max
     Args:
         counted: of each weight, `counts_here`.
     """
-    gradients = [_local(weight.grad) for weight in weights if weight.grad is not None]
+    gradients = [local_tensor(weight.grad) for weight in weights if weight.grad is not None]
     mine = [
-        _local(weight.grad)
+        local_tensor(weight.grad)
         for weight, is_mine in zip(weights, counted, strict=True)
         if is_mine and weight.grad is not None
     ]
@@ -42,13 +42,13 @@ def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max
     dist.all_reduce(square)
     total = square.sqrt().to(norm.dtype)
     if max_norm is not None:
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # as torch does, without looking at it
-        torch._foreach_mul_(gradients, factor)
+        scale_down(gradients, total, max_norm)
     return total
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return local_tensor(gradient) if is_sharded(gradient) else gradient
+def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Of plain tensors whose norm all ranks know: as torch does, without looking at it."""
+    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
 
 def agree_on_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:

@@ -34,6 +34,7 @@ from hpc_trainer.training.device_memory import MemoryProbe, device_name, is_out_
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state
 
@@ -263,15 +264,15 @@ class Trials:
     def _kept(self, size: int, is_evaluation: bool) -> int:
         """Of the pass, for a device that does not count: what autograd keeps, gradients, and the batch."""
         if is_evaluation:
-            return size * _num_bytes(self._batch(1))
+            return size * num_bytes(self._batch(1))
         trained = [weight for weight in self.loss.parameters() if weight.requires_grad]
         found = self._estimate(size)
         if found is not None:
-            return found.activations + _num_bytes(trained)
+            return found.activations + num_bytes(trained)
         from hpc_trainer.training.memory import kept_bytes
 
         batch = self._batch(size)
-        return kept_bytes(self.config, self.loss, list(batch)) + _num_bytes(batch) + _num_bytes(trained)
+        return kept_bytes(self.config, self.loss, list(batch)) + num_bytes(batch) + num_bytes(trained)
 
     def _batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._sample is not None
@@ -295,7 +296,7 @@ class Trials:
 
     def _state_bytes(self) -> int:
         """What will be held besides when training goes on: optimizer, average, and FSDP's parts for whole weights."""
-        weights, buffers = _num_bytes(self.loss.model.parameters()), _num_bytes(self.loss.model.buffers())
+        weights, buffers = num_bytes(self.loss.model.parameters()), num_bytes(self.loss.model.buffers())
         found = self._estimate(_LEAST_COUNTED)
         if found is not None:
             return found.optimizer + found.average + found.gathered + found.weights - weights - buffers
@@ -337,7 +338,3 @@ class _Unseen:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
         set_rng_state(self._rng)
-
-
-def _num_bytes(tensors: Any) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)

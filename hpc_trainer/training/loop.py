@@ -41,7 +41,7 @@ def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryRepor
     state.resume(run.restore(**state.objects()))
     rollback.begin(config, run, state)
     while True:
-        batches = _batches(config, run, task)
+        batches = open_batches(config, task)
         try:
             run.restore_rng()  # building a loader may draw from the random state
             with _profiled(config, run, task):
@@ -54,7 +54,7 @@ def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryRepor
         rollback.go_back(config, run, state, trouble)
 
 
-def _batches(config: TrainConfig, run: RunContext, task: Task) -> Batches:
+def open_batches(config: TrainConfig, task: Task) -> Batches:
     """The batches from the state's step on, past those that rollbacks left out."""
     offset = task.state.guard.offset
     loaded = train_batches(
@@ -69,7 +69,7 @@ def _batches(config: TrainConfig, run: RunContext, task: Task) -> Batches:
         num_workers=config.data.num_workers if task.stepper.needs_data else 0,
         logical_ranks=config.train.logical_ranks,
     )
-    return on_device(loaded, run.device)
+    return on_device(loaded, task.stepper.device)
 
 
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batches, memory: MemoryReport) -> None:

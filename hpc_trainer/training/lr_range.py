@@ -5,13 +5,14 @@ Nothing is saved: the run exists for its metrics. It ends when the loss diverges
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.lr_range import VARIABLE, DivergenceWatch, from_text
 from hpc_trainer.training.build import build_task
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.loader import train_batches
+from hpc_trainer.training.loop import open_batches
 from hpc_trainer.training.memory_report import MemoryReport
 
 
@@ -23,12 +24,7 @@ def try_rates(config: TrainConfig, run: RunContext) -> None:
         state = memory.state = task.state
         memory.micro_batch_size = task.sizes.micro_batch_size
         run.restore(**state.objects())
-        layout = {"rank": run.rank, "world_size": run.world_size, "num_workers": config.data.num_workers}
-        with train_batches(
-            task.train_set, task.order, first_step=0, num_steps=plan.num_steps,
-            micro_batch_size=task.sizes.micro_batch_size, grad_accum_steps=task.stepper.grad_accum_steps,
-            logical_ranks=config.train.logical_ranks, **layout,
-        ) as batches:  # fmt: skip
+        with contextlib.closing(open_batches(config, task)) as batches:
             run.restore_rng()
             loss = lr = 0.0
             for step in range(plan.num_steps):

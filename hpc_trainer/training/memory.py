@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.recompute import KEPT, recompute_blocks
 
@@ -202,11 +203,6 @@ def update(
     except DataDependentOutputException:
         return f"optimizer is a guess (two moments): {type(optimizer).__name__} looks at numbers in its first step"
     return None
-
-
-def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of all of them."""
-    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def tensors_of(state: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -13,9 +13,10 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.device_memory import device_name, is_out_of_memory, peak_rss, profile_bytes
+from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.state import TrainState
 
 HELD = ("weights", "gradients", "optimizer", "average")
@@ -102,16 +103,15 @@ def _held(state: TrainState) -> dict[str, int]:
     moments = [value for values in optimizer.state.values() for value in values.values()]
     average = [] if state.ema is None else [*state.ema.parameters(), *state.ema.buffers()]
     return {
-        "weights": _num_bytes([*weights, *state.model.buffers()]),
-        "gradients": _num_bytes(weight for weight in weights if weight.requires_grad),
-        "optimizer": _num_bytes(value for value in moments if isinstance(value, torch.Tensor)),
-        "average": _num_bytes(average),
+        "weights": _bytes_here([*weights, *state.model.buffers()]),
+        "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
+        "optimizer": _bytes_here(value for value in moments if isinstance(value, torch.Tensor)),
+        "average": _bytes_here(average),
     }
 
 
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    mine = (local_tensor(each) if is_sharded(each) else each for each in tensors)
-    return sum(each.numel() * each.element_size() for each in mine)
+def _bytes_here(tensors: Iterable[torch.Tensor]) -> int:
+    return num_bytes(map(local_tensor, tensors))
 
 
 def _most(values: list[Any]) -> Any:

@@ -26,7 +26,7 @@ class Shares:
 
     def num_bytes(self, weights: Iterable[torch.Tensor]) -> int:
         """Of this rank's parts, before FSDP cuts them further."""
-        return sum(each.numel() * each.element_size() // self.share_of(each) for each in weights)
+        return sum(each.nbytes // self.share_of(each) for each in weights)
 
     def share_of(self, weight: torch.Tensor) -> int:
         """1, or how many ranks hold a part each."""

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
 from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
 from hpc_trainer.training.mesh import Mesh
@@ -85,7 +85,7 @@ class StopVote:
         self._alone = group.world_size == 1
         self._flags = (torch.zeros((), device=group.device), torch.ones((), device=group.device))
         self._wish = False
-        self._late: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._late = LateFlag()
 
     def cast(self, wish: bool) -> torch.Tensor | None:
         """The flag to hand to the loss in this step. Collective among ranks that hold one model together: gradients are
@@ -114,11 +114,23 @@ class StopVote:
         gradient = self._weight.grad
         self._weight.grad = None
         assert gradient is not None
-        if is_sharded(gradient):
-            gradient = local_tensor(gradient)
-        if gradient.device.type != "cuda":
-            return gradient.item() > 0
-        before, self._late = self._late, copy_late(gradient)
+        return self._late.read(local_tensor(gradient))
+
+
+class LateFlag:
+    """Whether a number is above 0; of one on a GPU the answer is that of the call before, False at first.
+
+    Reading this call's would wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self._before: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def read(self, number: torch.Tensor) -> bool:
+        """Takes a scalar, and tells."""
+        if number.device.type != "cuda":
+            return number.item() > 0
+        before, self._before = self._before, _copy_late(number)
         if before is None:
             return False
         value, ready = before
@@ -126,10 +138,10 @@ class StopVote:
         return value.item() > 0
 
 
-def copy_late(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """A scalar of a GPU on its way to the host, and the event after which it is there."""
+def _copy_late(number: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """On its way to the host, and the event after which it is there."""
     host = torch.empty((), pin_memory=True)
-    host.copy_(gradient, non_blocking=True)
+    host.copy_(number, non_blocking=True)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
     return host, ready

@@ -1,4 +1,4 @@
-"""Lists of tensors in pieces of bounded size: what goes into one message, or over a bus at a time."""
+"""How large tensors are, and lists of them in pieces of bounded size: a message, or what goes over a bus at a time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Iterable, Iterator
 import torch
 
 
+def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of all elements together."""
+    return sum(each.nbytes for each in tensors)
+
+
 def in_pieces(tensors: Iterable[torch.Tensor], max_bytes: int) -> Iterator[list[torch.Tensor]]:
     """The tensors in their order, in lists of at most `max_bytes`; a tensor that is larger is alone in one."""
     piece: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if piece and size + num_bytes > max_bytes:
+        if piece and size + tensor.nbytes > max_bytes:
             yield piece
             piece, size = [], 0
         piece.append(tensor)
-        size += num_bytes
+        size += tensor.nbytes
     if piece:
         yield piece

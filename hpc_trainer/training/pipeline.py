@@ -26,6 +26,7 @@ from torch.nn import functional
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.clip import scale_down
 from hpc_trainer.training.fully_sharded import broadcast, is_fully_sharded
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.stage_cut import Between, Stage
@@ -157,7 +158,7 @@ class PipelineStepper(Stepper):
             told[_VOTE] = 1.0
         overflows = state.scaler._found_inf_per_device(state.optimizer) if state.scaler.is_enabled() else {}
         for overflow in overflows.values():
-            told[_OVERFLOW] += local_tensor(overflow) if is_sharded(overflow) else overflow
+            told[_OVERFLOW] += local_tensor(overflow)
         if wants_norm:
             self._tell_norms(told)
         dist.all_reduce(told)
@@ -182,7 +183,7 @@ class PipelineStepper(Stepper):
         slots = tuple(_NORMS + slot for slot, _ in found)
         if slots != self._slots[0]:  # the first step: a list would be copied to the device in each, and waited for
             self._slots = slots, torch.tensor(slots, device=self.device)
-        gradients = [local_tensor(each) if is_sharded(each) else each for _, each in found]
+        gradients = [local_tensor(each) for _, each in found]
         # As torch's clip_grad_norm_ takes them, for the same bits.
         norms = torch.stack([each.float() for each in torch._foreach_norm(gradients, 2.0)])
         if self._is_cut:
@@ -196,8 +197,7 @@ class PipelineStepper(Stepper):
             return norm
         weights = [weight for weight in self._weights if weight.grad is not None]
         if self._is_cut:
-            factor = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_([local_tensor(weight.grad) for weight in weights], factor)
+            scale_down([local_tensor(weight.grad) for weight in weights], norm, self.max_grad_norm)
         else:
             nn.utils.clip_grads_with_norm_(weights, self.max_grad_norm, norm)
         return norm
@@ -297,4 +297,4 @@ def _add_up(weight: nn.Parameter, group: Any) -> None:
     """The gradient of a weight that two stages hold becomes the sum of both. Collective in the two."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    dist.all_reduce(local_tensor(weight.grad) if is_sharded(weight.grad) else weight.grad, group=group)
+    dist.all_reduce(local_tensor(weight.grad), group=group)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+from hpc_trainer.training.checkpoint.shards import Shard, local_tensor
 
 _MAX_DEPTH = 3
 # Of one attribute: a vocabulary must not hide the counter beside it.
@@ -130,7 +130,5 @@ def _is_of_torch(value: Any) -> bool:
 
 def checksum(tensor: torch.Tensor) -> str:
     """CRC-32 of a tensor's bytes, 8 hex digits; of a sharded one of this rank's part."""
-    if is_sharded(tensor):
-        tensor = tensor.to_local()  # type: ignore[attr-defined]
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    data = local_tensor(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{zlib.crc32(data.data):08x}"

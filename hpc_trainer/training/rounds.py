@@ -26,7 +26,7 @@ from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import broadcast
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.parallel import StopVote, copy_late
+from hpc_trainer.training.parallel import LateFlag, StopVote
 from hpc_trainer.training.pieces import in_pieces
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
@@ -161,7 +161,7 @@ class LateVote(StopVote):
         self._group = group
         self._mine = False
         self._on_its_way: tuple[torch.Tensor, Any] | None = None
-        self._copied: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._late = LateFlag()
 
     def cast(self, wish: bool) -> torch.Tensor | None:
         """Nothing for the loss."""
@@ -174,14 +174,7 @@ class LateVote(StopVote):
         sent = flag, dist.all_reduce(flag, async_op=True)
         (sum_of_flags, work), self._on_its_way = self._on_its_way or sent, sent
         work.wait()  # NCCL's: its stream waits, not the host
-        if sum_of_flags.device.type != "cuda":
-            return sum_of_flags.item() > 0
-        copied, self._copied = self._copied, copy_late(sum_of_flags)
-        if copied is None:
-            return False
-        value, ready = copied
-        ready.synchronize()
-        return value.item() > 0
+        return self._late.read(sum_of_flags)
 
 
 class GuardOfEach(StepGuard):

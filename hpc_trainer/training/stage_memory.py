@@ -21,8 +21,9 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.checkpoint.stages import Whole
 from hpc_trainer.training.fully_sharded import blocks
-from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, num_bytes, tensors_of, update
+from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, tensors_of, update
 from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of

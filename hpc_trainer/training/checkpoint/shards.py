@@ -44,8 +44,8 @@ def local_box(tensor: Any) -> Box:
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
-    """A DTensor's own memory on this rank, as a plain tensor."""
-    local: torch.Tensor = tensor.detach().to_local()
+    """A DTensor's own memory on this rank, as a plain tensor; a plain tensor as it is."""
+    local: torch.Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
     return local
 
 
