@@ -9,7 +9,7 @@ DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DE
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit slurm-tests bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit slurm-tests xla bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -24,7 +24,7 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 	$(BIN)/codespell
 
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
-	$(BIN)/python -m pytest -m "not slurm and not long" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
 
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
@@ -35,6 +35,11 @@ test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of 
 	@set -e; for release in $(RELEASES); do \
 	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios tests/slurm/test_soak.py; \
 	done
+
+# The newest torch-xla (November 2026) is for torch 2.9, whose wheels bring CUDA: 7 GB.
+XLA ?= 2.9.0
+xla: | $(VENV)-xla  ## Trainings on an XLA device, torch-xla on the CPU, in an environment of its own
+	$(VENV)-xla/bin/python -m pytest -m xla tests/integration/test_xla.py
 
 soak: $(VENV)/.dev  ## Forty runs, ten minutes of preemptions, lost nodes, kills, restarts and cancels; prints its seed
 	@$(BIN)/python -m tests.slurm.soak
@@ -73,6 +78,10 @@ $(VENV)-rivals: | $(VENV)/.dev
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	    > $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
 	$@/bin/python -m pip install --quiet --constraint constraints.txt lightning==2.6.6 accelerate==1.15.0
+
+$(VENV)-xla:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet torch==$(XLA) torch-xla==$(XLA) --editable . pytest pytest-timeout psutil
 
 PYTHONS ?= python3.10 python3.12 python3.13
 pythons:  ## The layers without torch, on other Pythons: make pythons PYTHONS="python3.10 python3.13"

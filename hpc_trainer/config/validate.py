@@ -13,6 +13,7 @@ from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.communication_rules import communication_problems
+from hpc_trainer.config.device_rules import device_problems
 from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.memo import Memo
@@ -81,6 +82,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from guard_problems(config)
     yield from rank_problems(config)
     yield from step_problems(config)
+    yield from device_problems(config)
     yield from fit_problems(config)
     yield from monitor_problems(config)
     yield from memo.of(_model_problems, config.model)

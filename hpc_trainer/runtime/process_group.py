@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed exports it,
 
 from hpc_trainer.errors import RankEnvError
 from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 
@@ -66,11 +67,10 @@ def process_group(
     else:
         store = _connect(env, rendezvous, timeout, should_stop)
         _report(env, store, timeout_s, should_stop)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    kind = kind_of(device)
+    kind.select(device)
     dist.init_process_group(
-        backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout,
+        kind.backend, store=store, rank=env.rank, world_size=env.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     yield RankGroup(rank=env.rank, world_size=env.world_size, device=device)

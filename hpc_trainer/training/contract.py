@@ -25,6 +25,7 @@ from hpc_trainer.config.own_code import targets_of
 from hpc_trainer.config.resume_contract import Effect, compare, default_facts, lines_of, refusal
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo
 
@@ -60,7 +61,7 @@ class ResumeContract:
                 **{name: value for name, value in to_plain(config).items() if name not in _NOT_KEPT},
                 "code": code_digests(_packages(config)),
                 "versions": _versions(group.device),
-                "device": {"type": group.device.type, "name": _device_name(group.device)},
+                "device": {"type": group.device.type, "name": kind_of(group.device).name(group.device)},
                 "world_size": group.world_size,
             }
             contract.defaults = default_facts(config)
@@ -179,22 +180,10 @@ def _packages(config: TrainConfig) -> list[str]:
 
 
 def _versions(device: torch.device) -> dict[str, Any]:
-    versions: dict[str, Any] = {
+    return {
         "hpc_trainer": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        **kind_of(device).versions(),
     }
-    if device.type == "cuda":
-        versions |= {"cuda": torch.version.cuda, "cudnn": _cudnn()}
-    return versions
-
-
-def _cudnn() -> int | None:
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return version
-
-
-def _device_name(device: torch.device) -> str:
-    # Of a CPU the instructions that torch chose its kernels for, not the model: that is what decides the bits.
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()

@@ -12,6 +12,7 @@ import torch
 
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.errors import TooLargeError
+from hpc_trainer.runtime.devices import kind_of
 
 _GIB = 2**30  # what Slurm calls G
 # What libraries say whose own allocations fail: not errors of a type of their own. The first is the CPU allocator's.
@@ -132,7 +133,7 @@ def probe_of(device: torch.device, hardware: HardwareConfig) -> MemoryProbe:
 
 def device_name(device: torch.device) -> str:
     """`NVIDIA A100-SXM4-40GB`, or `cpu`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return device.type if device.type == "cpu" else kind_of(device).name(device)
 
 
 def peak_rss() -> int:

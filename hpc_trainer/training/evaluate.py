@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import is_fully_sharded
 from hpc_trainer.training.loader import eval_indices, shares_of
@@ -47,7 +48,10 @@ def evaluate(
         batch_size = max(1, min(batch_size, max_rows // dataset.__getitems__(range(1))[1].numel()))
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
-    sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=group.device)
+    kind = kind_of(group.device)
+    wide = torch.float64 if kind.has_float64 else torch.float32  # of a batch; sums of them are wide on any device
+    place = group.device if kind.has_float64 else torch.device("cpu")
+    sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=place)
     starts = range(0, len(eval_indices(len(dataset), 0, num_shares)), batch_size)  # the first share is the longest
     is_stopped = False
     needs_all = any(is_fully_sharded(module) for module in model.modules())
@@ -63,8 +67,10 @@ def evaluate(
                 if part and logits is not None:  # of a pipeline the last stage alone has them
                     logits = logits.flatten(0, -2)
                     loss = functional.cross_entropy(logits, targets, reduction="sum")
-                    right = (logits.argmax(-1) == targets).sum().double()
-                    sums[share] += torch.stack((loss.double(), right, _count(targets)))
+                    right = (logits.argmax(-1) == targets).sum()
+                    seen = torch.tensor(targets.numel(), dtype=wide, device=group.device)
+                    sums[share] += torch.stack((loss.to(wide), right.to(wide), seen)).to(place).double()
+            kind.launch()
         is_stopped = should_stop()
         if is_stopped:
             break
@@ -77,7 +83,3 @@ def evaluate(
     # Other ranks have zeros in this rank's rows: adding them changes no bit.
     loss_sum, num_right, count = map(sum, zip(*group.sum(sums).tolist(), strict=True))
     return {"eval_loss": loss_sum / count, "eval_accuracy": num_right / count}
-
-
-def _count(targets: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(float(targets.numel()), dtype=torch.float64, device=targets.device)

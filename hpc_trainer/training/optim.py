@@ -11,6 +11,7 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon
 from hpc_trainer.training.without_dynamo import without_dynamo
@@ -127,6 +128,7 @@ def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
     """
     inner: Any = getattr(optimizer, "optim", optimizer)  # ZeRO's
     if not getattr(inner, "_step_supports_amp_scaling", False):
+        kind_of(bad.device).launch()
         if not bad:
             optimizer.step()
         return

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.profile_figures import (
     DATA_WAIT,
     OPTIMIZER,
@@ -91,8 +92,7 @@ class ProfiledStepper:
 
     def _wait_for_device(self) -> None:
         # So that a step's kernels are counted to it; only while the profiler is on.
-        if self._stepper.device.type == "cuda":
-            torch.cuda.synchronize(self._stepper.device)
+        kind_of(self._stepper.device).synchronize(self._stepper.device)
 
     def _write(self, seen: Any) -> None:
         """A profile that cannot be written is a warning: it must not end a training."""

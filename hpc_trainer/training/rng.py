@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpc_trainer.runtime.devices import kind_of, kinds_in_use
+
 _PYTHON_STATE_VERSION = 3  # of random.getstate(), since Python 2.3
 
 
@@ -28,7 +30,10 @@ def seed_everything(seed: int, rank: int | str | None = None) -> None:
     random.seed(_mix(seed, rank, "python"))
     words = _mix(seed, rank, "numpy").to_bytes(32, "little")
     np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # the global one is meant
-    torch.manual_seed(_mix(seed, rank, "torch") % 2**63)
+    number = _mix(seed, rank, "torch") % 2**63
+    torch.manual_seed(number)
+    for kind in kinds_in_use():  # torch does so by itself, but for XLA
+        kind.seed(number)
 
 
 def seed_step(seed: int, rank: int, step: int) -> None:
@@ -41,8 +46,8 @@ def seed_step(seed: int, rank: int, step: int) -> None:
     np.random.seed(np.frombuffer(_mix(seed, place, "numpy").to_bytes(32, "little"), dtype="<u4").astype(np.uint32))
     number = _mix(seed, place, "torch") % 2**63
     torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.2 ms where there is no CUDA
-    if _uses_cuda():
-        torch.cuda.manual_seed(number)
+    for kind in kinds_in_use():
+        kind.seed(number)
 
 
 @contextlib.contextmanager
@@ -76,9 +81,10 @@ def rng_for_world(saved: dict[str, Any] | None, *, seed: int, rank: int | str, s
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of Python's, numpy's, torch's CPU generator and that of the current CUDA device, as `pack` takes it.
+    """The state of Python's, numpy's, torch's CPU generator and that of the current device, as `pack` takes it.
 
-    "cuda" is None in a process that has not used CUDA. Generators that somebody made for himself are not here.
+    "cuda" is None in a process that has not used CUDA; other kinds of devices are there if they are in use. Generators
+    that somebody made for himself are not here.
     """
     version, words, gauss = random.getstate()
     assert version == _PYTHON_STATE_VERSION
@@ -86,12 +92,13 @@ def rng_state() -> dict[str, Any]:
         "python": {"words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
         "numpy": arrays_to_tensors(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if _uses_cuda() else None,
+        "cuda": None,
+        **{kind.type: kind.rng_state() for kind in kinds_in_use()},
     }
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores what `rng_state` returned. The CUDA state is passed over on a machine without CUDA.
+    """Restores what `rng_state` returned. The state of a device is passed over on a machine that has none of its kind.
 
     Raises KeyError: a part is missing.
     """
@@ -100,12 +107,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
     np.random.set_state(tensors_to_arrays(state["numpy"]))
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _uses_cuda() -> bool:
-    # Asking CUDA for its state would start it, and take 0.5 GB of GPU memory from a run on the CPU.
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        kind_of("cuda").set_rng_state(state["cuda"])
+    for kind in kinds_in_use():
+        if kind.type != "cuda" and kind.type in state:
+            kind.set_rng_state(state[kind.type])
 
 
 def _mix(seed: int, rank: int | str | None, generator: str) -> int:

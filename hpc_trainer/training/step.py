@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
@@ -82,6 +83,7 @@ class Stepper:
         if self._update(state, is_bad) and state.ema is not None:
             state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
+        kind_of(self.device).launch()
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)
 
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
@@ -124,8 +126,9 @@ class Stepper:
     def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
         """Forward and backward of the next micro-batch; its share of the mean loss."""
         inputs, targets = next(batches)
-        inputs = inputs.to(self.device, non_blocking=True)
-        targets = targets.to(self.device, non_blocking=True)
+        # On a GPU they are there already (`device_batches`); to others a copy that is not waited for may read memory
+        # that the loader has given away by then.
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
         if self.channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with autocast(self.precision, self.device.type):

@@ -28,6 +28,7 @@ from hpc_trainer.runs.files import is_storage_error, read_json, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -166,16 +167,14 @@ def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
 
 
 def _device(config: TrainConfig, env: RankEnv) -> torch.device:
-    if config.hardware.device_type == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if not count:
+    hardware = config.hardware
+    try:
+        return kind_of(hardware.device_type).device(env.local_rank)
+    except HpcTrainerError as error:
         raise HpcTrainerError(
-            f"hardware={config.hardware.name} asks for GPUs and torch sees none on {env.node} "
-            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}). Use hardware=cpu_x1, or a GPU node."
-        )
-    # Where Slurm binds one GPU to each task, every rank sees a single device 0.
-    return torch.device("cuda", env.local_rank % count)
+            f"hardware={hardware.name} computes on {hardware.device_type}, which {env.node} has not: {error} Use "
+            "hardware=cpu_x1, or a node that has it."
+        ) from error
 
 
 def _fail(error: BaseException, stop: Stop) -> NoReturn:

@@ -12,6 +12,8 @@ class Device(str, enum.Enum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+    mps = "mps"
+    xla = "xla"
 
 
 class GpuRequest(str, enum.Enum):
@@ -47,7 +49,8 @@ class HardwareConfig:
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
     filters of some sites look at one of the two only, and Slurm before 19.05 knows gres alone."""
     device: Device = Device.auto
-    """auto: cuda where gpus_per_node > 0, else cpu."""
+    """auto: cuda where gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps:
+    Apple's GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). The last two: one rank, fp32 or bf16."""
     partition: str | None = None
     """Slurm partition; null: the site's default."""
     qos: str | None = None
@@ -80,7 +83,7 @@ class HardwareConfig:
 
     @property
     def device_type(self) -> str:
-        """`cpu` or `cuda`: `device` with `auto` decided."""
+        """`cpu`, `cuda`, `mps` or `xla`: `device` with `auto` decided."""
         if self.device is Device.auto:
             return "cuda" if self.gpus_per_node else "cpu"
         return str(self.device.value)

@@ -163,6 +163,8 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The same for tensors that are one memory seen alike; () where there is no saying."""
     if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg():
         return ()
+    if not tensor.data_ptr():  # XLA shows nobody its memory: all tensors of one shape would be one
+        return ()
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 

@@ -162,3 +162,12 @@ def test_a_structure_that_does_not_fit_is_refused() -> None:
         unpack({}, structure)
     with pytest.raises(CorruptCheckpointError):
         unpack({}, {"pickle": "x"})
+
+
+def test_tensors_that_show_no_memory_are_not_taken_for_one() -> None:
+    """As those of XLA, whose address is 0: the moments of a weight were saved as the weight itself."""
+    tree = {"weight": torch._efficientzerotensor(3), "moment": torch._efficientzerotensor(3)}
+    assert {each.data_ptr() for each in tree.values()} == {0}
+    tensors, structure = pack(tree)
+    assert sorted(tensors) == ["moment", "weight"]
+    assert unpack(tensors, structure)["moment"] is not unpack(tensors, structure)["weight"]

@@ -1,0 +1,55 @@
+"""Every kind of device answers; one that is not here says what is missing. XLA is tried whole by `make xla`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from hpc_trainer.config.schema.hardware import Device
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.runtime.devices import kind_of, kinds_in_use
+
+
+def test_there_is_a_kind_for_each_choice() -> None:
+    assert {kind_of(each.value).type for each in Device if each is not Device.auto} == {"cpu", "cuda", "mps", "xla"}
+    with pytest.raises(KeyError):
+        kind_of("auto")
+
+
+def test_the_cpu() -> None:
+    kind = kind_of(torch.device("cpu"))
+    assert kind.device(7) == torch.device("cpu")  # ranks share it
+    assert kind.name(torch.device("cpu")) == torch.backends.cpu.get_cpu_capability()
+    assert (kind.backend, kind.count(), kind.versions(), kind.is_in_use()) == ("gloo", 1, {}, False)
+    before = kind.rng_state()
+    drawn = torch.rand(3)
+    kind.set_rng_state(before)
+    assert torch.equal(torch.rand(3), drawn)
+    kind.launch()
+    kind.synchronize(torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_no_gpu_names_what_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(HpcTrainerError, match=r"sees no GPU here \(\{'CUDA_VISIBLE_DEVICES': '3'\}\)"):
+        kind_of("cuda").device(0)
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="an Apple machine")
+def test_no_apple_machine() -> None:
+    with pytest.raises(HpcTrainerError, match="no MPS device"):
+        kind_of("mps").device(0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_xla") is not None, reason="torch-xla is here")
+def test_no_torch_xla_says_how_to_get_it() -> None:
+    with pytest.raises(HpcTrainerError, match=r"torch-xla of torch's own release.*pip install 'hpc_trainer\[xla\]'"):
+        kind_of("xla").device(0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="a GPU is here")
+def test_only_what_is_in_use_has_random_numbers_to_keep() -> None:
+    assert [kind.type for kind in kinds_in_use()] == []
