@@ -13,7 +13,8 @@ from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
-# A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries).
+# A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries); the
+# compiler chooses NHWC by itself.
 _NARROWEST = 8
 
 
@@ -45,12 +46,12 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use "
             "train.channels_last=false, or parallel=ddp."
         )
-    is_narrow = isinstance(model, ResnetConfig) and model.width < _NARROWEST
-    if train.channels_last and is_narrow and config.hardware.device_type == "cpu":
-        yield (
-            f"train.channels_last=true crashes on the CPU for model.width={model.width} "  # type: ignore[attr-defined]
-            f"(oneDNN in torch 2.13). Use model.width={_NARROWEST}, or train.channels_last=false."
-        )
+    if isinstance(model, ResnetConfig) and model.width < _NARROWEST and config.hardware.device_type == "cpu":
+        for key in [key for key in ("channels_last", "compile") if getattr(train, key)]:
+            yield (
+                f"train.{key}=true crashes on the CPU for model.width={model.width} (oneDNN in torch 2.13). Use "
+                f"model.width={_NARROWEST}, or train.{key}=false."
+            )
     if train.channels_last and isinstance(model, (GptConfig, MlpConfig)):
         yield (
             f"train.channels_last=true orders images for convolutions, and model={model.name} has none. "

@@ -218,7 +218,10 @@ def overrides(cell: Cell) -> Iterator[str]:
     # Overflows in the first steps, and again and again: the scale doubles after two good steps.
     yield from ("precision.init_scale=16777216", "precision.growth_interval=2") if cell["precision"] == "fp16" else ()
     yield from (f"hardware.tasks_per_node={cell['ranks']}", f"model={cell['model']}", f"optim={cell['optim']}")
-    yield from ("model.width=4",) if cell["model"] == "resnet18" else ("model.dropout=0.2",)
+    if cell["model"] == "resnet18":
+        yield "model.width=8" if cell["compile"] == "true" else "model.width=4"  # 4 in NHWC: step_rules
+    else:
+        yield "model.dropout=0.2"
     yield from (f"data.num_workers={cell['workers']}", f"train.grad_accum_steps={cell['accum']}")
     yield from (f"train.max_grad_norm={cell['clip']}", f"train.compile={cell['compile']}", "optim.lr=0.01")
     yield f"train.ema_decay={cell['ema']}"

@@ -250,6 +250,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "train.channels_last=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or",
     ),
     (
+        {"train__compile": True, "model": ResnetConfig(width=4)},
+        "train.compile=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or train.c",
+    ),
+    (
         {"train__recompute": Recompute.full, "train__compile": True, "model": ResnetConfig()},
         "train.recompute=full and train.compile=true do not go together: the compiler decides itself what is computed",
     ),
