@@ -33,7 +33,7 @@ _NOT_SET: dict[str, Any] = {
         "logical_ranks": None, "ema_decay": None,
         "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
         "label_smoothing": 0.0, "max_skipped_steps": 10, "recompute": "none", "channels_last": False,
-        "memory_margin": 0.1,
+        "recompute_budget": 0.5, "memory_margin": 0.1,
         "loss_chunk_size": None,
         "guard": {
             "on_spike": "none", "spike_factor": 10.0, "spike_window": 100, "on_divergence": "stop", "max_rollbacks": 3,

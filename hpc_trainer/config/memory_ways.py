@@ -61,6 +61,8 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     if train.recompute is not Recompute.full:
         # A block's input is left of its activations; how much that is depends on the model.
         yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
+        share = {"activations": 1 - train.recompute_budget}
+        yield Way("train.recompute=budget", share), "train", {"recompute": Recompute.budget}
     if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
         yield Way("precision=bf16", {"activations": 0.4}), "precision", {"compute_dtype": Dtype.bf16}
     if not config.optim.offload:

@@ -55,7 +55,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
         "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
         "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",
-        "train.loss_chunk_size", "train.guard.spike_factor", "train.guard.max_rollbacks",
+        "train.recompute_budget", "train.loss_chunk_size", "train.guard.spike_factor", "train.guard.max_rollbacks",
         "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
         "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",
         "fit",  # the micro-batch that train.micro_batch_size=auto has found

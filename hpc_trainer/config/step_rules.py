@@ -9,7 +9,7 @@ from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute, TrainConfig
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
@@ -35,12 +35,13 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             f"{config.parallel.tensor_parallel} shares it out. Use train.loss_chunk_size=null, or parallel=fsdp."
         )
     yield from at_least("train.max_skipped_steps", train.max_skipped_steps, 0, nullable=True)
-    if train.recompute is not Recompute.none and isinstance(model, (MlpConfig, CnnConfig)):
+    if train.recompute.is_of_blocks and isinstance(model, (MlpConfig, CnnConfig)):
         yield (
             f"train.recompute={train.recompute.value} computes blocks again, and model={model.name} has none. "
             "Use train.recompute=none, or model=gpt, resnet18 or resnet50."
         )
     yield from _compile(config)
+    yield from _budget(config)
     if train.channels_last and config.parallel.strategy is Strategy.fsdp:
         yield (
             "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use "
@@ -59,6 +60,29 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
         )
 
 
+def _budget(config: TrainConfig) -> Iterator[str]:
+    train = config.train
+    yield from between("train.recompute_budget", train.recompute_budget, 0, 1)
+    if train.recompute is not Recompute.budget:
+        if train.recompute_budget != LoopConfig().recompute_budget:
+            yield (
+                f"train.recompute_budget={train.recompute_budget:g} is for train.recompute=budget, and it is "
+                f"{train.recompute.value}. Use train.recompute=budget train.compile=true."
+            )
+        return
+    if not train.compile:
+        yield (
+            "train.recompute=budget is a choice of the compiler, and train.compile=false. Use train.compile=true, or "
+            "train.recompute=full."
+        )
+    dropout = getattr(config.model, "dropout", 0.0)
+    if dropout:
+        yield (
+            f"train.recompute=budget draws dropout anew when it computes again (a fault of torch up to 2.13), and "
+            f"model.dropout={dropout:g}. Use model.dropout=0, or train.recompute=full train.compile_scope=blocks."
+        )
+
+
 def _compile(config: TrainConfig) -> Iterator[str]:
     train, model = config.train, config.model
     scope, mode = train.compile_scope, train.compile_mode
@@ -70,10 +94,10 @@ def _compile(config: TrainConfig) -> Iterator[str]:
                     f"Use train.compile=true, or train.compile_{key}={usual.value}."
                 )
         return
-    if train.recompute is not Recompute.none and scope is CompileScope.model:
+    if train.recompute.is_of_blocks and scope is CompileScope.model:
         yield (
             f"train.recompute={train.recompute.value} and train.compile=true do not go together: the compiler decides "
-            "itself what is computed again. Use train.recompute=none, or train.compile=false, or compile blocks: "
+            "itself what is computed again. Use train.recompute=budget, or train.compile=false, or compile blocks: "
             "train.recompute=full train.compile_scope=blocks."
         )
     if train.recompute is Recompute.selective and scope is CompileScope.blocks:

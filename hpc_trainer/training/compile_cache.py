@@ -42,7 +42,7 @@ _TORCH_DEFAULT = "torchinductor_"  # torch sets the variable itself, when it is 
 _SECTIONS = ("model", "data", "precision")
 _TRAIN_KEYS = (
     "compile_scope", "compile_mode", "micro_batch_size", "label_smoothing", "channels_last", "recompute",
-    "deterministic", "logical_ranks",
+    "recompute_budget", "deterministic", "logical_ranks",
 )  # fmt: skip
 
 

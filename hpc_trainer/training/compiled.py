@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
+import torch._functorch.config
 from torch import nn
 
-from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.devices import kinds_in_use
 from hpc_trainer.training.fully_sharded import blocks
 
 # torch.compile's own words.
@@ -43,6 +45,34 @@ class _CompiledForward:
         return forward(module, *args, **kwargs)
 
 
+class _DrawsNothing(_CompiledForward):
+    """One whose first pass that trains must draw no random numbers.
+
+    What a memory budget computes again draws anew, and the gradient is that of another dropout mask (torch 2.13,
+    pytorch issue 190758).
+    """
+
+    _is_checked = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_checked or self.is_off or not self._module.training:
+            return super().__call__(*args, **kwargs)
+        before = _random_states()
+        result = super().__call__(*args, **kwargs)
+        if not all(map(torch.equal, before, _random_states())):
+            raise ConfigError(
+                "train.recompute=budget computes parts of the model again, and this model draws random numbers, as for "
+                "dropout: they would be others the second time. Take them out, or use train.recompute=full "
+                "train.compile_scope=blocks."
+            )
+        self._is_checked = True
+        return result
+
+
+def _random_states() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(kind.rng_state() for kind in kinds_in_use())]
+
+
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """Inside, whatever was compiled runs as it was written: for trials of many shapes."""
@@ -67,6 +97,8 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
             "train.compile_scope=blocks compiles layers that are modules with layers of their own, in an nn.ModuleList "
             "or nn.Sequential, and this model has none. Use train.compile_scope=model."
         )
+    is_budgeted = config.recompute is Recompute.budget
+    torch._functorch.config.activation_memory_budget = config.recompute_budget if is_budgeted else 1.0
     # torch 2.13 asks a block's input for its gradient, and warns of that itself.
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
     # Blocks of one class share their graphs if they are alike: weights are inputs of a graph.
@@ -75,7 +107,7 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
         for kind in {type(each) for each in found}
     }
     for each in found:
-        forward: Any = _CompiledForward(each, compiled[type(each)])
+        forward: Any = (_DrawsNothing if is_budgeted else _CompiledForward)(each, compiled[type(each)])
         each.forward = forward
     limit = len(found) + _SPARE_GRAPHS
     torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)

@@ -92,7 +92,9 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
             without, activations = activations, kept_bytes(config, loss, batch, shares)
             again = min(1.0, train.loss_chunk_size / batch[1].numel())  # of the chunk that is computed again
             activations += int(again * max(0, without - activations))
-        if train.recompute is not Recompute.none:
+        if train.recompute is Recompute.budget:
+            activations = int(activations * train.recompute_budget)
+        if train.recompute.is_of_blocks:
             recompute_blocks(model, train.recompute)
             without, activations = activations, kept_bytes(config, loss, batch, shares)
             activations += max(0, without - activations) // len(found)  # of the block that is computed again

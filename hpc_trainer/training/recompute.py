@@ -35,7 +35,7 @@ def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
     Raises:
         ConfigError: the model has no blocks.
     """
-    if mode is Recompute.none:
+    if not mode.is_of_blocks:
         return
     found = list(blocks(model))
     if not found:

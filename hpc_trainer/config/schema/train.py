@@ -32,6 +32,12 @@ class Recompute(str, enum.Enum):
     none = "none"
     selective = "selective"
     full = "full"
+    budget = "budget"
+
+    @property
+    def is_of_blocks(self) -> bool:
+        """True if blocks compute themselves again: not the compiler's business."""
+        return self in (Recompute.full, Recompute.selective)
 
 
 class CompileScope(str, enum.Enum):
@@ -94,7 +100,10 @@ class LoopConfig:
     guard: GuardConfig = field(default_factory=GuardConfig)
     recompute: Recompute = Recompute.none
     """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
-    more time), selective keeps the results of its matrix products too. The same bits as none on a CPU."""
+    more time), selective keeps the results of its matrix products too. The same bits as none on a CPU. budget: the
+    compiler chooses what to compute again, so that `recompute_budget` is kept; with `compile`, without dropout."""
+    recompute_budget: float = 0.5
+    """Share of what the compiler would keep for the backward pass, in [0, 1], that `recompute=budget` may keep."""
     channels_last: bool = False
     """Images and convolutions as NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
     compile: bool = False

@@ -85,6 +85,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "2", "model": "resnet18", "compile": "true", "ema": "null"},
         ("train.compile_scope=blocks", "parallel=fsdp", "train.recompute=full"),
     ),
+    "budget": (
+        {"precision": "bf16", "model": "gpt", "compile": "true", "accum": "1"},
+        ("train.recompute=budget", "train.recompute_budget=0.3", "model.dropout=0"),
+    ),
     "zero1": (
         {"ranks": "4", "point": "last_step", "ema": "null", "clip": "null"},
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),

@@ -250,6 +250,22 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "train.channels_last=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or",
     ),
     (
+        {"train__recompute": Recompute.budget},
+        "train.recompute=budget is a choice of the compiler, and train.compile=false. Use train.compile=true, or train",
+    ),
+    (
+        {"train__recompute": Recompute.budget, "train__compile": True, "model": GptConfig(dropout=0.1)},
+        "train.recompute=budget draws dropout anew when it computes again (a fault of torch up to 2.13), and model.dro",
+    ),
+    (
+        {"train__recompute": Recompute.full, "train__recompute_budget": 0.3, "model": GptConfig()},
+        "train.recompute_budget=0.3 is for train.recompute=budget, and it is full. Use train.recompute=budget train.c",
+    ),
+    (
+        {"train__recompute": Recompute.budget, "train__compile": True, "train__recompute_budget": 1.5},
+        "train.recompute_budget=1.5 must be in [0, 1]",
+    ),
+    (
         {"train__compile": True, "model": ResnetConfig(width=4)},
         "train.compile=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or train.c",
     ),
