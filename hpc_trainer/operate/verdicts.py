@@ -54,6 +54,9 @@ BY_STATE: dict[RunState, Verdict] = {
 }
 
 INCOMPATIBLE_RESUME = "incompatible_resume"
+INVALID_CONFIG = "invalid_config"
+REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)
+"""Where in our code they were said tells nobody anything."""
 
 # Of FAILED: by the cause that the worker recorded.
 BY_CAUSE: dict[str, Verdict] = {
@@ -69,6 +72,10 @@ BY_CAUSE: dict[str, Verdict] = {
             "else take the change back, or begin anew: --fresh or another sweep_name, and without the "
             "checkpoint.resume_from that names this checkpoint",
         ),
+    ),
+    INVALID_CONFIG: Verdict(
+        "What it was asked to do cannot be, which only the run itself could see: the rule, and what can be, are below.",
+        ("change what it names, then submit: that is another run", _RETRY + " if the change is in your own code"),
     ),
     "diverged": Verdict(
         "The training diverged: gradients were NaN or inf, or spikes, more often than train.max_skipped_steps and "

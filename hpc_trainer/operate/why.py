@@ -13,7 +13,7 @@ from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, INCOMPATIBLE_RESUME, Verdict
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
@@ -105,7 +105,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
         frames = [
             line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
         ]
-        if run.cause != INCOMPATIBLE_RESUME:  # where in our code it was refused tells nobody anything
+        if run.cause not in REFUSALS:
             yield from frames[-_TRACEBACK_LINES:]
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason

@@ -17,6 +17,7 @@ from hpc_trainer.config.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import (
+    ConfigError,
     DivergedError,
     ExitCode,
     HpcTrainerError,
@@ -218,6 +219,7 @@ _CAUSES = {
     PeerLostError.__name__: "peer_lost",
     DivergedError.__name__: "diverged",
     IncompatibleResumeError.__name__: "incompatible_resume",
+    ConfigError.__name__: "invalid_config",
 }
 _CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
 
