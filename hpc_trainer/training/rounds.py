@@ -89,12 +89,11 @@ class RoundStepper(Stepper):
                 self.outer.begin(state.model)
         return Stepper._backward(self, state, batches, wish_to_stop)
 
-    def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> bool:
-        is_taken = Stepper._update(self, state, is_bad)
+    def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> None:
+        Stepper._update(self, state, is_bad)
         done = state.step + 1
         if done > self.warmup_steps and ((done - self.warmup_steps) % self.every_steps == 0 or done == self.num_steps):
             self._meet(state.model)
-        return is_taken
 
     @torch.no_grad()
     def _meet(self, model: nn.Module) -> None:

@@ -80,7 +80,8 @@ class Stepper:
         should_stop = self.vote.count()
         grad_norm = self._clip(state)
         is_bad = False if grad_norm is None else state.guard.see(grad_norm, state.step)
-        if self._update(state, is_bad) and state.ema is not None:
+        self._update(state, is_bad)
+        if state.ema is not None:  # after a skipped step too: whether it was is not known before the GPU has told
             state.ema.update_parameters(state.model)
         state.optimizer.zero_grad(set_to_none=True)
         kind_of(self.device).launch()
@@ -110,18 +111,16 @@ class Stepper:
         # Of FSDP a DTensor's: the same on all ranks.
         return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]
 
-    def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> bool:
-        """The optimizer's step, unless it is bad; False if an overflow in fp16 was why it was not taken."""
+    def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> None:
+        """The optimizer's step, unless it is bad."""
         if state.scaler.is_enabled():
             if state.guard.sees_spikes:  # it saw the unscaled gradients: what overflowed is bad too
                 _step(state.optimizer, is_bad)
             else:
                 state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
-            scale = state.scaler.get_scale() if state.ema is not None else 0.0
             state.scaler.update()
-            return state.ema is None or state.scaler.get_scale() >= scale  # a smaller scale: the step was not taken
-        _step(state.optimizer, is_bad)
-        return True  # the average goes on, whatever a GPU has not told yet: the weights are as they were
+        else:
+            _step(state.optimizer, is_bad)
 
     def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
         """Forward and backward of the next micro-batch; its share of the mean loss."""
