@@ -22,7 +22,7 @@ _OTHER_KEYS = {
         "gpu_request",
         "mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu",
     ),
-    "data": ("num_workers",),
+    "data": ("num_workers", "keep_in_memory"),
     "parallel": ("timeout_s",),
 }  # fmt: skip
 # Keys that came later count from the moment they are set: runs of before keep their ids.
@@ -49,6 +49,7 @@ _NOT_SET: dict[str, Any] = {
         "powersgd_start_step": 1000, "powersgd_error_feedback": True, "sync": "every_step", "sync_every_steps": 16,
         "sync_warmup_steps": 0, "outer_lr": 0.7, "outer_momentum": 0.9,
     },
+    "model": {"vocab_multiple": 1},
     "data": {"max_shift": 0},
     "optim": {"lr_scaling": "none", "lr_base_batch": None, "in_backward": False, "offload": False},
 }  # fmt: skip

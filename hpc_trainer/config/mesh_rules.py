@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from hpc_trainer.config.checks import at_least
 from hpc_trainer.config.mesh import num_data_ranks
 from hpc_trainer.config.pipeline_rules import pipeline_problems
-from hpc_trainer.config.schema.data import TextBytesConfig
+from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
@@ -80,8 +80,10 @@ def _tensor_problems(config: TrainConfig) -> Iterator[str]:
         )
     if isinstance(model, GptConfig):
         sizes = {"model.num_heads": model.num_heads, "model.embed_dim": model.embed_dim}
-        if isinstance(config.data, TextBytesConfig):
-            sizes["vocabulary of data=text_bytes"] = VOCABULARY
+        if isinstance(config.data, (SyntheticTokensConfig, TextBytesConfig)):
+            known = VOCABULARY if isinstance(config.data, TextBytesConfig) else config.data.vocab_size
+            padded = -(-known // max(1, model.vocab_multiple)) * max(1, model.vocab_multiple)
+            sizes[f"vocabulary of data={config.data.name}"] = padded
         for name, size in sizes.items():
             if size % tp:
                 nearest = nearest_divisor(

@@ -39,7 +39,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
         "hardware.mem_gb_per_node", "hardware.mem_gb_per_gpu", "hardware.mem_gb_per_cpu",
         # batches are made from their indices alone; a file that moved is told by its content (dataset.digest)
-        "data.num_workers", "data.path",
+        "data.num_workers", "data.path", "data.keep_in_memory",
         # their random generators are the same in all releases that we run on (NEP 19 for numpy's)
         "versions.python", "versions.numpy",
     ),

@@ -23,6 +23,7 @@ VARIANTS: dict[str, dict[str, type]] = {
     "data": {
         "digits": data.DigitsConfig,
         "synthetic_images": data.SyntheticImagesConfig,
+        "synthetic_tokens": data.SyntheticTokensConfig,
         "text_bytes": data.TextBytesConfig,
         "custom": data.CustomDataConfig,
     },

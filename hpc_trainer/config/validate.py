@@ -26,7 +26,13 @@ from hpc_trainer.config.parallel_rules import parallel_problems
 from hpc_trainer.config.rank_rules import num_parts, rank_problems, whole_batch, with_batch
 from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import (
+    DataConfig,
+    DigitsConfig,
+    SyntheticImagesConfig,
+    SyntheticTokensConfig,
+    TextBytesConfig,
+)
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
@@ -251,7 +257,7 @@ def _model(model: ModelConfig) -> Iterator[str]:
             nearest = 18 if abs(model.depth - 18) < abs(model.depth - 50) else 50
             yield f"model.depth={model.depth} must be 18 or 50. Use {nearest}."
     if isinstance(model, GptConfig):
-        for key in ("num_layers", "num_heads", "embed_dim"):
+        for key in ("num_layers", "num_heads", "embed_dim", "vocab_multiple"):
             yield from _at_least(f"model.{key}", getattr(model, key), 1)
         if model.num_heads >= 1 and model.embed_dim % model.num_heads:
             nearest = max(1, round(model.embed_dim / model.num_heads)) * model.num_heads
@@ -267,12 +273,15 @@ def _data(config: TrainConfig) -> Iterator[str]:
     checks: dict[type[DataConfig], Callable[[Any], Iterator[str]]] = {
         DigitsConfig: _digits,
         SyntheticImagesConfig: _synthetic_images,
+        SyntheticTokensConfig: _synthetic_tokens,
         TextBytesConfig: _text_bytes,
     }
     yield from checks.get(type(data), lambda _: iter(()))(data)
-    is_text, reads_text = isinstance(data, TextBytesConfig), isinstance(config.model, GptConfig)
-    known = isinstance(data, (DigitsConfig, SyntheticImagesConfig, TextBytesConfig))
-    if known and not is_text and reads_text:
+    is_text, reads_text = (
+        isinstance(data, (SyntheticTokensConfig, TextBytesConfig)),
+        isinstance(config.model, GptConfig),
+    )
+    if isinstance(data, (DigitsConfig, SyntheticImagesConfig)) and reads_text:
         yield f"model=gpt reads text, and data={data.name} holds images. Use data=text_bytes, or model=cnn."
     if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
@@ -290,7 +299,7 @@ def _num_train_samples(data: DataConfig) -> int:
     """Training samples, where the configuration alone says how many; else 0."""
     if isinstance(data, DigitsConfig):
         return 1797 - data.num_eval
-    return data.num_samples if isinstance(data, SyntheticImagesConfig) else 0
+    return data.num_samples if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0
 
 
 def _digits(data: DigitsConfig) -> Iterator[str]:
@@ -306,6 +315,12 @@ def _synthetic_images(data: SyntheticImagesConfig) -> Iterator[str]:
     yield from _at_least("data.data_seed", data.data_seed, 0)
     if data.num_channels not in (1, 3):
         yield f"data.num_channels={data.num_channels} must be 1 or 3. Use 3."
+
+
+def _synthetic_tokens(data: SyntheticTokensConfig) -> Iterator[str]:
+    for key, least in (("num_samples", 1), ("num_eval", 1), ("seq_len", 2), ("data_seed", 0)):
+        yield from _at_least(f"data.{key}", getattr(data, key), least)
+    yield from _at_least("data.vocab_size", data.vocab_size, 2, most=2**31)
 
 
 def _text_bytes(data: TextBytesConfig) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Images made on the fly: a coarse pattern for each class under noise. Learnable, of any size, from no file.
 
-Bits come from Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), which computes any
-part of its stream directly: image i is the same in whatever batch, process or order it is asked for.
+Image i is the same in whatever batch, process or order it is asked for (`random_bits`).
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from torch import Tensor
 
 from hpc_trainer.config.schema.data import SyntheticImagesConfig
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.datasets.random_bits import STREAMS, random_bytes
 from hpc_trainer.errors import ConfigError
 
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 224
 _CELLS = 8  # cells a side in a class pattern
 _HALF_POWER = 0.5**0.5  # pattern and noise have half the variance each: images have mean 0, deviation 1
 _BYTE_MEAN, _BYTE_STD = 127.5, ((256**2 - 1) / 12) ** 0.5  # of a uniform byte
-_PATTERN_STREAM, _STREAMS = 0, {"train": 1, "eval": 2}
+_PATTERN_STREAM = 0
 
 
 class SyntheticImages:
@@ -35,13 +35,16 @@ class SyntheticImages:
         self.num_classes = config.num_classes
         self._length = config.num_samples if split == "train" else config.num_eval
         self._seed = config.data_seed
-        self._stream = _STREAMS[split]
+        self._stream = STREAMS[split]
         num_bytes = config.num_channels * _CELLS * _CELLS
         codes = np.stack(
-            [_random_bytes(self._seed, _PATTERN_STREAM, label, num_bytes) for label in range(config.num_classes)]
+            [random_bytes(self._seed, _PATTERN_STREAM, label, num_bytes) for label in range(config.num_classes)]
         )
         self._patterns = _to_float(codes).view(config.num_classes, config.num_channels, _CELLS, _CELLS)
         self._cell_of_column = torch.arange(config.image_size) * _CELLS // config.image_size
+        # Room that is not filled takes no memory: asking for one image, as `plan --memory` does, makes one.
+        self._kept = torch.empty(self._length, *self.input_shape) if config.keep_in_memory else None
+        self._is_kept = np.zeros(self._length, dtype=bool)
 
     def __len__(self) -> int:
         return self._length
@@ -49,30 +52,35 @@ class SyntheticImages:
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images [batch, channels, size, size] and targets [batch]."""
         rows = index_array(indices, len(self))
+        targets = torch.from_numpy(rows % self.num_classes)
+        if self._kept is None:
+            return self._make(rows, targets), targets
+        new = np.unique(rows[~self._is_kept[rows]])
+        if len(new):
+            self._kept[torch.from_numpy(new)] = self._make(new, torch.from_numpy(new % self.num_classes))
+            self._is_kept[new] = True
+        # On a GPU's host it is what will be copied there, and needs no copy of its own to be pinned.
+        is_pinned = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        images = torch.empty(len(rows), *self.input_shape, pin_memory=is_pinned)
+        return torch.index_select(self._kept, 0, torch.from_numpy(rows), out=images), targets
+
+    def _make(self, rows: NDArray[np.int64], targets: Tensor) -> Tensor:
         channels, height, width = self.input_shape
         num_bytes = channels * height * width
         codes = np.empty((len(rows), num_bytes), dtype=np.uint8)
         for slot, index in enumerate(rows.tolist()):
-            codes[slot] = _random_bytes(self._seed, self._stream, index, num_bytes)
-        targets = torch.from_numpy(rows % self.num_classes)
+            codes[slot] = random_bytes(self._seed, self._stream, index, num_bytes)
         images = _to_float(codes).view(len(rows), channels, height, width)
         # Wide first, then a row of cells at a time: the pattern at full size costs as much as the noise.
         wide = self._patterns[targets][:, :, :, self._cell_of_column]
         for cell in range(_CELLS):
             first, last = _first_pixel(cell, height), _first_pixel(cell + 1, height)
             images[:, :, first:last] += wide[:, :, cell : cell + 1]
-        return images, targets
+        return images
 
 
 def _first_pixel(cell: int, size: int) -> int:
     return -(-cell * size // _CELLS)  # rounded up: pixel x lies in cell x * _CELLS // size
-
-
-def _random_bytes(seed: int, stream: int, index: int, num_bytes: int) -> NDArray[np.uint8]:
-    # The stream sits in the counter's highest word, which counting never reaches: streams cannot meet.
-    bits = np.random.Philox(key=np.array([seed, index], dtype=np.uint64), counter=[0, 0, 0, stream])
-    words = bits.random_raw((num_bytes + 7) // 8).astype("<u8", copy=False)
-    return words.view(np.uint8)[:num_bytes]
 
 
 def _to_float(codes: NDArray[np.uint8]) -> Tensor:

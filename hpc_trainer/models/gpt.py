@@ -83,9 +83,9 @@ class TiedHead(nn.Module):
 class Gpt(nn.Module):
     """`num_layers` blocks over token and position embeddings.
 
-    `input_shape` is (seq_len,), the longest window; `num_classes` is the vocabulary. Tokens int64 [batch,
-    seq] with seq ≤ seq_len to logits [batch, seq, num_classes]; logits at a position depend on tokens up to
-    it only. Raises ConfigError where a value or the input shape cannot be, or a window is too long.
+    `input_shape` is (seq_len,), the longest window; `num_classes` is the vocabulary, which is rounded up to a multiple
+    of `vocab_multiple`. Tokens int64 [batch, seq] with seq ≤ seq_len to logits [batch, seq, num_classes as rounded];
+    logits at a position depend on tokens up to it only. Raises ConfigError where a value or the input shape cannot be, or a window is too long.
     """
 
     def __init__(self, config: GptConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -93,7 +93,8 @@ class Gpt(nn.Module):
         _check(config, input_shape)
         check_num_classes(num_classes)
         (self.seq_len,) = input_shape
-        self.token_embedding = nn.Embedding(num_classes, config.embed_dim)
+        num_rows = -(-num_classes // config.vocab_multiple) * config.vocab_multiple
+        self.token_embedding = nn.Embedding(num_rows, config.embed_dim)
         self.position_embedding = nn.Embedding(self.seq_len, config.embed_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -174,6 +175,7 @@ def _check(config: GptConfig, input_shape: tuple[int, ...]) -> None:
     check_at_least("model.num_layers", config.num_layers, 1)
     check_at_least("model.num_heads", config.num_heads, 1)
     check_at_least("model.embed_dim", config.embed_dim, 1)
+    check_at_least("model.vocab_multiple", config.vocab_multiple, 1)
     check_dropout(config.dropout)
     if config.embed_dim % config.num_heads:
         divisors = [count for count in range(1, config.embed_dim + 1) if config.embed_dim % count == 0]
@@ -185,5 +187,5 @@ def _check(config: GptConfig, input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise ConfigError(
             f"model=gpt reads tokens, so the data's input_shape must be (seq_len,) with seq_len ≥ 1, "
-            f"but it is {input_shape}. Choose data=text_bytes; for images, model=cnn."
+            f"but it is {input_shape}. Choose data=text_bytes or synthetic_tokens; for images, model=cnn."
         )

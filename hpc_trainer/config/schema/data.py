@@ -49,6 +49,27 @@ class SyntheticImagesConfig(DataConfig):
     """Classes, ≥ 2."""
     data_seed: int = 0
     """Seed of the class patterns and the noise, ≥ 0; apart from the run's seed."""
+    keep_in_memory: bool = False
+    """Each rank (with num_workers, each loader process) keeps the images that it has made: 4 bytes a value, so 1,000
+    images of 224 pixels are 0.6 GB. For what cannot wait for them, as benchmarks; the same images."""
+
+
+@dataclass(kw_only=True, slots=True)
+class SyntheticTokensConfig(DataConfig):
+    """Windows of random tokens made from (index, data_seed) alone; for speed and shape tests of language models."""
+
+    name: str = "synthetic_tokens"
+    _target_: str = "hpc_trainer.datasets.synthetic_tokens.build"
+    num_samples: int = 10_000
+    """Training windows, ≥ 1."""
+    num_eval: int = 100
+    """Evaluation windows, ≥ 1."""
+    seq_len: int = 1024
+    """Tokens a window predicts, ≥ 2."""
+    vocab_size: int = 50_257
+    """Tokens to tell apart, 2 to 2**31; GPT-2's are 50,257."""
+    data_seed: int = 0
+    """Seed of the tokens, ≥ 0; apart from the run's seed."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -62,6 +62,9 @@ class GptConfig(ModelConfig):
     """Attention heads; must divide embed_dim."""
     embed_dim: int = 128
     """Width of the residual stream."""
+    vocab_multiple: int = 1
+    """The embedding and the output layer have as many rows as the vocabulary, rounded up to a multiple of this, ≥ 1:
+    tensor cores like 128 (GPT-2's 50,257 become 50,304). What is added is never a target, and soon unlikely."""
     dropout: float = 0.0
     """Probability in [0, 1)."""
 

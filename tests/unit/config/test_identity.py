@@ -9,6 +9,7 @@ import pytest
 
 from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.schema.data import SyntheticImagesConfig
 from hpc_trainer.config.schema.hardware import Device, GpuRequest
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotMode
@@ -57,6 +58,11 @@ def test_the_order_of_keys_does_not_matter() -> None:
 )  # fmt: skip
 def test_where_when_and_how_loudly_does_not_matter(changes: dict[str, Any]) -> None:
     assert _digest(**changes) == _digest()
+
+
+def test_images_that_are_kept_in_memory_are_the_same_training() -> None:
+    kept, made = (_digest(data=SyntheticImagesConfig(keep_in_memory=each)) for each in (True, False))
+    assert kept == made != _digest(data=SyntheticImagesConfig(image_size=16))
 
 
 @pytest.mark.parametrize(

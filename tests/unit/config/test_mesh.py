@@ -10,7 +10,7 @@ from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.mesh import MeshShape, mesh_shape, num_data_ranks
 from hpc_trainer.config.mesh_rules import nearest_divisor
-from hpc_trainer.config.schema.data import TextBytesConfig
+from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
@@ -103,6 +103,10 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
             {"parallel__tensor_parallel": 3, "hardware__tasks_per_node": 3, "model__num_heads": 3,
              "model__embed_dim": 33},
             ["must divide vocabulary of data=text_bytes=256, which it cuts up. Use 1."],
+        ),
+        (
+            {"parallel__tensor_parallel": 4, "data": SyntheticTokensConfig(vocab_size=257), "model__vocab_multiple": 2},
+            ["must divide vocabulary of data=synthetic_tokens=258, which it cuts up. Use 2."],
         ),
         ({"parallel__tensor_parallel": 2, "model": MlpConfig()}, ["model=mlp has none. Use model=gpt"]),
         (

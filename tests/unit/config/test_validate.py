@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.data import SyntheticImagesConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import SyntheticImagesConfig, SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
@@ -337,6 +337,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"data": SyntheticImagesConfig(num_classes=1)}, "data.num_classes=1 must be at least 2. Use 2."),
     ({"data": SyntheticImagesConfig(data_seed=-1)}, "data.data_seed=-1 must be at least 0. Use 0."),
     ({"data": SyntheticImagesConfig(num_channels=2)}, "data.num_channels=2 must be 1 or 3. Use 3."),
+    ({"model": GptConfig(vocab_multiple=0)}, "model.vocab_multiple=0 must be at least 1. Use 1."),
+    ({"data": SyntheticTokensConfig()}, "model=mlp reads images, and data=synthetic_tokens holds text. Use model=gpt."),
+    ({"data": SyntheticTokensConfig(num_samples=0)}, "data.num_samples=0 must be at least 1. Use 1."),
+    ({"data": SyntheticTokensConfig(num_eval=0)}, "data.num_eval=0 must be at least 1. Use 1."),
+    ({"data": SyntheticTokensConfig(seq_len=1)}, "data.seq_len=1 must be at least 2. Use 2."),
+    ({"data": SyntheticTokensConfig(data_seed=-1)}, "data.data_seed=-1 must be at least 0. Use 0."),
+    ({"data": SyntheticTokensConfig(vocab_size=1)}, "data.vocab_size=1 must be at least 2. Use 2."),
+    (
+        {"data": SyntheticTokensConfig(num_samples=33), "model": GptConfig()},
+        "train.global_batch_size=64 must be at most the 33 training samples of data=synthetic_tokens. Use 33.",
+    ),
     ({"data": TextBytesConfig(seq_len=1)}, "data.seq_len=1 must be at least 2. Use 2."),
     ({"data": TextBytesConfig(eval_fraction=1.0)}, "data.eval_fraction=1 must be between 0 and 1. Use 0.1."),
     ({"data": TextBytesConfig(path="/no/such")}, "data.path=/no/such must be a readable file; there is none."),

@@ -41,6 +41,25 @@ def test_an_image_is_the_same_in_any_batch_and_process(size):
         assert target[0] == targets[slot] == index % 10
 
 
+def test_images_that_are_kept_are_the_same_ones():
+    data, kept = build(image_size=13), build(image_size=13, keep_in_memory=True)
+    for indices in ([5, 3, 5], [3, 9_999, 5, 0], [0]):
+        images, targets = kept.__getitems__(indices)
+        expected = data.__getitems__(indices)
+        assert torch.equal(images, expected[0])
+        assert torch.equal(targets, expected[1])
+        images.zero_()  # the batch is the step's own
+
+
+def test_what_is_kept_is_made_once(monkeypatch):
+    kept, made = build(keep_in_memory=True), []
+    random_bytes = synthetic_images.random_bytes
+    monkeypatch.setattr(synthetic_images, "random_bytes", lambda *args: made.append(args[2]) or random_bytes(*args))
+    for indices in ([1, 2, 1], [2, 3], [1]):
+        kept.__getitems__(indices)
+    assert made == [1, 2, 3]
+
+
 def test_an_image_does_not_depend_on_how_many_there_are():
     few, many = build(num_samples=10), build(num_samples=1000)
     assert torch.equal(few.__getitems__([9])[0], many.__getitems__([9])[0])

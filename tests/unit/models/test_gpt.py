@@ -73,6 +73,22 @@ def test_parameter_count_is_that_of_gpt2_small():
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
+@pytest.mark.parametrize(("multiple", "rows"), [(1, 257), (128, 384), (257, 257)])
+def test_the_vocabulary_is_rounded_up_and_targets_are_what_they_were(multiple, rows):
+    config = GptConfig(num_layers=1, num_heads=2, embed_dim=16, vocab_multiple=multiple)
+    model = Gpt(config, input_shape=(SEQ_LEN,), num_classes=257)
+    logits = model(tokens())
+    assert logits.shape == (2, SEQ_LEN, rows)
+    functional.cross_entropy(logits.flatten(0, 1), tokens().flatten()).backward()
+    assert model.token_embedding.weight.grad.shape == (rows, 16)
+
+
+def test_gpt2_small_rounded_up_has_the_rows_of_nanogpt():
+    with torch.device("meta"):
+        config = GptConfig(num_layers=12, num_heads=12, embed_dim=768, vocab_multiple=128)
+        assert Gpt(config, input_shape=(1024,), num_classes=50257).token_embedding.num_embeddings == 50_304
+
+
 def test_dropout_acts_in_training_only():
     config = GptConfig(num_layers=1, num_heads=2, embed_dim=16, dropout=0.5)
     model = Gpt(config, input_shape=(SEQ_LEN,), num_classes=VOCAB)

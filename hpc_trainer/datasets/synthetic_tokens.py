@@ -1,0 +1,57 @@
+"""Random tokens of any vocabulary, made on the fly: for speed and shape tests of language models. No file.
+
+Common tokens are more likely than rare ones: a token is floor(V a b) of two uniform a, b in [0, 1), so token t has the
+probability density -ln(t / V). What a model can learn is just that: its loss falls from ln V to about ln V - 0.42.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpc_trainer.config.schema.data import SyntheticTokensConfig
+from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.datasets.random_bits import STREAMS, random_words
+
+LARGEST_VOCABULARY = 2**31
+
+
+class SyntheticTokens:
+    """Window i is seq_len + 1 tokens; it depends on the data seed, the split, i and the sizes alone."""
+
+    def __init__(self, config: SyntheticTokensConfig, split: Split) -> None:
+        self.input_shape = (config.seq_len,)
+        self.num_classes = config.vocab_size
+        self._length = config.num_samples if split == "train" else config.num_eval
+        self._seed = config.data_seed
+        self._stream = STREAMS[split]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [batch, seq_len] and targets of the same shape: each token's target is the one after it."""
+        rows = index_array(indices, len(self))
+        (seq_len,) = self.input_shape
+        words = np.empty((len(rows), seq_len + 1), dtype=np.uint64)
+        for slot, index in enumerate(rows.tolist()):
+            words[slot] = random_words(self._seed, self._stream, index, seq_len + 1)
+        # Whole numbers throughout: the same tokens whatever a machine's floating point does.
+        half = np.uint64(32)
+        product = (words >> half) * (words & np.uint64(2**32 - 1)) >> half
+        tokens = torch.from_numpy((product * np.uint64(self.num_classes) >> half).astype(np.int64))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def build(config: SyntheticTokensConfig, split: Split) -> SyntheticTokens:
+    """The train or the eval windows. Raises ConfigError for bad values."""
+    check_split(split)
+    check_range("data.num_samples", config.num_samples, 1)
+    check_range("data.num_eval", config.num_eval, 1)
+    check_range("data.seq_len", config.seq_len, 2)
+    check_range("data.vocab_size", config.vocab_size, 2, LARGEST_VOCABULARY)
+    check_range("data.data_seed", config.data_seed, 0, 2**63 - 1)
+    return SyntheticTokens(config, split)
