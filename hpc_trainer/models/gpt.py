@@ -85,7 +85,8 @@ class Gpt(nn.Module):
 
     `input_shape` is (seq_len,), the longest window; `num_classes` is the vocabulary, which is rounded up to a multiple
     of `vocab_multiple`. Tokens int64 [batch, seq] with seq ≤ seq_len to logits [batch, seq, num_classes as rounded];
-    logits at a position depend on tokens up to it only. Raises ConfigError where a value or the input shape cannot be, or a window is too long.
+    logits at a position depend on tokens up to it only. Raises ConfigError where a value or the input shape cannot be,
+    or a window is too long.
     """
 
     def __init__(self, config: GptConfig, *, input_shape: tuple[int, ...], num_classes: int) -> None:

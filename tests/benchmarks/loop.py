@@ -11,9 +11,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
-import json
 import logging
-import signal
 import statistics
 import tempfile
 import time
@@ -39,7 +37,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.order import BatchOrder
-from hpc_trainer.training.schedule import learning_rate
+from tests.benchmarks.by_hand import log_line, train_by_hand
 
 WINDOW, WINDOWS = 50, 12
 STEPS = WINDOW * WINDOWS
@@ -109,44 +107,14 @@ def _parts(config: TrainConfig) -> tuple[nn.Module, torch.optim.Optimizer, Itera
     return model, build_optimizer(config.optim, model), batches
 
 
-def _log(config: TrainConfig, file: Any, step: int, loss: torch.Tensor, norm: Any, begin: float) -> float:
-    """A line of metrics; the time, for the next one."""
-    now = time.perf_counter()
-    values = {"step": step, "loss": loss.item(), "norm": float(norm), "speed": WINDOW / (now - begin)}
-    file.write(json.dumps(values) + "\n")
-    file.flush()
-    return now
-
-
 def _by_hand(config: TrainConfig, stamps: Stamps) -> None:
-    """What a careful person writes: AMP with a scaler for the day of fp16, clipping, metrics, a stop flag, saves."""
-    stopped: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: stopped.append(number))
     model, optimizer, batches = _parts(config)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    device, begin = torch.device("cpu"), time.perf_counter()
+
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(inputs), targets)
+
     with tempfile.TemporaryFile("w") as file:
-        for step in range(STEPS):
-            stamps.step()
-            lr = learning_rate(config.schedule, config.optim.lr, step, STEPS)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            inputs, targets = next(batches)
-            inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = functional.cross_entropy(model(inputs), targets)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            if (step + 1) % WINDOW == 0:
-                begin = _log(config, file, step + 1, loss, norm, begin)
-            if stopped or (step + 1) % SAVE_EVERY == 0:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "never")
-                break
-    signal.signal(signal.SIGUSR2, before)
+        train_by_hand(config, loss_of, model, optimizer, batches, torch.device("cpu"), file, on_step=stamps.step)
 
 
 def _fabric(config: TrainConfig, stamps: Stamps) -> None:
@@ -166,7 +134,7 @@ def _fabric(config: TrainConfig, stamps: Stamps) -> None:
             optimizer.step()
             optimizer.zero_grad()
             if (step + 1) % WINDOW == 0:
-                begin = _log(config, file, step + 1, loss, norm, begin)
+                begin = log_line(file, step + 1, loss, norm, WINDOW / (time.perf_counter() - begin))
 
 
 def _accelerate(config: TrainConfig, stamps: Stamps) -> None:
@@ -187,7 +155,7 @@ def _accelerate(config: TrainConfig, stamps: Stamps) -> None:
             optimizer.step()
             optimizer.zero_grad()
             if (step + 1) % WINDOW == 0:
-                begin = _log(config, file, step + 1, loss, norm, begin)
+                begin = log_line(file, step + 1, loss, norm, WINDOW / (time.perf_counter() - begin))
 
 
 def _lightning(config: TrainConfig, stamps: Stamps) -> None:

@@ -105,12 +105,13 @@ def _prepare(folder: Path) -> tuple[Path, str]:
         append_specs(grid.sweep, grid.specs)
         run_id = grid.specs[0].run_id
         if origin is None:
-            _work(grid.sweep.folder, run_id)
+            work(grid.sweep.folder, run_id)
             origin = grid.sweep.run(run_id).folder
     return grid.sweep.folder, run_id
 
 
-def _work(sweep: Path, run_id: str) -> None:
+def work(sweep: Path, run_id: str) -> None:
+    """The worker of one run, as a process of its own on this machine. Raises CalledProcessError: it failed."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
     command = [sys.executable, "-m", "hpc_trainer.worker", "--sweep-dir", str(sweep), "--run", run_id]
     subprocess.run(command, env=kept, check=True, capture_output=True)
@@ -120,7 +121,7 @@ def _ours(sweep: Path, run_id: str) -> float:
     """Seconds from the start of a worker to the line of its first step."""
     shutil.rmtree(sweep / run_id, ignore_errors=True)
     begin = time.time()
-    _work(sweep, run_id)
+    work(sweep, run_id)
     first = json.loads((sweep / run_id / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == 21
     return float(first["time"]) - begin
