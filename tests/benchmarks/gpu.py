@@ -87,9 +87,10 @@ def _overrides(experiment: Experiment, options: argparse.Namespace, folder: Path
     every = 10 if options.small else 50
     steps = -(-options.steps // every) * every + _COLD_LINES * every
     words = [
-        f"experiment={experiment.name}", "cluster=local", f"paths.runs_dir='{folder}'", f"train.num_steps={steps}",
-        f"monitor.log_every_steps={every}", f"checkpoint.every_steps={_NEVER}",
-        f"schedule.warmup_steps={every}", "snapshot=off", f"seed={','.join(map(str, range(options.rounds)))}", f"train.compile={str(options.compile).lower()}",
+        f"experiment={experiment.name}", "cluster=local", f"paths.runs_dir='{folder}'", "snapshot=off",
+        f"train.num_steps={steps}", f"monitor.log_every_steps={every}", f"checkpoint.every_steps={_NEVER}",
+        f"schedule.warmup_steps={every}", f"seed={','.join(map(str, range(options.rounds)))}",
+        f"train.compile={str(options.compile).lower()}",
     ]  # fmt: skip
     return [*words, *(("hardware=cpu_x1", *experiment.small) if options.small else ("hardware=gpu_x1",))]
 
