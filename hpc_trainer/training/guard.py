@@ -56,7 +56,8 @@ class StepGuard:
             return is_bad
         bad = ~torch.isfinite(grad_norm)
         self._in_a_row = (self._in_a_row + 1) * bad.long()
-        self._worst = torch.maximum(self._in_a_row, torch.as_tensor(self._worst, device=bad.device))
+        # After a check it is a number, and as a tensor it would be copied to the device, for which the host waits.
+        self._worst = self._in_a_row.clamp(min=self._worst)
         self._total = self._total + bad.long()
         return bad
 

@@ -30,7 +30,8 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     main = find_main(config)
     if config.train.deterministic:
         use_deterministic_algorithms()
-        torch.backends.cudnn.benchmark = False
+    # Trying cuDNN's kernels for each new shape costs the first steps a second or some, and may round otherwise each time.
+    torch.backends.cudnn.benchmark = not config.train.deterministic
     seed_everything(config.seed, run.rank)
     try:
         main(config, run)

@@ -109,7 +109,7 @@ def test_each_rank_draws_its_own_numbers_and_the_same_every_time(loop: str) -> N
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_determinism_is_set_before_main(loop: str, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = deterministic
     run_main(_config(loop, train__deterministic=deterministic), _run())
     assert torch.are_deterministic_algorithms_enabled() is deterministic
     assert torch.backends.cudnn.benchmark is not deterministic

@@ -1,0 +1,103 @@
+"""A step reads no number from its device: on a GPU the host would wait there, and the GPU for the host after it.
+
+The meta device stands in for a GPU. What is there has a shape and no content, and whoever asks for it gets an error; and
+the code takes the ways that it takes on a GPU, where they are chosen by `device.type == "cpu"`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.ema import build_ema
+from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.parallel import StopVote, VotingLoss
+from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.spikes import SpikeGuard
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper
+
+META = torch.device("meta")
+BATCH = torch.empty(4, 3, 8, 8, device=META), torch.empty(4, dtype=torch.int64, device=META)
+
+
+class _Fused(torch.optim.SGD):
+    """torch's fused optimizers do not know the meta device; this one keeps what the step tells them."""
+
+    _step_supports_amp_scaling = True
+    seen: Any = None
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen, self.found_inf = getattr(self, "found_inf", None), None
+        super().step(closure)
+
+
+def _build(guard: StepGuard, max_grad_norm: float | None, accum: int, ema: float | None) -> tuple[TrainState, Stepper]:
+    with META:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
+        loss = VotingLoss(model)
+    precision = PrecisionConfig()
+    optimizer = _Fused(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"), guard=guard)
+    state.ema = build_ema(model, ema)
+    stepper = Stepper(
+        module=loss, vote=StopVote(loss, RankGroup(device=META)), precision=precision, device=META,
+        grad_accum_steps=accum, max_grad_norm=max_grad_norm, channels_last=True,
+    )  # fmt: skip
+    return state, stepper
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize("spikes", [None, OnSpike.skip, OnSpike.rollback])
+def test_a_step_reads_nothing(
+    spikes: OnSpike | None, max_grad_norm: float | None, accum: int, ema: float | None
+) -> None:
+    guard = StepGuard(10) if spikes is None else SpikeGuard(10, GuardConfig(on_spike=spikes))
+    state, stepper = _build(guard, max_grad_norm, accum, ema)
+    batches = itertools.repeat(BATCH)
+    stepper.step(state, batches, lr=0.1, wish_to_stop=False)
+    result = stepper.step(state, batches, lr=0.1, wish_to_stop=False)
+    assert state.optimizer.seen.device == META  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="meta"):
+        result.loss.item()  # reading would have told
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(guard._in_a_row)
+
+
+def test_the_guard_makes_no_tensor_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is a copy from pageable memory, and a synchronisation: in the first step, and after each logged one."""
+
+    def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise AssertionError("copied to the device")
+
+    guard = StepGuard(10)
+    for name in ("as_tensor", "tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    for _ in range(2):
+        guard._worst = 0  # as `check` leaves it
+        bad = guard.see(torch.empty((), device=META))
+        assert isinstance(bad, torch.Tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_the_guard_counts_as_on_a_cpu() -> None:
+    norms = [1.0, float("nan"), float("inf"), 2.0, float("nan")]
+    here, there = StepGuard(10), StepGuard(10)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for norm in norms:
+            here.see(torch.tensor(norm))
+            there.see(torch.full((), norm, device="cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert here.state_dict() == there.state_dict() == {"in_a_row": 1, "worst": 2, "total": 3}
