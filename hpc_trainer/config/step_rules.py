@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between
 from hpc_trainer.config.gpu_types import find_gpu_type
+from hpc_trainer.config.rank_rules import num_parts, whole_batch
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
@@ -115,11 +116,31 @@ def _compile(config: TrainConfig) -> Iterator[str]:
             f"train.compile_mode={mode.value} is for GPUs, and hardware={config.hardware.name} has none. "
             "Use train.compile_mode=default."
         )
-    if mode is CompileMode.reduce_overhead and train.grad_accum_steps not in (None, 1):
+    if mode is not CompileMode.default:
+        yield from _graphs(config)
+
+
+def _graphs(config: TrainConfig) -> Iterator[str]:
+    """Both modes capture CUDA graphs, whose backward pass writes each time into the same memory.
+
+    Gradients that are added up there are wrong without an error (pytorch issue 96693), or with one (169545).
+    """
+    train = config.train
+    graphs = (
+        f"train.compile_mode={train.compile_mode.value} keeps results in memory that the next forward pass overwrites"
+    )
+    if train.is_batch_auto:
         yield (
-            "train.compile_mode=reduce_overhead keeps results in memory that the next forward pass overwrites: "
-            f"train.grad_accum_steps={train.grad_accum_steps} must be 1. Use train.compile_mode=default, or 1."
+            f"{graphs}, and train.micro_batch_size=auto may find several for each step. Use "
+            "train.compile_mode=default, or a number."
         )
+        return
+    parts, micro = num_parts(train, config.hardware, config.parallel), train.given_micro_batch_size
+    accum = train.grad_accum_steps
+    if accum is None and micro and parts > 0 and micro > 0:
+        accum = whole_batch(train, config.hardware, config.parallel) // (micro * parts)
+    if accum is not None and accum > 1:
+        yield f"{graphs}: train.grad_accum_steps={accum} must be 1. Use train.compile_mode=default, or 1."
 
 
 def _precision(config: TrainConfig) -> Iterator[str]:

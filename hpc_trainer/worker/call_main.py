@@ -30,7 +30,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     main = find_main(config)
     if config.train.deterministic:
         use_deterministic_algorithms()
-    # Trying cuDNN's kernels for each new shape costs the first steps a second or some, and may round otherwise each time.
+    # Trying cuDNN's kernels for a new shape costs the first step a second or some, and may round otherwise each time.
     torch.backends.cudnn.benchmark = not config.train.deterministic
     seed_everything(config.seed, run.rank)
     try:

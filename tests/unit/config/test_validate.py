@@ -300,6 +300,16 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "train.compile_mode=reduce_overhead keeps results in memory that the next forward pass overwrites: train.grad_",
     ),
     (
+        {"train__compile": True, "train__compile_mode": CompileMode.max_autotune, "hardware__gpus_per_node": 1,
+         "train__micro_batch_size": 16},
+        "the next forward pass overwrites: train.grad_accum_steps=4 must be 1. Use train.compile_mode=default, or 1.",
+    ),
+    (
+        {"train__compile": True, "train__compile_mode": CompileMode.max_autotune, "hardware__gpus_per_node": 1,
+         "train__micro_batch_size": "auto"},
+        "and train.micro_batch_size=auto may find several for each step. Use train.compile_mode=default, or a number.",
+    ),
+    (
         {"train__channels_last": True, "model": ResnetConfig(), "parallel__strategy": Strategy.fsdp},
         "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use train.channels_last=f",
     ),

@@ -1,7 +1,7 @@
 """A step reads no number from its device: on a GPU the host would wait there, and the GPU for the host after it.
 
-The meta device stands in for a GPU. What is there has a shape and no content, and whoever asks for it gets an error; and
-the code takes the ways that it takes on a GPU, where they are chosen by `device.type == "cpu"`.
+The meta device stands in for a GPU. What is there has a shape and no content, and whoever asks for it gets an error;
+and the code takes the ways that it takes on a GPU, where they are chosen by `device.type == "cpu"`.
 """
 
 from __future__ import annotations
