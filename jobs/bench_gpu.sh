@@ -3,7 +3,7 @@
 # them. Runs here or as a job; with --small on any CPU, tiny, to see that it works. From the repository, with
 # `pip install -e .` in the python that is on PATH, or in $PYTHON.
 #
-# Command:  jobs/bench_gpu.sh [--small] [--only gpt|resnet] [--rounds 3] [--steps 250]
+# Command:  jobs/bench_gpu.sh [--small] [--only gpt|resnet] [--rounds 3] [--steps 250] [KEY=VALUE]...
 #           on Slurm, in the repository: sbatch [--partition=GPU] jobs/bench_gpu.sh
 # Cost:     one GPU of 80 GB or more, half an hour (an estimate: no GPU was at hand). --small: a minute on one CPU core.
 # Expected: a table in Markdown; on one H200 GPT-2 at 480,000 tokens/s and ResNet-50 at 4,500 images/s or more, each at

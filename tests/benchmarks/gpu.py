@@ -1,12 +1,13 @@
 """GPT-2 124M and ResNet-50 on one GPU: a run of ours beside a hand-written twin, and beside what the device could do.
 
-    python -m tests.benchmarks.gpu [--small] [--only gpt|resnet] [--rounds 3] [--steps 250] [--compile|--no-compile]
+    python -m tests.benchmarks.gpu [--small] [--only gpt|resnet] [--rounds 3] [--steps 250] [--no-compile] [KEY=VALUE]...
 
 Each round is a run by the worker, as `hpc-trainer train` starts it, and its twin (`gpu_child.py`): new processes, the
 same frozen configuration, weights, samples and kernels, a line of metrics every 50 steps; in the next round the other
 one goes first. A window lies between two lines, when the loss has been read from the device; the first two, with
 compilation and warm-up, do not count. No checkpoint is written before the end. `--small` is the same with tiny models
-on the CPU, to see that it works; it compiles only with `--compile`.
+on the CPU, to see that it works; it compiles only with `--compile`. Overrides are for both loops; the twin knows model,
+data, batch, optimizer, clipping, `train.channels_last` and `train.compile`, and takes no notice of other keys.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _overrides(experiment: Experiment, options: argparse.Namespace, folder: Path
         f"schedule.warmup_steps={every}", f"seed={','.join(map(str, range(options.rounds)))}",
         f"train.compile={str(options.compile).lower()}",
     ]  # fmt: skip
-    return [*words, *(("hardware=cpu_x1", *experiment.small) if options.small else ("hardware=gpu_x1",))]
+    words += ("hardware=cpu_x1", *experiment.small) if options.small else ("hardware=gpu_x1",)
+    return [*words, *options.overrides]
 
 
 def measure(experiment: Experiment, options: argparse.Namespace) -> tuple[Measured, dict[str, Any], dict[str, Any]]:
@@ -239,6 +241,7 @@ def run(options: argparse.Namespace) -> None:
 def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; what is not given is filled in."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description=__doc__.split("\n")[0])
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="tried instead of what the experiment has")
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU: does it work?")
     parser.add_argument("--only", choices=sorted(EXPERIMENTS), help="one of the two")
     parser.add_argument("--rounds", type=int, default=3, help="of each loop, at least 1 (3)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.gpu import EXPERIMENTS, _losses, rates, read_options
+from tests.benchmarks.gpu import EXPERIMENTS, _losses, _overrides, rates, read_options
 
 JOB = Path(__file__).parents[2] / "jobs" / "bench_gpu.sh"
 
@@ -74,7 +74,14 @@ def test_another_training_is_no_twin() -> None:
 )
 def test_what_is_not_given(words: list[str], steps: int, compiled: bool) -> None:
     options = read_options(words)
-    assert (options.steps, options.compile, options.rounds) == (steps, compiled, 3)
+    assert (options.steps, options.compile, options.rounds, options.overrides) == (steps, compiled, 3, [])
+
+
+def test_what_is_tried_comes_last() -> None:
+    options = read_options(["--small", "--rounds=2", "train.max_grad_norm=2", "model.embed_dim=16"])
+    words = _overrides(EXPERIMENTS["gpt"], options, Path("runs"))
+    assert words[-2:] == ["train.max_grad_norm=2", "model.embed_dim=16"]
+    assert {"seed=0,1", "train.num_steps=50", "hardware=cpu_x1", "train.compile=false"} <= set(words)
 
 
 @pytest.mark.parametrize("words", [["--rounds=0"], ["--steps=0"], ["--only=vit"]])
