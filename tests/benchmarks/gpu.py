@@ -1,6 +1,6 @@
 """GPT-2 124M and ResNet-50 on one GPU: a run of ours beside a hand-written twin, and beside what the device could do.
 
-    python -m tests.benchmarks.gpu [--small] [--only gpt|resnet] [--rounds 3] [--steps 250] [--no-compile] [KEY=VALUE]...
+    python -m tests.benchmarks.gpu [--small] [--only gpt|resnet] [--rounds 3] [--steps 250] [KEY=VALUE]...
 
 Each round is a run by the worker, as `hpc-trainer train` starts it, and its twin (`gpu_child.py`): new processes, the
 same frozen configuration, weights, samples and kernels, a line of metrics every 50 steps; in the next round the other

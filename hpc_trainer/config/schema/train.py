@@ -82,8 +82,8 @@ class LoopConfig:
     eval_every_steps: int = 0
     """Steps between evaluations; 0: only at the end."""
     deterministic: bool = True
-    """The same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed. false lets
-    cuDNN try its kernels and take the fastest."""
+    """The same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed. false:
+    cuDNN tries its kernels and takes the fastest."""
     logical_ranks: int | None = None
     """The same bits on any number of ranks that divides it: the batch is cut into so many parts, whoever computes them.
     A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks. null: off."""

@@ -60,6 +60,15 @@ def test_what_is_kept_is_made_once(monkeypatch):
     assert made == [1, 2, 3]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpus_host_a_batch_is_pinned_already():
+    torch.cuda.init()
+    images, _ = build(keep_in_memory=True).__getitems__([0, 1])
+    assert images.is_pinned()
+    assert torch.equal(images, build().__getitems__([0, 1])[0])
+
+
 def test_an_image_does_not_depend_on_how_many_there_are():
     few, many = build(num_samples=10), build(num_samples=1000)
     assert torch.equal(few.__getitems__([9])[0], many.__getitems__([9])[0])
