@@ -15,6 +15,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.guard import StepGuard
@@ -59,8 +60,9 @@ def _build(guard: StepGuard, max_grad_norm: float | None, accum: int, ema: float
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
 @pytest.mark.parametrize("spikes", [None, OnSpike.skip, OnSpike.rollback])
 def test_a_step_reads_nothing(
-    spikes: OnSpike | None, max_grad_norm: float | None, accum: int, ema: float | None
+    spikes: OnSpike | None, max_grad_norm: float | None, accum: int, ema: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
     guard = StepGuard(10) if spikes is None else SpikeGuard(10, GuardConfig(on_spike=spikes))
     state, stepper = _build(guard, max_grad_norm, accum, ema)
     batches = itertools.repeat(BATCH)
