@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.benchmarks.gpu import EXPERIMENTS
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -113,9 +115,13 @@ def test_failing_rank_ends_the_run_and_shows_its_error(local: LocalDriver) -> No
     assert not [p for p in left if p.pid != os.getpid() and "--run" in p.info["cmdline"]]
 
 
+# Those that are meant for a GPU, as `tests.benchmarks.gpu --small` has them.
+MADE_SMALL = {each.name: (*each.small, "train.compile=false") for each in EXPERIMENTS.values()}
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
 def test_every_shipped_experiment_runs(local: LocalDriver, name: str) -> None:
-    done = local.train(f"experiment={name}", "debug=smoke")
+    done = local.train(f"experiment={name}", "debug=smoke", *MADE_SMALL.get(name, ()))
     assert (done["state"], done["step"]) == ("COMPLETED", 4)
 
 
