@@ -313,7 +313,7 @@ class RunContext:
         self.heartbeat(step, force=True)
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
-        """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds; rank 0 only."""
+        """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds (`force`: every one); rank 0 only."""
         self.beat()
         self.saves.saw_step(step)
         self.saver.look()
