@@ -228,7 +228,7 @@ def test_a_package_that_would_be_missing_is_an_error(project: Path, runs: Path) 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_links_stay_inside_or_are_left_out(project: Path, runs: Path, tmp_path: Path, mode: SnapshotMode) -> None:
-    (tmp_path / "outside").write_text("a token")
+    (tmp_path / "outside").write_text("token-of-somebody-4711")
     lab = project / "my_lab"
     (lab / "inside.py").symlink_to("net.py")
     (lab / "absolute.py").symlink_to(lab / "net.py")
@@ -241,7 +241,7 @@ def test_links_stay_inside_or_are_left_out(project: Path, runs: Path, tmp_path: 
     links = {name: content for name, (kind, content) in code.contents.items() if kind == "link"}
     assert links == {"project/my_lab/inside.py": b"net.py", "project/my_lab/absolute.py": b"net.py"}
     assert {Path(each).name for each in code.left_out} == {"out.py", "up", "nowhere", "loop", "folder"}
-    assert b"a token" not in store_code(SweepPaths(runs / "sweep"), code).read_bytes()
+    assert b"token-of-somebody-4711" not in store_code(SweepPaths(runs / "sweep"), code).read_bytes()
 
 
 def test_a_package_behind_a_link_is_frozen_where_it_is(project: Path, runs: Path, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --array=0-49%50
+#SBATCH --comment=0123456789abcdef0123456789abcdef
+#SBATCH --cpus-per-task=1
+#SBATCH --job-name=golden-01234567
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/runs/golden/slurm/%A_%a.out
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=60
+
+# setup
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export HPC_TRAINER_JOB_START=$(date +%s)
+set +e
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 -- python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
+code=$?
+request=/shared/runs/golden/slurm/requeue-"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}-${SLURM_RESTART_COUNT:-0}"
+if [ -e "$request" ]; then rm -f -- "$request"; scontrol requeue Incomplete "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"; fi
+exit $code
+
