@@ -1,12 +1,21 @@
-"""Starts the two ranks of a test and hears what each of them said."""
+"""Starts the ranks of a test and hears what each of them said."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+_ROOT = Path(__file__).parents[3]
+_AFTERWARDS_S = 60  # to see how the others end, once one has failed
+
+RankEnd: TypeAlias = "tuple[int | None, str]"
+"""(exit code, output) of a rank; None if it had to be killed."""
 
 
 def two_ranks_say(child: str, folder: Path, timeout_s: float = 120) -> list[dict[str, Any]]:
@@ -20,3 +29,31 @@ def two_ranks_say(child: str, folder: Path, timeout_s: float = 120) -> list[dict
             rank.kill()
             rank.wait()
     return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
+
+
+def play_jobs(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]]) -> list[RankEnd]:
+    """Runs world_child.py as every rank, with PLAY=`tag`, until all have ended.
+
+    Once one has failed, the others may wait for it in a collective: they have a minute.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PLAY": tag}
+    words = [sys.executable, str(Path(__file__).with_name("world_child.py"))]
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context((folder / f"output-{tag}-{rank}.txt").open("w+")) for rank in range(world_size)]
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*words, str(rank), str(world_size), str(folder), json.dumps(jobs)],
+                    env=environment, stdout=output, stderr=subprocess.STDOUT,
+                )
+            )
+            for rank, output in enumerate(outputs)
+        ]  # fmt: skip
+        for rank in ranks:
+            stack.callback(rank.kill)
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            time.sleep(0.1)
+        deadline = time.monotonic() + _AFTERWARDS_S
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return [(rank.poll(), Path(output.name).read_text()) for rank, output in zip(ranks, outputs, strict=True)]

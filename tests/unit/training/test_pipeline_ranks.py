@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +11,9 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.unit.training.ranks import RankEnd, play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
-CHILD = Path(__file__).with_name("world_child.py")
-ROOT = Path(__file__).resolve().parents[3]
 STEPS = 8
 # Eight micro-batches of two samples, whoever computes them.
 BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_steps=1", "checkpoint.every_steps=1000",
@@ -39,32 +33,7 @@ MODELS = {
 KEYS = ("loss", "grad_norm", "eval_loss", "eval_accuracy")
 
 
-def play(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]]) -> list[tuple[int | None, str]]:
-    """(exit code, output) of each rank, None of those that did not end within a minute of the first that failed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PLAY": tag}
-    words = [sys.executable, str(CHILD)]
-    with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context((folder / f"output-{tag}-{rank}.txt").open("w+")) for rank in range(world_size)]
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*words, str(rank), str(world_size), str(folder), json.dumps(jobs)],
-                    env=environment, stdout=output, stderr=subprocess.STDOUT,
-                )
-            )
-            for rank, output in enumerate(outputs)
-        ]  # fmt: skip
-        for rank in ranks:
-            stack.callback(rank.kill)
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            time.sleep(0.1)
-        deadline = time.monotonic() + 60
-        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return [(rank.poll(), Path(output.name).read_text()) for rank, output in zip(ranks, outputs, strict=True)]
-
-
-def well(ends: list[tuple[int | None, str]]) -> None:
+def well(ends: list[RankEnd]) -> None:
     assert all(code == 0 for code, _ in ends), "\n".join(f"{code}: {output[-3000:]}" for code, output in ends)
 
 
@@ -76,7 +45,7 @@ def job(name: str, *more: str, attempt: int = 0, stop_at: int | None = None) -> 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
-    well(play(folder, 1, "one", [*(job(f"1/{name}") for name in MODELS), job("chain/resnet", stop_at=3)]))
+    well(play_jobs(folder, 1, "one", [*(job(f"1/{name}") for name in MODELS), job("chain/resnet", stop_at=3)]))
     stages = [
         job("2/gpt", "parallel=pp"),
         job("2/resnet", "parallel=pp", "parallel.pipeline_schedule=gpipe"),
@@ -85,7 +54,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The signal comes to the last stage's rank alone.
     for attempt, stop_at in ((1, 5), (2, None)):
         stages.append(job("chain/resnet", "parallel=pp", attempt=attempt, stop_at=stop_at))
-    well(play(folder, 2, "two", stages))
+    well(play_jobs(folder, 2, "two", stages))
     return folder
 
 
@@ -181,13 +150,13 @@ def test_stages_with_data_parallel_ranks(played: Path, tmp_path: Path) -> None:
         job("back/gpt", "parallel=fsdp", "parallel.pipeline_parallel=2", stop_at=5),
     ]
     jobs[3]["words"].append("model.num_layers=4")
-    well(play(tmp_path, 4, "four", jobs))
+    well(play_jobs(tmp_path, 4, "four", jobs))
     layers = {**job("deep/gpt"), "words": [*MODELS["gpt"], "model.num_layers=4"]}
-    well(play(tmp_path, 1, "one", [job("back/gpt", attempt=1), layers]))
+    well(play_jobs(tmp_path, 1, "one", [job("back/gpt", attempt=1), layers]))
     close(tmp_path / "4" / "gpt", played / "1" / "gpt", 1e-6)
     # Batch norm over two samples makes much of last bits: what two ranks of plain DDP make of them is the measure.
     # Evaluations differ: which rank's running statistics count, and when, is another matter there.
-    well(play(tmp_path, 2, "ddp", [job("ddp/resnet")]))
+    well(play_jobs(tmp_path, 2, "ddp", [job("ddp/resnet")]))
     assert metrics(tmp_path / "4" / "resnet", "loss") == metrics(tmp_path / "ddp" / "resnet", "loss")
     close(tmp_path / "fsdp" / "gpt", played / "1" / "gpt", 1e-6)
     close(tmp_path / "back" / "gpt", played / "1" / "gpt", 1e-6)
@@ -199,7 +168,7 @@ def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
     words = [*BASE, "parallel=pp", "model=custom", "model._target_=tests.unit.training.pipeline_parts.Breaking",
              "data=synthetic_images", "data.num_samples=100", "data.num_eval=30", "data.image_size=8"]  # fmt: skip
     broken = {"name": "broken/model", "words": words, "attempt": 0, "stop_at": None}
-    (first, second) = play(tmp_path, 2, "broken", [broken])
+    (first, second) = play_jobs(tmp_path, 2, "broken", [broken])
     assert second[0] not in (0, None)
     assert "ZeroDivisionError: at step 3" in second[1].splitlines()[-1], second[1][-2000:]
     assert first[0] not in (0, None), "it waits for the other stage"

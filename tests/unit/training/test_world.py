@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,11 +11,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.training.order import BatchOrder
+from tests.unit.training.ranks import play_jobs
 
 # Eleven processes, each of which imports torch: a minute on a quiet machine.
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
-CHILD = Path(__file__).with_name("world_child.py")
-ROOT = Path(__file__).resolve().parents[3]
 STEPS = 14
 BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_steps=1", "checkpoint.every_steps=1000"]
 LOGICAL = [*BASE, "train.logical_ranks=4", "train.global_batch_size=16", "train.eval_every_steps=4"]
@@ -45,27 +39,8 @@ CHAIN = [(1, 3), (2, 6), (4, 7), (1, 11), (2, None)]
 
 
 def _play(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PLAY": f"{world_size}-{jobs[0]['attempt']}"}
-    words = [sys.executable, str(CHILD)]
-    with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context((folder / f"output-{rank}.txt").open("w+")) for rank in range(world_size)]
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*words, str(rank), str(world_size), str(folder), json.dumps(jobs)],
-                    env=environment, stdout=output, stderr=subprocess.STDOUT,
-                )
-            )
-            for rank, output in enumerate(outputs)
-        ]  # fmt: skip
-        for rank in ranks:
-            stack.callback(rank.kill)
-        # The first that fails: the others wait for it in a collective.
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
-            time.sleep(0.1)
-        for rank, output in zip(ranks, outputs, strict=True):
-            output.seek(0)
-            assert not rank.poll(), output.read()[-4000:]
+    ends = play_jobs(folder, world_size, f"{world_size}-{jobs[0]['attempt']}", jobs)
+    assert all(code == 0 for code, _ in ends), "\n".join(f"{code}: {output[-3000:]}" for code, output in ends)
 
 
 @pytest.fixture(scope="module")
