@@ -82,8 +82,7 @@ def _tensor_problems(config: TrainConfig) -> Iterator[str]:
         sizes = {"model.num_heads": model.num_heads, "model.embed_dim": model.embed_dim}
         if isinstance(config.data, (SyntheticTokensConfig, TextBytesConfig)):
             known = VOCABULARY if isinstance(config.data, TextBytesConfig) else config.data.vocab_size
-            padded = -(-known // max(1, model.vocab_multiple)) * max(1, model.vocab_multiple)
-            sizes[f"vocabulary of data={config.data.name}"] = padded
+            sizes[f"vocabulary of data={config.data.name}"] = model.num_rows(known)
         for name, size in sizes.items():
             if size % tp:
                 nearest = nearest_divisor(

@@ -277,11 +277,8 @@ def _data(config: TrainConfig) -> Iterator[str]:
         TextBytesConfig: _text_bytes,
     }
     yield from checks.get(type(data), lambda _: iter(()))(data)
-    is_text, reads_text = (
-        isinstance(data, (SyntheticTokensConfig, TextBytesConfig)),
-        isinstance(config.model, GptConfig),
-    )
-    if isinstance(data, (DigitsConfig, SyntheticImagesConfig)) and reads_text:
+    is_text = isinstance(data, (SyntheticTokensConfig, TextBytesConfig))
+    if isinstance(data, (DigitsConfig, SyntheticImagesConfig)) and isinstance(config.model, GptConfig):
         yield f"model=gpt reads text, and data={data.name} holds images. Use data=text_bytes, or model=cnn."
     if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."

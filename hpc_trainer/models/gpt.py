@@ -94,8 +94,7 @@ class Gpt(nn.Module):
         _check(config, input_shape)
         check_num_classes(num_classes)
         (self.seq_len,) = input_shape
-        num_rows = -(-num_classes // config.vocab_multiple) * config.vocab_multiple
-        self.token_embedding = nn.Embedding(num_rows, config.embed_dim)
+        self.token_embedding = nn.Embedding(config.num_rows(num_classes), config.embed_dim)
         self.position_embedding = nn.Embedding(self.seq_len, config.embed_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from hpc_trainer.runtime.devices import DeviceKind, kinds_in_use
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -37,21 +39,21 @@ class _Before:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._kept: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._kept: list[tuple[torch.Tensor, list[tuple[DeviceKind, torch.Tensor]]]] = []
 
     def fork(self, module: nn.Module, args: Any) -> None:
         if not (module.training and module.dropout):
             return
         drawn = int(torch.randint(2**62, ())) + self._rank
-        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._kept.append((torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None))
+        devices = [(kind, kind.rng_state()) for kind in kinds_in_use()]
+        self._kept.append((torch.get_rng_state(), devices))
         torch.default_generator.manual_seed(drawn)
-        if on_gpu:
-            torch.cuda.manual_seed(drawn)
+        for kind, _ in devices:
+            kind.seed(drawn)
 
     def join(self, module: nn.Module, args: Any, outputs: Any) -> None:
         if self._kept:
-            cpu, gpu = self._kept.pop()
+            cpu, devices = self._kept.pop()
             torch.set_rng_state(cpu)
-            if gpu is not None:
-                torch.cuda.set_rng_state(gpu)
+            for kind, state in devices:
+                kind.set_rng_state(state)

@@ -155,9 +155,6 @@ class XlaKind(DeviceKind):
 
     type = "xla"
 
-    def count(self) -> int:
-        return 1
-
     def device(self, local_rank: int) -> torch.device:
         try:
             import torch_xla

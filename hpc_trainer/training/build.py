@@ -55,6 +55,11 @@ class Task:
     mesh: Mesh
     compile_cache: CompileCache | None = None
 
+    def close(self) -> None:
+        """Removes what was kept outside of the run's folder."""
+        if self.compile_cache is not None:
+            self.compile_cache.close()
+
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
     """Builds data, model, optimizer and step. Collective: weights become rank 0's.

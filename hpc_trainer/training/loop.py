@@ -26,13 +26,8 @@ def train(config: TrainConfig, run: RunContext) -> None:
 
     However it ends, everything is saved: started again it goes on with the same bits.
     """
-    with MemoryReport(config=config, run=run) as memory:
-        task = build_task(config, run)
-        try:
-            _train(config, run, task, memory)
-        finally:
-            if task.compile_cache is not None:
-                task.compile_cache.close()
+    with MemoryReport(config=config, run=run) as memory, contextlib.closing(build_task(config, run)) as task:
+        _train(config, run, task, memory)
 
 
 def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryReport) -> None:

@@ -19,8 +19,7 @@ from hpc_trainer.training.memory_report import MemoryReport
 def try_rates(config: TrainConfig, run: RunContext) -> None:
     """Logs `loss` (the mean over all ranks) and `lr` of each step of the plan in the environment. Collective."""
     plan, watch = from_text(os.environ[VARIABLE]), DivergenceWatch()
-    with MemoryReport(config=config, run=run) as memory:
-        task = build_task(config, run)
+    with MemoryReport(config=config, run=run) as memory, contextlib.closing(build_task(config, run)) as task:
         state = memory.state = task.state
         memory.micro_batch_size = task.sizes.micro_batch_size
         run.restore(**state.objects())

@@ -25,6 +25,7 @@ from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_spec
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.flops import flops_per_sample, peak_flops
 from hpc_trainer.training.order import BatchOrder
@@ -113,17 +114,13 @@ def product(device_type: str, size: int) -> dict[str, Any]:
 
 
 def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    _wait(device)
+    wait = kind_of(device).synchronize
+    wait(device)
     begin = time.perf_counter()
     for _ in range(calls):
         call()
-    _wait(device)
+    wait(device)
     return time.perf_counter() - begin
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device(config: TrainConfig) -> torch.device:

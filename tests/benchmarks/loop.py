@@ -5,7 +5,8 @@ their own documentation shows it, from the environment of `make bench` (whoever 
 gives the seconds of its windows of 50 steps, one line of metrics in each; all in turn, round by round, in one process.
 
 What the shared loop adds is some 1 % of a step, and a busy machine's rounds differ by 10 %. So it and the hand-written
-one also run side by side, in two threads that take turns window by window: the two windows of a pair are 0.1 s apart.
+one also run side by side, in two threads that take turns window by window: the two windows of a pair are 0.1 s apart,
+and processor time is compared.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Turns(Stamps):
 
 
 def in_turn(config: TrainConfig) -> list[tuple[float, float]]:
-    """Seconds a step of the shared loop and of the one by hand, a pair for each window but the first two."""
+    """Processor seconds a step of the shared loop and of the one by hand, a pair for each window but the first two."""
     # One heap for both threads: glibc gives each its own, and they are not equally fast (mallopt(3): M_ARENA_MAX).
     ctypes.CDLL(None).mallopt(-8, 1)
     first, second = threading.Semaphore(0), threading.Semaphore(1)

@@ -68,6 +68,11 @@ class GptConfig(ModelConfig):
     dropout: float = 0.0
     """Probability in [0, 1)."""
 
+    def num_rows(self, vocabulary: int) -> int:
+        """Of the embedding and the output layer, for so many tokens."""
+        multiple = max(1, self.vocab_multiple)
+        return -(-vocabulary // multiple) * multiple
+
 
 @dataclass(kw_only=True, slots=True)
 class CustomModelConfig(ModelConfig):
