@@ -49,11 +49,13 @@ class StepGuard:
         if not self.is_on:
             return False
         if grad_norm.device.type == "cpu":
-            is_bad = not math.isfinite(grad_norm.item())
-            self._in_a_row = int(self._in_a_row) + 1 if is_bad else 0
+            if math.isfinite(grad_norm.item()):
+                self._in_a_row = 0
+                return False
+            self._in_a_row = int(self._in_a_row) + 1
             self._worst = max(int(self._worst), self._in_a_row)
-            self._total = int(self._total) + is_bad
-            return is_bad
+            self._total = int(self._total) + 1
+            return True
         bad = ~torch.isfinite(grad_norm)
         self._in_a_row = (self._in_a_row + 1) * bad.long()
         # After a check it is a number, and as a tensor it would be copied to the device, for which the host waits.

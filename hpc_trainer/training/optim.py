@@ -110,6 +110,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """As `zero_grad(set_to_none=True)`, without its mark for the profiler, which takes 70 µs.
+
+    A class that has a way of its own is asked.
+    """
+    if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+        optimizer.zero_grad(set_to_none=True)
+        return
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = None
+
+
 def begin_momenta(optimizer: torch.optim.Optimizer) -> None:
     """Momenta of fused SGD begin at zero, which makes the first step what it is without them.
 

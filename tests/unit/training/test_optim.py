@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, Opti
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.optim import build_optimizer, chosen_settings, set_learning_rate
+from hpc_trainer.training.optim import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
 from hpc_trainer.training.state import TrainState
 
 
@@ -46,6 +46,23 @@ def test_all_groups_get_the_rate() -> None:
     optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(1))]}])
     set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def test_gradients_are_dropped_and_a_class_may_have_its_own_way() -> None:
+    class Counting(torch.optim.SGD):
+        calls = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.calls += set_to_none
+            super().zero_grad(set_to_none)
+
+    for kind in (torch.optim.SGD, Counting):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        optimizer = kind([{"params": list(layer.parameters())} for layer in model], lr=0.1)
+        model(torch.ones(1, 3)).sum().backward()
+        drop_gradients(optimizer)
+        assert all(weight.grad is None for weight in model.parameters())
+        assert getattr(optimizer, "calls", 1) == 1
 
 
 def test_any_class_is_an_optimizer() -> None:
