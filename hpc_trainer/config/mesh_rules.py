@@ -10,7 +10,7 @@ from hpc_trainer.config.pipeline_rules import pipeline_problems
 from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import CompileMode, Recompute, TrainConfig
 
 _LARGEST = 2**20
 VOCABULARY = 256
@@ -99,15 +99,26 @@ def _tensor_problems(config: TrainConfig) -> Iterator[str]:
             f"train.channels_last=true orders weights otherwise than parallel.tensor_parallel={tp} can cut them. Use "
             "train.channels_last=false, or parallel.tensor_parallel=1."
         )
-    if config.train.compile:
-        yield (
-            f"train.compile=true and parallel.tensor_parallel={tp} do not go together. Use train.compile=false, or "
-            "parallel=fsdp."
-        )
+    yield from _compiled_problems(config)
     if config.train.ema_decay is not None and num_data_ranks(config.parallel, hardware) > 1:
         yield (
             f"train.ema_decay={config.train.ema_decay:g} averages the weights of one data-parallel rank: with "
             f"parallel.tensor_parallel={tp} all ranks must be one group. Use train.ema_decay=null, or parallel=ddp."
+        )
+
+
+def _compiled_problems(config: TrainConfig) -> Iterator[str]:
+    """Of a compiler that sees layers which ranks share."""
+    train, named = config.train, f"parallel.tensor_parallel={config.parallel.tensor_parallel}"
+    if train.compile and train.recompute is Recompute.budget:
+        yield (
+            f"train.recompute=budget measures what a layer keeps, and torch (2.13) cannot where {named} gives it "
+            "process groups to keep. Use train.recompute=full train.compile_scope=blocks."
+        )
+    if train.compile and train.compile_mode is not CompileMode.default:
+        yield (
+            f"train.compile_mode={train.compile_mode.value} would capture what ranks send each other with {named}, "
+            "which nobody has tried. Use train.compile_mode=default."
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hpc_trainer.runtime.devices import DeviceKind, kinds_in_use
+from hpc_trainer.runtime.devices import kinds_in_use
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,34 +28,41 @@ def own_random_stream() -> ParallelStyle:
 
     class OwnRandomStream(ParallelStyle):
         def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-            before = _Before(device_mesh.get_local_rank())
-            module.register_forward_pre_hook(before.fork)
-            module.register_forward_hook(before.join, always_call=True)  # recomputation may leave a layer early
+            forked: Any = module
+            forked.own_stream_rank = device_mesh.get_local_rank()
+            forked.__class__ = _forked(type(module))  # type: ignore[arg-type]  # classes can be hashed; mypy 2 says no
             return module
 
     return OwnRandomStream()
 
 
-class _Before:
-    """The common stream's state while a layer runs."""
+@functools.cache
+def _forked(kind: type[nn.Module]) -> type[nn.Module]:
+    """`kind` with a stream of its own; a class and no hooks: torch.compile takes layers for alike by their class, and
+    hooks have numbers.
+    """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._kept: list[tuple[torch.Tensor, list[tuple[DeviceKind, torch.Tensor]]]] = []
+    def forward(self: Any, *args: Any) -> Any:
+        if self.training and self.dropout:
+            return in_own_stream(self, kind.forward, args)
+        return kind.forward(self, *args)
 
-    def fork(self, module: nn.Module, args: Any) -> None:
-        if not (module.training and module.dropout):
-            return
-        drawn = int(torch.randint(2**62, ())) + self._rank
-        devices = [(kind, kind.rng_state()) for kind in kinds_in_use()]
-        self._kept.append((torch.get_rng_state(), devices))
-        torch.default_generator.manual_seed(drawn)
-        for kind, _ in devices:
-            kind.seed(drawn)
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
-    def join(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if self._kept:
-            cpu, devices = self._kept.pop()
-            torch.set_rng_state(cpu)
-            for kind, state in devices:
-                kind.set_rng_state(state)
+
+def in_own_stream(layer: Any, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """`forward` of `layer`, which draws from a stream of this rank; the common one goes on after it.
+
+    It reads a number, so torch.compile must leave it out (training/compiled.py), though not `forward`.
+    """
+    drawn = int(torch.randint(2**62, ())) + layer.own_stream_rank
+    before, devices = torch.get_rng_state(), [(kind, kind.rng_state()) for kind in kinds_in_use()]
+    torch.default_generator.manual_seed(drawn)
+    for kind, _ in devices:
+        kind.seed(drawn)
+    try:
+        return forward(layer, *args)
+    finally:  # recomputation may leave a layer early
+        torch.set_rng_state(before)
+        for kind, state in devices:
+            kind.set_rng_state(state)

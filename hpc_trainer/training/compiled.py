@@ -13,6 +13,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.random_stream import in_own_stream
 from hpc_trainer.runtime.devices import kinds_in_use
 from hpc_trainer.training.fully_sharded import blocks
 
@@ -86,7 +87,8 @@ def uncompiled() -> Iterator[None]:
 def compile_step(loss: nn.Module, config: LoopConfig) -> None:
     """Makes `loss`, the model with its loss, or the model's blocks, compile at their first step; in place.
 
-    Names of weights stay. Before `recompute_blocks`, DDP and FSDP, which then see calls of whole blocks.
+    Names of weights stay. After `share_layers`; before `recompute_blocks`, DDP and FSDP, which then see calls of whole
+    blocks.
 
     Raises:
         ConfigError: blocks are to be compiled, and the model has none.
@@ -101,6 +103,7 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
     torch._functorch.config.activation_memory_budget = config.recompute_budget if is_budgeted else 1.0
     # torch 2.13 asks a block's input for its gradient, and warns of that itself.
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+    torch._dynamo.decorators.skip(in_own_stream)  # it reads a number: a layer that draws there is a graph of its own
     # Blocks of one class share their graphs if they are alike: weights are inputs of a graph.
     compiled = {
         kind: torch.compile(kind.forward, dynamic=False, mode=_MODES[config.compile_mode])

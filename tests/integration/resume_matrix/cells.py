@@ -94,6 +94,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ("parallel.zero1=true", "optim=custom", "optim._target_=torch.optim.RAdam"),
     ),
     "tp": ({"ranks": "2", "model": "gpt", "accum": "1"}, ("parallel=tp", "train.recompute=full")),
+    "tp_compiled": (
+        {"ranks": "2", "model": "gpt", "accum": "1", "compile": "true"},
+        ("parallel=tp", "train.compile_scope=blocks", "train.recompute=full", "model.num_layers=2"),
+    ),
     "fsdp_tp": (
         {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null", "accum": "1"},
         ("parallel=fsdp_tp",),

@@ -14,6 +14,7 @@ from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfi
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute
 from hpc_trainer.config.validate import find_problems, validate
 from tests.unit.runs.builders import make_config
 
@@ -124,7 +125,15 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
         ),
         ({"parallel__tensor_parallel": 2, "train__logical_ranks": 4}, ["logical_ranks=4 needs the whole model"]),
         ({"parallel__tensor_parallel": 2, "parallel__zero1": True}, ["shares out whole weights"]),
-        ({"parallel__tensor_parallel": 2, "train__compile": True}, ["train.compile=true and parallel.tensor_parallel"]),
+        (
+            {"parallel__tensor_parallel": 2, "train__compile": True, "train__recompute": Recompute.budget},
+            ["train.recompute=budget measures", "parallel.tensor_parallel=2", "Use train.recompute=full"],
+        ),
+        (
+            {"parallel__tensor_parallel": 2, "train__compile": True, "hardware__gpus_per_node": 4,
+             "train__compile_mode": CompileMode.max_autotune},
+            ["train.compile_mode=max_autotune would capture", "Use train.compile_mode=default."],
+        ),
         ({"parallel__tensor_parallel": 2, "train__channels_last": True}, ["orders weights otherwise than"]),
         ({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9}, ["all ranks must be one group"]),
         (
@@ -146,7 +155,10 @@ def test_what_is_refused(changes: dict[str, Any], words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "legal"),
     [({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9, "hardware__tasks_per_node": 2}, True),
-     ({"parallel__tensor_parallel": 4, "train__logical_ranks": None}, True)],
+     ({"parallel__tensor_parallel": 4, "train__logical_ranks": None}, True),
+     ({"parallel__tensor_parallel": 2, "train__compile": True}, True),
+     ({"parallel__tensor_parallel": 2, "train__compile": True, "train__compile_scope": CompileScope.blocks,
+       "train__recompute": Recompute.full}, True)],
 )  # fmt: skip
 def test_what_is_not(changes: dict[str, Any], legal: bool) -> None:
     assert (list(find_problems(_gpt(**changes))) == []) is legal

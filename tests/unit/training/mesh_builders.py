@@ -10,7 +10,7 @@ from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
-from hpc_trainer.config.schema.train import Recompute
+from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ema import build_ema
@@ -40,18 +40,22 @@ VOCABULARY, SEQ_LEN, GLOBAL_BATCH, ACCUM = 64, 8, 8, 2
 
 def build(
     kind: str, group: RankGroup, *, seed: int = 3, dtype: Dtype = Dtype.fp32, dropout: float = 0.0, accum: int = ACCUM,
-    recompute: Recompute = Recompute.none,
+    recompute: Recompute = Recompute.none, num_layers: int = 1, compiled: LoopConfig | None = None,
 ) -> tuple[TrainState, Stepper, Mesh]:  # fmt: skip
     """Everything that a step needs. Collective; `seed` of rank 0 counts."""
     parallel = KINDS[kind][1]
     mesh = build_mesh(parallel, group)
     torch.manual_seed(seed + group.rank)  # weights must become rank 0's
-    sizes = GptConfig(num_layers=1, num_heads=2, embed_dim=16, dropout=dropout)
+    sizes = GptConfig(num_layers=num_layers, num_heads=2, embed_dim=16, dropout=dropout)
     model = Gpt(sizes, input_shape=(SEQ_LEN,), num_classes=VOCABULARY)
     share_layers(model, mesh)
     torch.manual_seed(1000 + mesh.data_rank)
-    recompute_blocks(model, recompute)
     loss = VotingLoss(model)
+    if compiled is not None:
+        from hpc_trainer.training.compiled import compile_step  # late: torch._dynamo is as slow as torch
+
+        compile_step(loss, compiled)
+    recompute_blocks(model, recompute)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     module = share(loss, group, deterministic=True, strategy=parallel.strategy, mesh=mesh)
     state = TrainState(

@@ -16,7 +16,7 @@ from reshard_child import on_ranks
 from shard_builders import digests
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
-from hpc_trainer.config.schema.train import Recompute
+from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
@@ -137,6 +137,32 @@ def randomness(kind: str, group: RankGroup) -> dict[str, Any]:
     return said
 
 
+def compiled(kind: str, group: RankGroup, scope: CompileScope | None, backend: str) -> dict[str, Any]:
+    """Of three layers that are alike, not compiled with `scope` None: this rank's curve, also with dropout; graphs."""
+    from hpc_trainer.training.compiled import graph_counts
+
+    loop = None if scope is None else LoopConfig(compile=True, compile_scope=scope)
+    said: dict[str, Any] = {}
+    compile_really = torch.compile
+    torch.compile = partial(compile_really, backend=backend)
+    try:
+        for name, dropout in (("plain", 0.0), ("dropout", 0.3)):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            state, stepper, mesh = build(kind, group, num_layers=3, dropout=dropout, compiled=loop)
+            batches = batches_of(mesh, 2)
+            results = [stepper.step(state, batches, lr=0.01, wish_to_stop=False) for _ in range(2)]
+            said[name] = {
+                "losses": [each.loss.item() for each in results],
+                "norms": [each.grad_norm.item() for each in results if each.grad_norm is not None],
+                "random": torch.get_rng_state().sum().item(),
+                "graphs": graph_counts()["graphs"],
+            }
+    finally:
+        torch.compile = compile_really
+    return said
+
+
 def load(kind: str, source: str, folder: Path, group: RankGroup) -> dict[str, str]:
     state, stepper, mesh = build(kind, group, seed=77)
     state.ema = None
@@ -153,6 +179,7 @@ def load(kind: str, source: str, folder: Path, group: RankGroup) -> dict[str, st
 def main(folder: Path, kinds: list[str]) -> None:
     torch.set_num_threads(1)
     assert GLOBAL_BATCH % (4 * 2) == 0
+    is_long = len(kinds) == len(KINDS)
     by_world: dict[int, list[str]] = {}
     for kind in kinds:
         by_world.setdefault(KINDS[kind][0], []).append(kind)
@@ -165,6 +192,13 @@ def main(folder: Path, kinds: list[str]) -> None:
                 said["not_finite"] = not_finite(kind, group)
             if kind in ("tp", "fsdp_tp"):
                 said["randomness"] = randomness(kind, group)
+            if kind == "tp" or (is_long and kind in ("tp_ddp", "fsdp_tp")):
+                scopes: list[CompileScope | None] = [None, CompileScope.blocks]
+                scopes += [CompileScope.model] if is_long and kind == "tp" else []
+                backend = "inductor" if is_long else "aot_eager"
+                said["compiled"] = {
+                    str(scope and scope.value): compiled(kind, group, scope, backend) for scope in scopes
+                }
             (folder / f"{kind}-{group.rank}.json").write_text(json.dumps(said))
         load_all(group)
 
@@ -179,7 +213,7 @@ def main(folder: Path, kinds: list[str]) -> None:
 
     for world_size in by_world:
         on_ranks(world_size, folder, act)
-    for world_size in by_world if len(kinds) == len(KINDS) else [1]:
+    for world_size in by_world if is_long else [1]:
         on_ranks(world_size, folder, load_all)
 
 

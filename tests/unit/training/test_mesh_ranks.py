@@ -95,6 +95,27 @@ def test_recomputed_layers_draw_the_same_numbers_again(said: Said) -> None:
         assert each["randomness"]["selective"] == each["randomness"]["none"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "scope"),
+    [
+        ("tp", "blocks"),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in product(("tp_ddp", "fsdp_tp"), ("blocks",))),
+        pytest.param("tp", "model", marks=pytest.mark.long),
+    ],
+)
+def test_compiled_layers_take_the_same_steps(said: Said, kind: str, scope: str) -> None:
+    """By the compiler's own kernels where the long tests run, else by the operations of its graphs."""
+    for each in said[kind]:
+        plain, compiled = each["compiled"]["None"]["plain"], each["compiled"][scope]["plain"]
+        assert compiled["losses"] == pytest.approx(plain["losses"], rel=TOLERANCE)
+        assert compiled["norms"] == pytest.approx(plain["norms"], rel=TOLERANCE)
+        assert compiled["graphs"] == 1, "three layers of one shape, or all as one"
+        assert each["compiled"][scope]["dropout"]["losses"] != plain["losses"]
+    neighbours = zip(said[kind][::2], said[kind][1::2], strict=True)
+    for one, other in neighbours:
+        assert one["compiled"][scope]["dropout"] == other["compiled"][scope]["dropout"], "drawn alike"
+
+
 def test_averaged_weights(said: Said) -> None:
     alone = said["single"][0]["steps"]["average"]
     assert len(alone) > 10
