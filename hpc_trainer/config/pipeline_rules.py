@@ -9,7 +9,7 @@ from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, ModelC
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import PipelineSchedule
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import CompileScope, TrainConfig
 
 _BLOCKS = {18: 8, 50: 16}
 """Of ResNets, by depth (He et al. 2015, table 1)."""
@@ -40,8 +40,11 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
             f"{named} goes with parallel.data_parallel_replicate=1 only, and it is {parallel.data_parallel_replicate}. "
             "Use 1."
         )
-    if train.compile:
-        yield f"{named} and train.compile=true do not go together yet. Use train.compile=false."
+    if train.compile and train.compile_scope is CompileScope.model:
+        yield (
+            f"{named} compiles blocks: a stage is given its inputs by another rank, and has no loss but in the last. "
+            "Use train.compile_scope=blocks, or train.compile=false."
+        )
     if train.is_batch_auto:
         yield (
             f"{named} needs to know its micro-batches, and train.micro_batch_size=auto finds them by trials of the "

@@ -30,7 +30,7 @@ from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler, set_precision
-from hpc_trainer.training.recompute import recompute_blocks
+from hpc_trainer.training.recompute import check_blocks, recompute_blocks
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
@@ -74,8 +74,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     run.describe(dataset=train_set, eval_dataset=eval_set)
     loss, stages = _build_loss(config, run, mesh, train_set)
     compile_cache = _compile(config, run, loss)
-    if stages is None:  # a stage has done so before it was cut out
-        recompute_blocks(loss.model, config.train.recompute)
+    recompute_blocks(loss.model, config.train.recompute)
     sizes = batch_sizes(config, run, loss, train_set)
     module, kind, needed = _share(config, run, mesh, loss, stages)
     state = _build_state(config, run, loss.model, module, stages)
@@ -204,11 +203,16 @@ def build_dataset(config: TrainConfig, split: str) -> MapDataset:
 
 
 def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
-    """The model that `model=` chose, for the shape of the data."""
+    """The model that `model=` chose, for the shape of the data.
+
+    Raises:
+        ConfigError: a `_target_` is not trusted or leads nowhere, or the model has not what `train` asks of it.
+    """
     target = locate("model._target_", config.model._target_, config.trust)
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     if isinstance(config.model, CustomModelConfig):
         model: nn.Module = target(**shape, **config.model.kwargs)
     else:
         model = target(config.model, **shape)
+    check_blocks(model, config.train)
     return model

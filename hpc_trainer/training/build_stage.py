@@ -18,7 +18,6 @@ from hpc_trainer.training.checkpoint.stages import Whole, set_whole
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.parallel import SYNC_BUFFERS
 from hpc_trainer.training.pipeline import Place, run_parts
-from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
 from hpc_trainer.training.tensor_parallel import share_among_data_ranks
 
@@ -44,7 +43,6 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
                 f"parallel.pipeline_parallel={each.num_stages}: stage {each.index} of {type(model).__name__} would "
                 f"hold {[part.name for part in each.parts]} and nothing to train. Use fewer stages."
             )
-    recompute_blocks(model, train.recompute)
     keep(model, stage)
     before = set().union(*names[: stage.index])
     set_whole(

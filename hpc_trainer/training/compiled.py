@@ -89,16 +89,8 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
 
     Names of weights stay. After `share_layers`; before `recompute_blocks`, DDP and FSDP, which then see calls of whole
     blocks.
-
-    Raises:
-        ConfigError: blocks are to be compiled, and the model has none.
     """
     found = [loss] if config.compile_scope is CompileScope.model else list(blocks(loss))
-    if not found:
-        raise ConfigError(
-            "train.compile_scope=blocks compiles layers that are modules with layers of their own, in an nn.ModuleList "
-            "or nn.Sequential, and this model has none. Use train.compile_scope=model."
-        )
     is_budgeted = config.recompute is Recompute.budget
     torch._functorch.config.activation_memory_budget = config.recompute_budget if is_budgeted else 1.0
     # torch 2.13 asks a block's input for its gradient, and warns of that itself.

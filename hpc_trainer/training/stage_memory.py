@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hpc_trainer.config.mesh import num_data_ranks
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.checkpoint.stages import Whole
@@ -75,8 +75,7 @@ def _estimate(
     if stage.is_last:
         batch.append(targets)
     model, plain = build_model(config, dataset), build_model(config, dataset)
-    if train.recompute.is_of_blocks:
-        recompute_blocks(model, train.recompute)
+    recompute_blocks(model, train.recompute)
     losses = []
     for each in (model, plain):
         keep(each, stage)
@@ -84,6 +83,8 @@ def _estimate(
         losses.append(_StageLoss(each, train.label_smoothing))
     here = list(blocks(model))
     activations = kept_bytes(config, losses[0], batch) * _num_in_flight(config, stage)
+    if train.recompute is Recompute.budget:
+        activations = int(activations * train.recompute_budget)
     if train.recompute.is_of_blocks and here:  # of the block that is computed again
         activations += kept_bytes(config, losses[1], batch) // len(here)
     optimizer = build_optimizer(config.optim, model, trust=config.trust, decays=decays)

@@ -12,6 +12,7 @@ from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptCon
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, PipelineSchedule, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import CompileScope, Recompute
 from hpc_trainer.config.validate import find_problems, validate
 from tests.unit.runs.builders import make_config
 
@@ -37,6 +38,7 @@ def _problems(**changes: Any) -> list[str]:
         {"parallel__strategy": Strategy.fsdp},
         {"train__grad_accum_steps": None, "train__micro_batch_size": 16},
         {"train__grad_accum_steps": 1, "parallel__pipeline_schedule": PipelineSchedule["gpipe"]},
+        {"train__compile": True, "train__compile_scope": CompileScope.blocks, "train__recompute": Recompute.full},
         {"train__ema_decay": 0.9, "train__channels_last": True, "model": ResnetConfig(width=8)},
         {"hardware__tasks_per_node": 8, "parallel__pipeline_parallel": 8},
     ],
@@ -80,7 +82,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__compile": True},
-        "parallel.pipeline_parallel=2 and train.compile=true do not go together yet. Use train.compile=false.",
+        "parallel.pipeline_parallel=2 compiles blocks: a stage is given its inputs by another rank, and has no loss "
+        "but in the last. Use train.compile_scope=blocks, or train.compile=false.",
     ),
     (
         {"train__micro_batch_size": "auto", "train__grad_accum_steps": None},

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.gpt import Gpt
@@ -18,7 +19,9 @@ from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.training.compiled import compile_step, graph_counts
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.recompute import recompute_blocks
+from hpc_trainer.training.stage_cut import Between, keep, stages_of
 
 compile_really = torch.compile
 _AT_IMPORT = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's
@@ -93,6 +96,29 @@ def test_blocks_that_are_alike_are_compiled_once() -> None:
     assert graph_counts()["graphs"] == 1, "three blocks of one shape"
 
 
+def test_stages_compile_the_blocks_that_they_keep() -> None:
+    """One after the other they give what the whole model gives; those that keep no block compile nothing."""
+    whole, precision = _loss(None)[1], PrecisionConfig()
+    stages = stages_of(
+        whole, 5, inputs=Between((4, 16), torch.int64), precision=precision, device_type="cpu"
+    )  # fmt: skip
+    losses = [_loss(None)[0] for _ in stages]
+    for loss, stage in zip(losses, stages, strict=True):
+        keep(loss.model, stage)
+        run_parts(loss.model, stage, precision, channels_last=False)
+        compile_step(loss, LoopConfig(compile=True, compile_scope=CompileScope.blocks))
+    tokens = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(5))
+    torch.manual_seed(9)
+    expected = whole(tokens)
+    torch.manual_seed(9)
+    value, graphs = tokens, []
+    for loss in losses:
+        value = loss.model(value)
+        graphs.append(graph_counts()["graphs"])
+    assert torch.equal(value, expected)
+    assert graphs == [0, 1, 1, 1, 1]
+
+
 @_BOTH
 def test_evaluations_of_any_size_compile_nothing(scope: CompileScope) -> None:
     loss, model = _loss(scope)
@@ -134,11 +160,6 @@ def test_a_resnet_of_many_shapes_is_compiled_whole() -> None:
     loss(images, targets).backward()
     assert graph_counts()["graphs"] == 8
     assert graph_counts()["failed"] == 0
-
-
-def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"this model has none. Use train.compile_scope=model"):
-        compile_step(VotingLoss(nn.Linear(2, 2)), LoopConfig(compile=True, compile_scope=CompileScope.blocks))
 
 
 def _budgeted(budget: float, dropout: float = 0.0) -> tuple[VotingLoss, nn.Module]:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.train import Recompute
+from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.training.ema import build_ema
-from hpc_trainer.training.recompute import recompute_blocks
+from hpc_trainer.training.recompute import check_blocks, recompute_blocks
 
 _MODES = [Recompute.full, Recompute.selective]
 
@@ -98,6 +98,15 @@ def test_the_second_pass_is_counted() -> None:
     assert len(calls) == 2
 
 
-def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"Cnn has none: .*Use train.recompute=none"):
-        recompute_blocks(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), Recompute.full)
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (LoopConfig(recompute=Recompute.full), r"Cnn has none: .*Use train.recompute=none"),
+        (LoopConfig(compile=True, compile_scope=CompileScope.blocks), r"Cnn has none: .*Use train.compile_scope=model"),
+    ],
+)
+def test_a_model_without_blocks_is_refused(train: LoopConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_blocks(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), train)
+    check_blocks(_model(_MODELS[0]), train)
+    check_blocks(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), LoopConfig(compile=True))
