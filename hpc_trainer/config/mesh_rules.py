@@ -103,7 +103,8 @@ def _tensor_problems(config: TrainConfig) -> Iterator[str]:
     if config.train.ema_decay is not None and num_data_ranks(config.parallel, hardware) > 1:
         yield (
             f"train.ema_decay={config.train.ema_decay:g} averages the weights of one data-parallel rank: with "
-            f"parallel.tensor_parallel={tp} all ranks must be one group. Use train.ema_decay=null, or parallel=ddp."
+            f"parallel.tensor_parallel={tp} there must be one alone, and there are "
+            f"{num_data_ranks(config.parallel, hardware)}. Use train.ema_decay=null, or parallel=ddp."
         )
 
 

@@ -30,11 +30,6 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
         )
     if not train.is_batch_auto:
         yield from _micro_batches(config)
-    if parallel.tensor_parallel > 1:
-        yield (
-            f"{named} and parallel.tensor_parallel={parallel.tensor_parallel} do not go together yet. Use "
-            "parallel.tensor_parallel=1, or parallel.pipeline_parallel=1."
-        )
     if parallel.data_parallel_replicate > 1:
         yield (
             f"{named} goes with parallel.data_parallel_replicate=1 only, and it is {parallel.data_parallel_replicate}. "

@@ -35,7 +35,7 @@ from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensor_parallel import share_layers
+from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 if TYPE_CHECKING:
     from hpc_trainer.training.build_stage import Stages
@@ -110,9 +110,10 @@ def _build_loss(
     train, device = config.train, run.device
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, dataset)
+    plan = find_plan(model, mesh)
     stages = _cut_into_stages(config, mesh, model, dataset, device.type)
     model = model.to(device)
-    share_layers(model, mesh)
+    share_layers(model, mesh, plan)
     seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
     if train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

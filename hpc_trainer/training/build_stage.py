@@ -15,6 +15,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.stages import Whole, set_whole
+from hpc_trainer.training.clip import counts_here
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.parallel import SYNC_BUFFERS
 from hpc_trainer.training.pipeline import Place, run_parts
@@ -47,7 +48,7 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
     before = set().union(*names[: stage.index])
     set_whole(
         model,
-        dataclasses.replace(whole, owned=frozenset(names[stage.index] - before), is_writer=mesh.data_rank == 0),
+        dataclasses.replace(whole, owned=frozenset(names[stage.index] - before), is_writer=mesh.is_first_of_stage),
     )
     run_parts(model, stage, config.precision, channels_last=train.channels_last)
     shared = {
@@ -76,11 +77,11 @@ class Stages:
         """
         data_group = _data_group(mesh)
         place = Place(
-            stage=self.stage, data_rank=mesh.data_rank, num_data=mesh.num_data_ranks, pipe_group=mesh.model_group,
-            data_group=data_group,
+            stage=self.stage, num_data=mesh.num_data_ranks, tells_loss=mesh.is_first_of_model,
+            pipe_group=mesh.pipe_group, data_group=data_group,
         )  # fmt: skip
         module = model
-        if config.parallel.strategy is Strategy.fsdp:
+        if config.parallel.strategy is Strategy.fsdp or mesh.shape.tp > 1:  # DDP knows no DTensors
             module = share_among_data_ranks(model, mesh, data_group)
         elif mesh.num_data_ranks > 1:
             # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
@@ -94,6 +95,7 @@ class Stages:
             )
         here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
         told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}
+        told = {name: is_first and counts_here(here[name], mesh) for name, is_first in told.items()}
         return module, {
             "place": place,
             "schedule_name": config.parallel.pipeline_schedule.value,
@@ -104,16 +106,17 @@ class Stages:
         }
 
     def _groups(self, mesh: Mesh) -> Iterator[tuple[str, Any]]:
-        """For each weight in several stages the group of those ranks that see the same samples. Collective."""
+        """For each weight in several stages the group of those ranks that hold the same of it. Collective."""
         made: dict[tuple[int, ...], Any] = {}
         for name, stages in self.shared.items():
             key = tuple(stages)
             if len(key) == self.stage.num_stages:
-                made[key] = mesh.model_group
+                made[key] = mesh.pipe_group
             elif key not in made:
-                members = [[at * mesh.num_data_ranks + data for at in key] for data in range(mesh.num_data_ranks)]
+                in_stage = mesh.num_data_ranks * mesh.shape.tp
+                members = [[at * in_stage + place for at in key] for place in range(in_stage)]
                 groups = [dist.new_group(ranks) for ranks in members]  # all ranks make all groups, in one order
-                made[key] = groups[mesh.data_rank]
+                made[key] = groups[mesh.rank % in_stage]
             yield name, made[key]
 
 

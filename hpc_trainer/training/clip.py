@@ -39,10 +39,21 @@ def clip_alike(weights: Sequence[nn.Parameter], max_norm: float | None) -> torch
 def counts_here(weight: nn.Parameter, mesh: Mesh) -> bool:
     """True on one rank of those that hold the same part of `weight`: whose square goes into the sum over all ranks."""
     if not is_sharded(weight):
-        return mesh.place.data == 0 and mesh.place.tp == 0
+        return mesh.is_first_of_stage
     sharded: Any = weight
     places = zip(sharded.device_mesh.get_coordinate(), sharded.placements, strict=True)
     return not any(index for index, placement in places if placement.is_replicate())
+
+
+def place_gradients(weights: Sequence[nn.Parameter]) -> None:
+    """A gradient that lies on the mesh otherwise than its weight is laid out as that. Collective among neighbours.
+
+    torch 2.13 gives an embedding that is divided by rows the whole gradient on each rank; FSDP2 mends that itself.
+    """
+    for weight in weights:
+        gradient: Any = weight.grad
+        if gradient is not None and is_sharded(gradient) and gradient.placements != weight.placements:  # type: ignore[attr-defined]
+            weight.grad = gradient.redistribute(placements=weight.placements)  # type: ignore[attr-defined]
 
 
 def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:

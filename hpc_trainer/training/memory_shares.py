@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
+from hpc_trainer.training.tensor_parallel import matching
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def find_shares(model: nn.Module, shape: MeshShape) -> Shares:
     plan = model.tensor_parallel_plan()  # type: ignore[operator]
     shares, divided = Shares(shape.tp, frozenset()), set[int]()
     for pattern, style in plan.items():
-        for module in _matching(model, pattern):
+        for module in matching(model, pattern):
             if isinstance(style, ColwiseParallel):
                 divided |= {id(each) for each in module.parameters(recurse=False)}
                 module.register_forward_hook(lambda *_: setattr(shares, "is_inside", True))
@@ -56,12 +56,3 @@ def find_shares(model: nn.Module, shape: MeshShape) -> Shares:
                 module.register_forward_hook(lambda *_: setattr(shares, "is_inside", False))
     shares.divided = frozenset(divided)
     return shares
-
-
-def _matching(model: nn.Module, pattern: str) -> Iterator[nn.Module]:
-    """As torch's parallelize_module: a pattern for each level of names."""
-    wanted = pattern.split(".")
-    for name, module in model.named_modules():
-        parts = name.split(".")
-        if len(parts) == len(wanted) and all(map(fnmatch.fnmatch, parts, wanted)):
-            yield module

@@ -54,10 +54,31 @@ class Mesh:
         """True on one rank of those that read the same samples: whose sums count where all ranks' are added up."""
         return self.place.tp == 0 and self.place.pp == self.shape.pp - 1
 
+    @property
+    def is_first_of_stage(self) -> bool:
+        """True on one rank of each stage."""
+        return self.place.tp == 0 and self.place.data == 0
+
     def dim(self, *names: str) -> DeviceMesh | None:
         """The part of the mesh along these dimensions, without those of one rank; None if none is left."""
         wide = tuple(name for name in names if getattr(self.shape, name) > 1)
         return None if self.devices is None or not wide else self.devices[wide]
+
+    def groups_of_stage(self) -> list[ProcessGroup | None]:
+        """What is sent to each of these groups one after the other reaches the ranks of this stage; of one stage, all.
+
+        First tensor-parallel neighbours, then data-parallel ranks.
+        """
+        if self.shape.pp == 1:
+            return [None]
+        dims = [self.dim(name) for name in ("tp", "dp_replicate", "dp_shard")]
+        return [devices.get_group() for devices in dims if devices is not None]
+
+    @property
+    def pipe_group(self) -> ProcessGroup | None:
+        """The ranks that hold the same place in each stage, by stage; None if there is one stage."""
+        stages = self.dim("pp")
+        return None if stages is None else stages.get_group()
 
     def data_devices(self) -> DeviceMesh | None:
         """What FSDP2 shares weights out on: dp_shard, or dp_replicate and dp_shard; None for one data-parallel rank."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hpc_trainer.training.clip import agree_on_overflow, clip_grad_norm, counts_here
+from hpc_trainer.training.clip import agree_on_overflow, clip_grad_norm, counts_here, place_gradients
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -24,6 +24,7 @@ class MeshStepper(Stepper):
         self._counted = [counts_here(weight, self.mesh) for weight in self._weights]
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
+        place_gradients(self._weights)
         if state.scaler.is_enabled():
             state.scaler.unscale_(state.optimizer)
             agree_on_overflow(state.scaler, state.optimizer)

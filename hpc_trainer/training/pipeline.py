@@ -6,8 +6,10 @@ keeps the activations of as many micro-batches as there are stages at most. Both
 micro-batches, so a step has the bits of one rank that accumulates; but for weights that two stages share, whose
 gradients are added per stage first.
 
-Ranks of one stage are its data-parallel ranks, under DDP or FSDP2. What all ranks must know of a step travels in one
-small all-reduce after it: the loss, the stop vote, an overflow in fp16, and the norm of each weight's gradient.
+Ranks of one stage are its data-parallel ranks, under DDP or FSDP2. With tensor parallel each of them is a group of
+neighbours that share its layers; activations are whole on all of them, so each speaks with the rank at its own place in
+the next stage. What all ranks must know of a step travels in one small all-reduce after it: the loss, the stop vote, an
+overflow in fp16, and the norm of each weight's gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch.nn import functional
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
-from hpc_trainer.training.clip import scale_down
+from hpc_trainer.training.clip import place_gradients, scale_down
 from hpc_trainer.training.fully_sharded import broadcast, is_fully_sharded
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.stage_cut import Between, Stage
@@ -39,15 +41,17 @@ _LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """Where a rank is: its stage, and its number among the `num_data` ranks of that stage."""
+    """Where a rank is: its stage, and whom it speaks with."""
 
     stage: Stage
-    data_rank: int
     num_data: int
+    """Data-parallel ranks of each stage, ≥ 1."""
+    tells_loss: bool
+    """Of the last stage's tensor-parallel neighbours, which all have the loss, one tells it."""
     pipe_group: Any
-    """The ranks of all stages that see the same samples; None: all ranks."""
+    """The ranks at the same place in all stages, by stage."""
     data_group: Any
-    """The ranks of this stage; None: all ranks."""
+    """The data-parallel ranks of this stage with the same parts of its layers; None if that is this rank alone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +101,8 @@ class PipelineStepper(Stepper):
         self._scaler = state.scaler
         self._losses.clear()
         self._pass_through(batches)
+        if self._is_cut:
+            place_gradients(self._weights)
         for weight, group in self.tied:
             _add_up(weight, group)
         wants_norm = self.max_grad_norm is not None or state.guard.is_on
@@ -146,12 +152,12 @@ class PipelineStepper(Stepper):
     def _share_buffers(self, model: nn.Module) -> None:
         """Buffers become those of the stage's first rank, as DDP makes them."""
         if self.place.num_data > 1:
-            broadcast([buffer.detach() for buffer in model.buffers()], self.place.data_group)
+            broadcast([local_tensor(buffer.detach()) for buffer in model.buffers()], self.place.data_group)
 
     def _agree(self, state: TrainState, wish_to_stop: bool, *, wants_norm: bool) -> torch.Tensor:
         """Tells all ranks the loss, the vote, the overflow and the norm; returns the loss. Waits for no device."""
         told = torch.zeros(_NORMS + (self.num_slots if wants_norm else 0), device=self.device)
-        if self._losses:
+        if self._losses and self.place.tells_loss:
             losses = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
             told[_LOSS] = losses / self.place.num_data
         if wish_to_stop:
@@ -172,7 +178,7 @@ class PipelineStepper(Stepper):
         return told[_LOSS]
 
     def _tell_norms(self, told: torch.Tensor) -> None:
-        """The norm of each weight's gradient, by one rank; under FSDP each rank's share of its square."""
+        """The norm of each weight's gradient, by one rank; of parts of it the squares, each by one rank."""
         found = [
             (self.norm_slots[id(weight)], weight.grad)
             for weight in self._weights
@@ -186,10 +192,7 @@ class PipelineStepper(Stepper):
         gradients = [local_tensor(each) for _, each in found]
         # As torch's clip_grad_norm_ takes them, for the same bits.
         norms = torch.stack([each.float() for each in torch._foreach_norm(gradients, 2.0)])
-        if self._is_cut:
-            told[self._slots[1]] = norms.square()
-        elif self.place.data_rank == 0:
-            told[self._slots[1]] = norms
+        told[self._slots[1]] = norms.square() if self._is_cut else norms
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
         norm = self._norm

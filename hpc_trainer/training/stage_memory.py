@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from hpc_trainer.config.mesh import num_data_ranks
+from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
@@ -22,6 +22,7 @@ from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.checkpoint.stages import Whole
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, tensors_of, update
+from hpc_trainer.training.memory_shares import find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.pipeline import run_parts
@@ -76,41 +77,49 @@ def _estimate(
         batch.append(targets)
     model, plain = build_model(config, dataset), build_model(config, dataset)
     recompute_blocks(model, train.recompute)
-    losses = []
+    losses, all_shares = [], []
+    shape = mesh_shape(config.parallel, config.hardware.world_size)
     for each in (model, plain):
+        all_shares.append(find_shares(each, shape))
         keep(each, stage)
         run_parts(each, stage, config.precision, channels_last=False)
         losses.append(_StageLoss(each, train.label_smoothing))
     here = list(blocks(model))
-    activations = kept_bytes(config, losses[0], batch) * _num_in_flight(config, stage)
+    activations = kept_bytes(config, losses[0], batch, all_shares[0]) * _num_in_flight(config, stage)
     if train.recompute is Recompute.budget:
         activations = int(activations * train.recompute_budget)
     if train.recompute.is_of_blocks and here:  # of the block that is computed again
-        activations += kept_bytes(config, losses[1], batch) // len(here)
+        activations += kept_bytes(config, losses[1], batch, all_shares[1]) // len(here)
     optimizer = build_optimizer(config.optim, model, trust=config.trust, decays=decays)
     note = update(config, losses[0], optimizer, batch)
     places = [] if stage.is_first else [stage.inputs]
     places += [] if stage.is_last else [stage.outputs]
     between = sum(torch.empty(each.shape, dtype=each.dtype).nbytes for each in places)
     handed = (inputs.nbytes if stage.is_first else 0) + (targets.nbytes if stage.is_last else 0)
-    weights, buffers = num_bytes(model.parameters()), num_bytes(model.buffers())
-    trained = num_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    moments = (
-        2 * trained if note else num_bytes(each for state in optimizer.state.values() for each in tensors_of(state))
-    )
-    averaged = 0 if train.ema_decay is None else weights + buffers
-    is_fsdp, ranks = config.parallel.strategy is Strategy.fsdp, num_data_ranks(config.parallel, config.hardware)
-    share = ranks if is_fsdp else 1
+    # Of this rank, before FSDP cuts it; and of all ranks of the stage together, as a checkpoint has it.
+    shares = all_shares[0]
+    weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    of_all = {weight: num_bytes(tensors_of(state)) for weight, state in optimizer.state.items()}
+    if note:
+        of_all = {weight: 2 * num_bytes([weight]) for weight in trained}
+    moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
+    averaged = train.ema_decay is not None
+    is_fsdp = config.parallel.strategy is Strategy.fsdp
     words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
     return MemoryEstimate(
         micro_batch_size=inputs.shape[0],
-        weights=weights // share + buffers,
-        gradients=trained,  # with FSDP too: a pipeline adds micro-batches up before it shares them out
-        optimizer=moments // share,
-        average=averaged,
+        weights=weights // shape.dp_shard + buffers,
+        gradients=shares.num_bytes(
+            trained
+        ),  # with FSDP too: a pipeline adds micro-batches up before it shares them out
+        optimizer=moments // shape.dp_shard,
+        average=(weights + buffers) * averaged,
         activations=activations + accum * (between + handed),
         gathered=weights if is_fsdp else 0,  # a pipeline's stage stays whole from its first micro-batch to its last
-        checkpoint=weights + buffers * (1 + ranks) + moments + averaged,
+        checkpoint=num_bytes(model.parameters()) * (1 + averaged)
+        + buffers * (1 + shape.num_data_ranks * shape.tp + averaged)
+        + sum(of_all.values()),
         note=f"{words}; {note}" if note else words,
     ), {name: each.nbytes for name, each in model.state_dict().items()}
 

@@ -146,6 +146,14 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "2", "point": "last_step", "model": "gpt", "compile": "true"},
         ("parallel=pp", "train.compile_scope=blocks", "train.recompute=full", "model.num_layers=4"),
     ),
+    "pp_tp": (
+        {"precision": "fp16", "ranks": "4", "model": "gpt"},
+        ("parallel=pp", "parallel.tensor_parallel=2", "model.num_layers=2"),
+    ),
+    "fsdp_pp_tp": (
+        {"precision": "bf16", "ranks": "8", "point": "last_step", "model": "gpt", "ema": "null"},
+        ("parallel=fsdp", "parallel.pipeline_parallel=2", "parallel.tensor_parallel=2", "model.num_layers=2"),
+    ),
     "fsdp_pp": (
         {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "gpt", "ema": "null"},
         ("parallel=fsdp", "parallel.pipeline_parallel=2", "model.num_layers=2"),
@@ -248,7 +256,10 @@ def _more() -> Iterator[Cell]:
 TABLE = {name_of(cell): cell for cell in covering(AXES, num_whole=3)}
 CELLS = TABLE | {name_of(cell): cell for cell in _more()}
 
+LONG = frozenset(name for name, cell in CELLS.items() if cell["compile"] == "true" or cell["ranks"] == "8")
+"""What takes a minute or more: what is compiled, or has eight ranks."""
+
 
 def chosen(today: datetime.date | None = None) -> list[str]:
-    """Those that the short suite plays: others each day; none that is compiled, which takes a minute."""
-    return of_the_day([name for name, cell in CELLS.items() if cell["compile"] == "false"], PER_DAY, today)
+    """Those that the short suite plays: others each day; none of `LONG`."""
+    return of_the_day([name for name in CELLS if name not in LONG], PER_DAY, today)

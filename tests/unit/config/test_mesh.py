@@ -135,7 +135,7 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
             ["train.compile_mode=max_autotune would capture", "Use train.compile_mode=default."],
         ),
         ({"parallel__tensor_parallel": 2, "train__channels_last": True}, ["orders weights otherwise than"]),
-        ({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9}, ["all ranks must be one group"]),
+        ({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9}, ["there must be one alone, and there are 2. Use"]),
         (
             {"parallel__tensor_parallel": 2, "train__main": "mine.main", "trust": ["mine"]},
             ["is a way of the shared loop, and train.main=mine.main is your own"],

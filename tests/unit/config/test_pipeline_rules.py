@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.schema.data import TextBytesConfig
 from hpc_trainer.config.schema.guard import OnDivergence, OnSpike
 from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import MuonConfig
@@ -25,6 +26,14 @@ LEGAL: dict[str, Any] = {
     "train__grad_accum_steps": 8,
 }
 
+# Each of them two tensor-parallel ranks.
+THREE: dict[str, Any] = {
+    "model": GptConfig(num_layers=4, num_heads=4, embed_dim=32),
+    "data": TextBytesConfig(),
+    "parallel__tensor_parallel": 2,
+    "hardware__tasks_per_node": 8,
+}
+
 
 def _problems(**changes: Any) -> list[str]:
     return list(find_problems(make_config(**{**LEGAL, **changes})))
@@ -37,6 +46,10 @@ def _problems(**changes: Any) -> list[str]:
         {"parallel__pipeline_parallel": 4},
         {"parallel__strategy": Strategy.fsdp},
         {"train__grad_accum_steps": None, "train__micro_batch_size": 16},
+        THREE,
+        {**THREE, "parallel__strategy": Strategy.fsdp},
+        {**THREE, "hardware__tasks_per_node": 4, "train__ema_decay": 0.9},
+        {**THREE, "train__compile": True, "train__compile_scope": CompileScope.blocks},
         {"train__grad_accum_steps": 1, "parallel__pipeline_schedule": PipelineSchedule["gpipe"]},
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "train__recompute": Recompute.full},
         {"train__ema_decay": 0.9, "train__channels_last": True, "model": ResnetConfig(width=8)},
@@ -73,8 +86,21 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel__tensor_parallel": 2},
-        "parallel.pipeline_parallel=2 and parallel.tensor_parallel=2 do not go together yet. Use "
-        "parallel.tensor_parallel=1, or parallel.pipeline_parallel=1.",
+        "parallel.tensor_parallel=2 shares layers out by the model's plan, and model=resnet18 has none.",
+    ),
+    (
+        {**THREE, "train__grad_accum_steps": 1},
+        "train.grad_accum_steps=1 must be at least parallel.pipeline_parallel=2 with parallel.pipeline_schedule=1f1b",
+    ),
+    (
+        {**THREE, "hardware__tasks_per_node": 4, "parallel__strategy": Strategy.fsdp},
+        "parallel=fsdp shares weights out among two data-parallel ranks or more, and hardware=cpu_x1 has 4, all taken "
+        "by parallel.tensor_parallel=2 × parallel.pipeline_parallel=2.",
+    ),
+    (
+        {**THREE, "train__ema_decay": 0.9},
+        "train.ema_decay=0.9 averages the weights of one data-parallel rank: with parallel.tensor_parallel=2 there "
+        "must be one alone, and there are 2.",
     ),
     (
         {"parallel__strategy": Strategy.fsdp, "parallel__data_parallel_replicate": 2, "hardware__tasks_per_node": 8},

@@ -23,7 +23,7 @@ from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
-from hpc_trainer.training.tensor_parallel import share_layers
+from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 # Name -> (ranks, how they share the work).
 KINDS: dict[str, tuple[int, ParallelConfig]] = {
@@ -48,7 +48,7 @@ def build(
     torch.manual_seed(seed + group.rank)  # weights must become rank 0's
     sizes = GptConfig(num_layers=num_layers, num_heads=2, embed_dim=16, dropout=dropout)
     model = Gpt(sizes, input_shape=(SEQ_LEN,), num_classes=VOCABULARY)
-    share_layers(model, mesh)
+    share_layers(model, mesh, find_plan(model, mesh))
     torch.manual_seed(1000 + mesh.data_rank)
     loss = VotingLoss(model)
     if compiled is not None:

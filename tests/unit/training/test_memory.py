@@ -219,3 +219,19 @@ def test_of_a_pipeline_the_largest_stage_counts() -> None:
     whole = estimate(_config([*_GPT, "hardware.tasks_per_node=2"]))
     assert found.weights < whole.weights
     assert found.checkpoint == pytest.approx(whole.checkpoint, rel=0.01)
+
+
+def test_of_a_stage_whose_layers_are_divided() -> None:
+    """Beside the same stage with whole layers; its neighbours hold the rest of what the checkpoint has."""
+    words = [*_GPT, "parallel=pp", "train.micro_batch_size=2", "train.grad_accum_steps=2", "model.num_layers=4"]
+    pp = estimate(_config([*words, "hardware.tasks_per_node=2", "train.global_batch_size=4"]))
+    words.append("parallel.tensor_parallel=2")
+    three = estimate(_config([*words, "hardware.tasks_per_node=4", "train.global_batch_size=4"]))
+    assert three.note == pp.note
+    assert 0.5 * pp.weights < three.weights == three.gradients < 0.53 * pp.weights, "norms and some biases are copied"
+    assert three.optimizer == pytest.approx(2 * three.weights, rel=0.01)
+    assert 0.3 * pp.activations < three.activations < 0.95 * pp.activations
+    assert three.checkpoint == pytest.approx(pp.checkpoint, rel=1e-3)
+    words.append("parallel.strategy=fsdp")
+    fsdp = estimate(_config([*words, "hardware.tasks_per_node=8", "train.global_batch_size=8"]))
+    assert (fsdp.weights, fsdp.gathered) == (three.weights // 2, three.weights)

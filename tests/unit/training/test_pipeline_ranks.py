@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
@@ -30,6 +31,7 @@ MODELS = {
              "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "precision=fp16",
              "precision.init_scale=524288", "precision.growth_interval=2"],
 }  # fmt: skip
+THREE = ("parallel=pp", "parallel.pipeline_parallel=2", "parallel.tensor_parallel=2")
 KEYS = ("loss", "grad_norm", "eval_loss", "eval_accuracy")
 
 
@@ -45,7 +47,9 @@ def job(name: str, *more: str, attempt: int = 0, stop_at: int | None = None) -> 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline")
-    well(play_jobs(folder, 1, "one", [*(job(f"1/{name}") for name in MODELS), job("chain/resnet", stop_at=3)]))
+    alone = [*(job(f"1/{name}") for name in MODELS), job("chain/resnet", stop_at=3)]
+    alone.append(job("chain/gpt", stop_at=6))
+    well(play_jobs(folder, 1, "one", alone))
     stages = [
         job("2/gpt", "parallel=pp"),
         job("2/resnet", "parallel=pp", "parallel.pipeline_schedule=gpipe"),
@@ -140,6 +144,60 @@ def test_each_stage_writes_what_it_holds_and_nothing_twice(played: Path) -> None
     assert shards < 1.2 * alone.stat().st_size
 
 
+@pytest.fixture(scope="module")
+def divided(played: Path) -> Path:
+    """Two stages whose layers two ranks share: the end of a run that one rank began."""
+    well(play_jobs(played, 4, "divided", [job("chain/gpt", *THREE, attempt=1)]))
+    return played
+
+
+def test_stages_whose_layers_are_divided_have_the_curve_of_one_rank(divided: Path) -> None:
+    """Losses, norms and evaluations; and one rank reads the checkpoint."""
+    close(divided / "chain" / "gpt", divided / "1" / "gpt", 2e-6)
+    here, there = (leaves(tree(divided / which / "gpt")[0]) for which in ("chain", "1"))
+    assert list(here) == list(there), "the names of the whole model, in its order"
+    for name, value in there.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.allclose(here[name], value, rtol=1e-3, atol=1e-5), name
+
+
+def test_neighbours_that_share_a_stage_s_layers_write_each_part_once(divided: Path) -> None:
+    folder = divided / "chain" / "gpt" / "checkpoints" / f"step-{STEPS:08}"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    writers = {name: [piece[0] for piece in entry["pieces"]] for name, entry in manifest["sharded"].items()}
+    assert writers["objects.model.token_embedding.weight"] == [0, 1]
+    assert writers["objects.model.norm.weight"] == [2], "of copies one is written"
+    assert writers["objects.optimizer.state.model.blocks.2.mlp_in.weight.exp_avg"] == [2, 3]
+
+
+def alike(folder: Path, *ranks: int) -> bool:
+    """Whether random streams stand at one place, in a checkpoint."""
+    first, *others = (load_file(folder / f"rank-{rank:03}.safetensors")["rng.torch"] for rank in ranks)
+    return all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.long
+def test_three_dimensions(played: Path, tmp_path: Path) -> None:
+    """Stages, data-parallel ranks, shared layers: copies and FSDP2, overflows, a stop in between, any mesh after it."""
+    fsdp = ("parallel=fsdp", *THREE[1:])
+    jobs = [job("ddp/gpt", *THREE), job("fsdp/gpt", *fsdp), job("fsdp/fp16", *fsdp), job("moved/gpt", *fsdp, stop_at=3)]
+    jobs.append(job("dropout/gpt", *THREE, "model.dropout=0.2", "train.num_steps=2", "train.eval_every_steps=0"))
+    well(play_jobs(tmp_path, 8, "eight", jobs))
+    # Of half as many micro-batches a rank's gradient is twice as large, and overflows sooner: the measure has as many.
+    jobs = [job("moved/gpt", *THREE, attempt=1, stop_at=5), job("divided/fp16", *THREE), job("halves/fp16", *THREE[:2])]
+    well(play_jobs(tmp_path, 4, "four", jobs))
+    well(play_jobs(tmp_path, 2, "two", [job("moved/gpt", "parallel=tp", attempt=2)]))
+    (folder,) = (tmp_path / "dropout" / "gpt" / "checkpoints").glob("step-*")
+    assert all(alike(folder, rank, rank + 1) for rank in range(0, 8, 2)), "they have drawn as many numbers"
+    assert not any(alike(folder, rank, rank + 2) for rank in range(0, 6, 2))
+    for name in ("ddp", "fsdp", "moved"):
+        close(tmp_path / name / "gpt", played / "1" / "gpt", 2e-6)
+    for one, other in ((tmp_path / "divided", played / "1"), (tmp_path / "fsdp", tmp_path / "halves")):
+        close(one / "fp16", other / "fp16", 2e-3, ("loss", "eval_loss"))
+        here, there = (tree(path / "fp16")[0]["objects"]["scaler"] for path in (one, other))
+        assert here == there, "overflows skipped the same steps"
+
+
 @pytest.mark.long
 def test_stages_with_data_parallel_ranks(played: Path, tmp_path: Path) -> None:
     """DDP and FSDP2 among the ranks of a stage; then on one rank again."""
@@ -172,8 +230,10 @@ def test_compiled_stages_have_the_curve_of_one_rank(played: Path, tmp_path: Path
     # Batch norm over two samples makes much of last bits: the measure is one rank that compiles the same blocks.
     well(play_jobs(tmp_path, 1, "one", [job("1/resnet", *compiled)]))
     assert metrics(tmp_path / "2" / "resnet", *KEYS) == metrics(tmp_path / "1" / "resnet", *KEYS)
-    well(play_jobs(tmp_path, 4, "four", [job("4/gpt", "parallel=fsdp", "parallel.pipeline_parallel=2", *compiled)]))
-    close(tmp_path / "4" / "gpt", played / "1" / "gpt", 2e-6)
+    fsdp = job("fsdp/gpt", "parallel=fsdp", "parallel.pipeline_parallel=2", *compiled)
+    well(play_jobs(tmp_path, 4, "four", [fsdp, job("divided/gpt", *THREE, *compiled)]))
+    for name in ("fsdp", "divided"):
+        close(tmp_path / name / "gpt", played / "1" / "gpt", 2e-6)
 
 
 @pytest.mark.long

@@ -16,7 +16,8 @@ from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.random_stream import own_random_stream
-from hpc_trainer.training.tensor_parallel import share_layers
+from hpc_trainer.training.clip import place_gradients
+from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 
 class Theirs(nn.Module):
@@ -54,7 +55,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     devices = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    yield SimpleNamespace(shape=SimpleNamespace(tp=1), dim=lambda name: devices)
+    yield SimpleNamespace(shape=SimpleNamespace(tp=1), dim=lambda name: devices, groups_of_stage=lambda: [None])
     dist.destroy_process_group()
 
 
@@ -64,7 +65,7 @@ def test_a_model_of_your_own_is_shared_out_by_its_plan(mesh: Any) -> None:
     torch.manual_seed(1)
     model, inputs = Theirs(_plan()), torch.randn(3, 4)
     expected, names = model(inputs), list(model.state_dict())
-    share_layers(model, mesh)
+    share_layers(model, mesh, find_plan(model, mesh))
     assert torch.equal(model(inputs), expected)
     assert list(model.state_dict()) == names
     placed = {name: weight.placements for name, weight in model.named_parameters() if isinstance(weight, DTensor)}
@@ -84,15 +85,17 @@ def test_a_model_of_your_own_is_shared_out_by_its_plan(mesh: Any) -> None:
 )
 def test_what_is_refused(mesh: Any, model: nn.Module, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        share_layers(model, mesh)
+        share_layers(model, mesh, find_plan(model, mesh))
     assert words in str(caught.value)
 
 
 def test_a_plan_that_names_what_is_not_there_is_refused(mesh: Any) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel
 
+    with pytest.raises(ConfigError, match="does not fit the model: it has no layer 'wider'"):
+        find_plan(Theirs({"wider": ColwiseParallel()}), mesh)
     with pytest.raises(ConfigError, match="does not fit the model"):
-        share_layers(Theirs({"wider": ColwiseParallel()}), mesh)
+        share_layers(Theirs({}), mesh, {"norm": ColwiseParallel()})
 
 
 def test_the_plan_of_gpt_names_layers_that_it_has() -> None:
@@ -103,6 +106,23 @@ def test_the_plan_of_gpt_names_layers_that_it_has() -> None:
     names = {name.replace("blocks.0", "blocks.*") for name, _ in model.named_modules()}
     assert plan.keys() <= names
     assert isinstance(plan["blocks.*.attention.query_key_value"], ColwiseParallel)
+
+
+def test_the_gradient_of_an_embedding_lies_as_its_rows_do(mesh: Any) -> None:
+    """torch gives each rank the whole: a norm that adds up what ranks hold would count it as often as there are."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import RowwiseParallel
+
+    model = nn.Sequential(nn.Embedding(8, 4))
+    share_layers(model, mesh, {"0": RowwiseParallel(input_layouts=Replicate())})
+    model(torch.arange(8)).square().sum().backward()
+    (weight,) = model.parameters()
+    whole: Any = weight.grad
+    assert whole.placements == (Replicate(),), "torch lays it out itself: place_gradients can go"
+    place_gradients([weight])
+    placed: Any = weight.grad
+    assert placed.placements == (Shard(0),)
+    assert torch.equal(placed.full_tensor(), whole.full_tensor())
 
 
 class Dropping(nn.Module):
