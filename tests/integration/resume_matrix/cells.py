@@ -148,7 +148,7 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     ),
     "pp_tp": (
         {"precision": "fp16", "ranks": "4", "model": "gpt"},
-        ("parallel=pp", "parallel.tensor_parallel=2", "model.num_layers=2"),
+        ("parallel=pp", "parallel.tensor_parallel=2", "model.num_layers=2", "train.grad_accum_steps=2"),
     ),
     "fsdp_pp_tp": (
         {"precision": "bf16", "ranks": "8", "point": "last_step", "model": "gpt", "ema": "null"},
