@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpc_trainer.config.rank_rules import num_parts, whole_batch, with_batch
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import MuonConfig
-from hpc_trainer.config.schema.parallel import PipelineSchedule
+from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, TrainConfig
 
@@ -39,6 +39,12 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"{named} compiles blocks: a stage is given its inputs by another rank, and has no loss but in the last. "
             "Use train.compile_scope=blocks, or train.compile=false."
+        )
+    elif train.compile and (parallel.tensor_parallel > 1 or parallel.strategy is Strategy.fsdp):
+        other = "parallel=fsdp" if parallel.tensor_parallel == 1 else "parallel.tensor_parallel"
+        yield (
+            f"{named} with compiled blocks and {other} was never seen to train. Use train.compile=false, or "
+            "parallel=pp with parallel.tensor_parallel=1."
         )
     if train.is_batch_auto:
         yield (

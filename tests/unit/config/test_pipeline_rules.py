@@ -49,7 +49,6 @@ def _problems(**changes: Any) -> list[str]:
         THREE,
         {**THREE, "parallel__strategy": Strategy.fsdp},
         {**THREE, "hardware__tasks_per_node": 4, "train__ema_decay": 0.9},
-        {**THREE, "train__compile": True, "train__compile_scope": CompileScope.blocks},
         {"train__grad_accum_steps": 1, "parallel__pipeline_schedule": PipelineSchedule["gpipe"]},
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "train__recompute": Recompute.full},
         {"train__ema_decay": 0.9, "train__channels_last": True, "model": ResnetConfig(width=8)},
@@ -87,6 +86,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel__tensor_parallel": 2},
         "parallel.tensor_parallel=2 shares layers out by the model's plan, and model=resnet18 has none.",
+    ),
+    (
+        {**THREE, "train__compile": True, "train__compile_scope": CompileScope.blocks},
+        "parallel.pipeline_parallel=2 with compiled blocks and parallel.tensor_parallel was never seen to train. Use ",
+    ),
+    (
+        {"train__compile": True, "train__compile_scope": CompileScope.blocks, "parallel__strategy": Strategy.fsdp},
+        "parallel.pipeline_parallel=2 with compiled blocks and parallel=fsdp was never seen to train. Use ",
     ),
     (
         {**THREE, "train__grad_accum_steps": 1},

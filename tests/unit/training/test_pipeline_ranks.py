@@ -224,16 +224,8 @@ def test_stages_with_data_parallel_ranks(played: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_compiled_stages_have_the_curve_of_one_rank(played: Path, tmp_path: Path) -> None:
     compiled = ("train.compile=true", "train.compile_scope=blocks")
-    jobs = [job("2/gpt", "parallel=pp", *compiled, "train.recompute=full"), job("2/resnet", "parallel=pp", *compiled)]
-    well(play_jobs(tmp_path, 2, "two", jobs))
+    well(play_jobs(tmp_path, 2, "two", [job("2/gpt", "parallel=pp", *compiled, "train.recompute=full")]))
     close(tmp_path / "2" / "gpt", played / "1" / "gpt", 2e-6)
-    # Batch norm over two samples makes much of last bits: the measure is one rank that compiles the same blocks.
-    well(play_jobs(tmp_path, 1, "one", [job("1/resnet", *compiled)]))
-    assert metrics(tmp_path / "2" / "resnet", *KEYS) == metrics(tmp_path / "1" / "resnet", *KEYS)
-    fsdp = job("fsdp/gpt", "parallel=fsdp", "parallel.pipeline_parallel=2", *compiled)
-    well(play_jobs(tmp_path, 4, "four", [fsdp, job("divided/gpt", *THREE, *compiled)]))
-    for name in ("fsdp", "divided"):
-        close(tmp_path / name / "gpt", played / "1" / "gpt", 2e-6)
 
 
 @pytest.mark.long
