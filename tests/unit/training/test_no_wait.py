@@ -21,6 +21,7 @@ from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import put_back
 from hpc_trainer.training.ema import build_ema
+from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim import build_optimizer, step_unless
 from hpc_trainer.training.parallel import StopVote, VotingLoss
@@ -109,6 +110,42 @@ def test_nor_does_one_whose_optimizer_knows_no_bad_steps(target: str, monkeypatc
         stepper.step(state, itertools.repeat(BATCH), lr=0.1, wish_to_stop=False)
     assert len(sent) == (1 if target == "torch.optim.SGD" else 3)
     assert all(each.device == META for each in sent)
+
+
+class _Held:
+    """Held-out samples, in host memory."""
+
+    input_shape, num_classes = (3, 8, 8), 5
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitems__(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(len(indices), *self.input_shape), torch.zeros(len(indices), dtype=torch.int64)
+
+
+def test_an_evaluation_reads_nothing_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped reads nothing at all; at its end one reads its sums. Nor is a number copied to the device."""
+    monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
+    _, stepper = _build(StepGuard(), None, 1, None)
+    model = stepper.module.model
+    assert isinstance(model, nn.Module)
+    group, number_of_batches, make = RankGroup(device=META), itertools.count(1), torch.tensor
+
+    def on_host(*values: Any, **options: Any) -> torch.Tensor:
+        assert options.get("device") != META, "copied to the device"
+        return make(*values, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "tensor", on_host)
+        stopped = evaluate(
+            model, _Held(), group=group, batch_size=2, precision=PrecisionConfig(),
+            should_stop=lambda: next(number_of_batches) == 4,
+        )  # fmt: skip
+    assert stopped is None
+    assert next(number_of_batches) == 5, "of 4 batches"
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        evaluate(model, _Held(), group=group, batch_size=2, precision=PrecisionConfig())
 
 
 class _OwnState(torch.optim.SGD):
