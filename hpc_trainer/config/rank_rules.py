@@ -24,7 +24,7 @@ def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelC
 
 
 def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
-    """Micro-batches of a step: as said, or as many as the micro-batch needs; 1 if neither is said, or is too small.
+    """Micro-batches of a step: as said, or as many as the micro-batch needs; 1 if neither is said, or is below 1.
 
     Not of a micro-batch of `auto`: only the run can tell.
     """
