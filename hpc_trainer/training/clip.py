@@ -30,7 +30,7 @@ def clip_alike(weights: Sequence[nn.Parameter], max_norm: float | None) -> torch
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     if not gradients:
         return torch.zeros((), device=weights[0].device)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     if max_norm is not None:
         scale_down(gradients, norm, max_norm)
     return norm
