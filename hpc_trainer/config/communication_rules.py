@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
+from hpc_trainer.config.rank_rules import accum_steps
 from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
@@ -203,9 +204,6 @@ def _weight_by_weight(config: TrainConfig, key: str) -> Iterator[str]:
 
 
 def _accumulates(config: TrainConfig) -> bool:
-    """True if there are more micro-batches than ranks; also where the number is left to the other two keys."""
-    train, world_size = config.train, config.hardware.world_size
-    if train.grad_accum_steps is not None:
-        return train.grad_accum_steps > 1
-    micro = train.given_micro_batch_size
-    return train.is_batch_auto or (micro is not None and micro * world_size < train.global_batch_size)
+    """True if there are more micro-batches in a step than one, or may be."""
+    train = config.train
+    return train.is_batch_auto or accum_steps(train, config.hardware, config.parallel) > 1

@@ -23,6 +23,19 @@ def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelC
     return train.global_batch_size * (num_parts(train, hardware, parallel) if train.batch_per_rank else 1)
 
 
+def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
+    """Micro-batches of a step: as said, or as many as the micro-batch needs; 1 if neither is said, or is below 1.
+
+    Not of a micro-batch of `auto`: only the run can tell.
+    """
+    if train.grad_accum_steps is not None:
+        return train.grad_accum_steps
+    parts, micro = num_parts(train, hardware, parallel), train.given_micro_batch_size
+    if micro is None or min(parts, micro) < 1:
+        return 1
+    return whole_batch(train, hardware, parallel) // (micro * parts)
+
+
 def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> LoopConfig:
     """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch.
 
@@ -32,11 +45,8 @@ def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelCo
     total = whole_batch(train, hardware, parallel)
     if train.is_batch_auto:
         return dataclasses.replace(train, global_batch_size=total, batch_per_rank=False)
-    parts, accum = num_parts(train, hardware, parallel), train.grad_accum_steps
-    if accum is None:
-        micro = train.given_micro_batch_size or total // parts
-        accum = total // (micro * parts)
-    micro = total // (accum * parts)
+    accum = accum_steps(train, hardware, parallel)
+    micro = total // (accum * num_parts(train, hardware, parallel))
     return dataclasses.replace(
         train, global_batch_size=total, batch_per_rank=False, micro_batch_size=micro, grad_accum_steps=accum
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.rank_rules import num_parts, whole_batch
+from hpc_trainer.config.rank_rules import accum_steps
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
@@ -135,11 +135,8 @@ def _graphs(config: TrainConfig) -> Iterator[str]:
             "train.compile_mode=default, or a number."
         )
         return
-    parts, micro = num_parts(train, config.hardware, config.parallel), train.given_micro_batch_size
-    accum = train.grad_accum_steps
-    if accum is None and micro and parts > 0 and micro > 0:
-        accum = whole_batch(train, config.hardware, config.parallel) // (micro * parts)
-    if accum is not None and accum > 1:
+    accum = accum_steps(train, config.hardware, config.parallel)
+    if accum > 1:
         yield f"{graphs}: train.grad_accum_steps={accum} must be 1. Use train.compile_mode=default, or 1."
 
 

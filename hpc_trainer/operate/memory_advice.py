@@ -47,7 +47,7 @@ def memory_advice(config: TrainConfig, memory: Mapping[str, Any]) -> list[str]:
         words = "+cluster.env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         lines.insert(0, f"{words} ({fragments:.0%} of what was reserved lay in fragments)")
     if config.hardware.device_type == "cpu":
-        return [*lines, "a larger hardware.mem_gb_per_node (or mem_gb_per_cpu)"]
+        return [*lines, "a larger hardware.mem_gb_per_node (or mem_gb_per_cpu), and --retry-failed: the same run"]
     return [*lines, "larger GPUs (hardware.gpu_type, hardware.constraint)"]
 
 

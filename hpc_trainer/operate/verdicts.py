@@ -45,7 +45,11 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.NODE_FAIL: Verdict("Its node failed, and nobody could bring it back.", (_SUBMIT,)),
     RunState.OUT_OF_MEMORY: Verdict(
         "It used more host memory than it had asked for, and Slurm killed it.",
-        ("a larger hardware.mem_gb_per_node (or mem_gb_per_gpu), then submit again", _RETRY + " with the same memory"),
+        (
+            "the same `hpc-trainer submit` with a larger hardware.mem_gb_per_node (or mem_gb_per_gpu) and "
+            "--retry-failed: the same run goes on",
+            _RETRY + " with the same memory",
+        ),
     ),
     RunState.FAILED: Verdict("It failed.", (_LOGS, _MEND)),
     RunState.UNKNOWN: Verdict(

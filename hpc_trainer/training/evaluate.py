@@ -13,6 +13,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.device_batches import copies_to
 from hpc_trainer.training.fully_sharded import is_fully_sharded
 from hpc_trainer.training.loader import eval_indices, shares_of
 from hpc_trainer.training.mesh import Mesh
@@ -54,21 +55,22 @@ def evaluate(
     sums = torch.zeros(num_shares, 3, dtype=torch.float64, device=place)
     starts = range(0, len(eval_indices(len(dataset), 0, num_shares)), batch_size)  # the first share is the longest
     is_stopped = False
+    copy = copies_to(group.device)
     needs_all = any(is_fully_sharded(module) for module in model.modules())
     for share, start in itertools.product(shares_of(rank, num_ranks, num_shares), starts):
         if start == 0:
             seed_everything(seed, f"{share} evaluates at {step}")
         part = eval_indices(len(dataset), share, num_shares)[start : start + batch_size]
         if part or needs_all:  # a forward pass of FSDP is collective: ranks without samples repeat one
-            inputs, targets = dataset.__getitems__(part or range(1))
-            inputs, targets = inputs.to(group.device), targets.to(group.device).flatten()
+            inputs, targets = copy(dataset.__getitems__(part or range(1)))
+            targets = targets.flatten()
             with autocast(precision, group.device.type):
                 logits = model(inputs)
                 if part and logits is not None:  # of a pipeline the last stage alone has them
                     logits = logits.flatten(0, -2)
                     loss = functional.cross_entropy(logits, targets, reduction="sum")
                     right = (logits.argmax(-1) == targets).sum()
-                    seen = torch.tensor(targets.numel(), dtype=wide, device=group.device)
+                    seen = torch.full((), targets.numel(), dtype=wide, device=group.device)  # no copy of a number
                     sums[share] += torch.stack((loss.to(wide), right.to(wide), seen)).to(place).double()
             kind.launch()
         is_stopped = should_stop()

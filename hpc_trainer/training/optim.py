@@ -11,9 +11,11 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon
+from hpc_trainer.training.put_back import PutBack
+from hpc_trainer.training.sharded_sgd import ShardedSgd
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 
@@ -44,7 +46,7 @@ def build_optimizer(
     ]
     wanted = {weight.ndim >= 2 for weight in trained} if decays is None else decays
     groups = [group for group, is_decaying in zip(groups, (True, False), strict=True) if is_decaying in wanted]
-    speed = _speed(config, trained)
+    speed = _speed(trained)
     kind: Any
     values: dict[str, Any]
     try:
@@ -53,7 +55,8 @@ def build_optimizer(
                 raise ConfigError("optim=muon needs whole matrices on each rank. Use parallel=ddp without zero1.")
             return build_muon(config, model, speed)
         if isinstance(config, SgdConfig):
-            kind, values = torch.optim.SGD, {"momentum": config.momentum, "nesterov": config.nesterov}
+            kind = ShardedSgd if any(is_sharded(weight) for weight in trained) else torch.optim.SGD
+            values = {"momentum": config.momentum, "nesterov": config.nesterov}
         elif isinstance(config, AdamwConfig):
             first, second = config.betas
             kind, values = torch.optim.AdamW, {"betas": (first, second), "eps": config.eps}
@@ -74,7 +77,7 @@ def build_optimizer(
         raise ConfigError(f"optim={config}: {error}. See hpc_trainer/config/schema/optim.py.") from error
 
 
-def _speed(config: OptimConfig, trained: list[nn.Parameter]) -> dict[str, bool]:
+def _speed(trained: list[nn.Parameter]) -> dict[str, bool]:
     """Which of torch's implementations: fused, one pass over all weights, on CUDA and the CPU; elsewhere the plain one.
 
     On one core of a CPU AdamW's fused step takes 0.26 of the plain one's time and 0.27 of foreach's, SGD's 0.18 to 0.33
@@ -82,9 +85,6 @@ def _speed(config: OptimConfig, trained: list[nn.Parameter]) -> dict[str, bool]:
     multiples of 64 bytes.
     """
     is_known = all(weight.device.type in ("cuda", "cpu") and weight.is_floating_point() for weight in trained)
-    if isinstance(config, SgdConfig) and any(is_sharded(weight) for weight in trained):
-        # torch 2.13: no sharding strategy for aten._fused_sgd_
-        return {"fused": False, "foreach": all(weight.device.type == "cuda" for weight in trained)}
     return {"fused": is_known, "foreach": False}
 
 
@@ -137,16 +137,33 @@ def begin_momenta(optimizer: torch.optim.Optimizer) -> None:
 def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
     """A step that changes nothing where `bad` (a bool on a GPU) is true.
 
-    torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; for others the host waits.
+    torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; of others the step is put
+    back (`put_back`). The host waits on devices that nobody can ask late, and for optimizers whose state is not all in
+    `state` and groups: ZeRO's, and those with a state_dict of their own.
     """
     inner: Any = getattr(optimizer, "optim", optimizer)  # ZeRO's
-    if not getattr(inner, "_step_supports_amp_scaling", False):
-        kind_of(bad.device).launch()
-        if not bad:
+    if getattr(inner, "_step_supports_amp_scaling", False):
+        inner.grad_scale, inner.found_inf = None, bad.float()
+        try:
             optimizer.step()
+        finally:
+            del inner.grad_scale, inner.found_inf
         return
-    inner.grad_scale, inner.found_inf = None, bad.float()
-    try:
+    kind = kind_of(bad.device)
+    if isinstance(kind, CudaKind) and inner is optimizer and _tells_all(optimizer):
+        _put_back_of(optimizer).step_unless(bad)
+        return
+    kind.launch()
+    if not bad:
         optimizer.step()
-    finally:
-        del inner.grad_scale, inner.found_inf
+
+
+def _tells_all(optimizer: torch.optim.Optimizer) -> bool:
+    return getattr(optimizer.state_dict, "__func__", None) is torch.optim.Optimizer.state_dict
+
+
+def _put_back_of(optimizer: Any) -> PutBack:
+    if not hasattr(optimizer, "_put_back"):
+        optimizer._put_back = PutBack(optimizer)
+    found: PutBack = optimizer._put_back
+    return found

@@ -19,13 +19,12 @@ from hpc_trainer.training.pieces import in_pieces
 PIECE = 64 << 20
 
 
-def place_optimizer(optimizer: torch.optim.Optimizer, config: OptimConfig) -> torch.optim.Optimizer:
-    """The same optimizer, which steps as `optim.in_backward` and `optim.offload` say. Before anything is restored."""
+def place_optimizer(optimizer: torch.optim.Optimizer, config: OptimConfig) -> None:
+    """From now on it steps as `optim.in_backward` and `optim.offload` say. Before anything is restored."""
     if config.in_backward:
         step_in_backward(optimizer)
     if config.offload:
         offload(optimizer)
-    return optimizer
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> None:

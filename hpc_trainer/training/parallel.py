@@ -17,6 +17,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
 from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
+from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.tensor_parallel import share_among_data_ranks
 
@@ -116,36 +117,6 @@ class StopVote:
         self._weight.grad = None
         assert gradient is not None
         return self._late.read(local_tensor(gradient))
-
-
-class LateFlag:
-    """Whether a number is above 0; of one on a GPU the answer is that of the call before, False at first.
-
-    Reading this call's would wait for the device.
-    """
-
-    def __init__(self) -> None:
-        self._before: tuple[torch.Tensor, torch.cuda.Event] | None = None
-
-    def read(self, number: torch.Tensor) -> bool:
-        """Takes a scalar, and tells."""
-        if number.device.type != "cuda":
-            return number.item() > 0
-        before, self._before = self._before, _copy_late(number)
-        if before is None:
-            return False
-        value, ready = before
-        ready.synchronize()
-        return value.item() > 0
-
-
-def _copy_late(number: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """On its way to the host, and the event after which it is there."""
-    host = torch.empty((), pin_memory=True)
-    host.copy_(number, non_blocking=True)
-    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ready.record()
-    return host, ready
 
 
 def share(

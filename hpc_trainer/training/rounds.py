@@ -26,7 +26,8 @@ from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.fully_sharded import broadcast
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.parallel import LateFlag, StopVote
+from hpc_trainer.training.late_flag import LateFlag
+from hpc_trainer.training.parallel import StopVote
 from hpc_trainer.training.pieces import in_pieces
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper

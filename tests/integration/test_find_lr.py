@@ -36,6 +36,18 @@ def test_a_rate_is_found_and_the_same_one_again(local: LocalDriver, monkeypatch:
     assert [run["state"] for run in planned["runs"]] == ["NEW"]
 
 
+def test_its_compile_cache_is_removed(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loss diverges before the last rate too. torch compiles nothing here: the folder is made still."""
+    places = local.folder / "tmp"
+    places.mkdir()
+    monkeypatch.setenv("TMPDIR", str(places))
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    words = ("experiment=digits", "model=mlp", "hardware=cpu_x1", "train.compile=true")
+    found = local.json("find-lr", *words, "--steps", "12", "--from", "1e-6", "--to", "1e9")
+    assert found["divergence_lr"]
+    assert [path.name for path in places.iterdir() if "compile" in path.name] == []
+
+
 def test_what_cannot_be_tested_is_said(local: LocalDriver) -> None:
     for words, message in (
         (("optim.lr=1e-3,1e-2",), "find-lr takes one configuration"),

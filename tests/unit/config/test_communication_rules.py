@@ -132,6 +132,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "train.grad_accum_steps=1.",
     ),
     (
+        {
+            **IN_BACKWARD,
+            **RANKS,
+            "parallel__strategy": Strategy.fsdp,
+            "train__batch_per_rank": True,
+            "train__global_batch_size": 32,
+            "train__micro_batch_size": 16,
+        },
+        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
+        "train.grad_accum_steps=1.",
+    ),
+    (
         {**IN_BACKWARD, "train__micro_batch_size": 16},
         "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
         "train.grad_accum_steps=1.",

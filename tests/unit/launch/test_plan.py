@@ -73,6 +73,18 @@ def test_specs_are_written_once_and_again_when_they_ask_for_something_else(tmp_p
     assert specs_to_write(make_plan(tmp_path, longer), {spec.run_id: spec for spec in specs}) == longer
 
 
+def test_a_run_that_ran_out_of_memory_is_submitted_with_more(tmp_path: Path) -> None:
+    """What `why` advises: it is the same run, whatever it asks Slurm for."""
+    (before,) = make_specs(1, *SLURM)
+    more = make_spec(*SLURM, seed=0, hardware__mem_gb_per_node=99.0)
+    assert more.run_id == before.run_id
+    grid, known = make_grid(tmp_path, [more]), Known(states={before.run_id: RunState.OUT_OF_MEMORY})
+    assert build_plan(grid, known).num_to_submit == 0
+    plan = build_plan(grid, known, retry_failed=True)
+    assert plan.num_to_submit == 1
+    assert specs_to_write(plan, {before.run_id: before}) == [more]
+
+
 def _planned(
     *, stop_s: float, mode: str = "REQUEUE", grace_s: int = 20, taken: frozenset[int] = frozenset()
 ) -> SweepPlan:

@@ -56,7 +56,7 @@ def test_without_figures_there_is_advice_all_the_same() -> None:
     assert len(lines) >= 3
     assert not [line for line in lines if "saves" in line]
     on_cpu = _advice({}, "cluster=local", "hardware=cpu_x1")
-    assert on_cpu[-1] == "a larger hardware.mem_gb_per_node (or mem_gb_per_cpu)"
+    assert on_cpu[-1] == "a larger hardware.mem_gb_per_node (or mem_gb_per_cpu), and --retry-failed: the same run"
 
 
 def test_the_evidence_has_the_figures() -> None:

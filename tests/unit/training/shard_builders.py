@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_trainer.config.schema.optim import AdamwConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -73,6 +73,7 @@ def build(
     dtype: Dtype = Dtype.fp32,
     grad_accum_steps: int = 2,
     has_norm: bool = True,
+    optim: OptimConfig | None = None,
 ) -> tuple[TrainState, Stepper]:
     """Everything that a step needs, for a strategy of `KINDS`. Collective."""
     _, strategy, is_zero = KINDS[kind]
@@ -83,7 +84,7 @@ def build(
     module = share(loss, group, deterministic=True, strategy=strategy)
     state = TrainState(
         model=model,
-        optimizer=build_optimizer(AdamwConfig(lr=0.01), model, share_state=is_zero),
+        optimizer=build_optimizer(optim or AdamwConfig(lr=0.01), model, share_state=is_zero),
         scaler=build_scaler(precision, "cpu"),
     )
     stepper = Stepper(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.training.device_batches import DeviceBatches, on_device
+from hpc_trainer.training.device_batches import DeviceBatches, PinnedCopies, copies_to, on_device
 from hpc_trainer.training.loader import BatchIterator
 
 
@@ -21,6 +21,18 @@ def _batches() -> BatchIterator:
 def test_on_the_cpu_it_is_the_loader_itself() -> None:
     batches = _batches()
     assert on_device(batches, torch.device("cpu")) is batches
+
+
+def test_a_copy_to_another_device_is_waited_for() -> None:
+    batch = next(_batches())
+    here, there = copies_to(torch.device("cpu"))(batch), copies_to(torch.device("meta"))(batch)
+    assert all(one is other for one, other in zip(here, batch, strict=True)), "nothing to copy"
+    assert [each.device.type for each in there] == ["meta", "meta"]
+
+
+def test_a_copy_to_a_gpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(name="copies"))
+    assert isinstance(copies_to(torch.device("cuda", 0)), PinnedCopies)
 
 
 def test_the_step_waits_for_the_copy_and_memory_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

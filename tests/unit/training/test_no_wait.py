@@ -7,6 +7,7 @@ and the code takes the ways that it takes on a GPU, where they are chosen by `de
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +15,15 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
+from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training import put_back
 from hpc_trainer.training.ema import build_ema
+from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.optim import build_optimizer, step_unless
 from hpc_trainer.training.parallel import StopVote, VotingLoss
 from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.spikes import SpikeGuard
@@ -40,12 +45,17 @@ class _Fused(torch.optim.SGD):
         super().step(closure)
 
 
-def _build(guard: StepGuard, max_grad_norm: float | None, accum: int, ema: float | None) -> tuple[TrainState, Stepper]:
+def _build(
+    guard: StepGuard, max_grad_norm: float | None, accum: int, ema: float | None, optim: CustomOptimConfig | None = None
+) -> tuple[TrainState, Stepper]:
     with META:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
         loss = VotingLoss(model)
     precision = PrecisionConfig()
-    optimizer = _Fused(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    if optim is None:
+        optimizer: torch.optim.Optimizer = _Fused(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    else:
+        optimizer = build_optimizer(optim, model)
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"), guard=guard)
     state.ema = build_ema(model, ema)
     stepper = Stepper(
@@ -73,6 +83,83 @@ def test_a_step_reads_nothing(
         result.loss.item()  # reading would have told
     with pytest.raises(RuntimeError, match="meta"):
         bool(guard._in_a_row)
+
+
+_CUSTOM = {
+    "torch.optim.SGD": {"momentum": 0.9},
+    "torch.optim.RAdam": {},
+    "torch.optim.NAdam": {"foreach": False},
+    "torch.optim.Adadelta": {"foreach": True},
+}
+
+
+@pytest.mark.parametrize("target", _CUSTOM)
+def test_nor_does_one_whose_optimizer_knows_no_bad_steps(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts that they keep on the host are settled a step later, when the answer has been sent."""
+    monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
+    sent: list[torch.Tensor] = []
+
+    def late(bad: torch.Tensor) -> Callable[[], bool]:
+        sent.append(bad)
+        return lambda: False
+
+    monkeypatch.setattr(put_back, "read_late", late)
+    optim = CustomOptimConfig(_target_=target, kwargs=_CUSTOM[target], weight_decay=0.1)
+    state, stepper = _build(StepGuard(10), 1.0, 1, None, optim)
+    for _ in range(3):
+        stepper.step(state, itertools.repeat(BATCH), lr=0.1, wish_to_stop=False)
+    assert len(sent) == (1 if target == "torch.optim.SGD" else 3)
+    assert all(each.device == META for each in sent)
+
+
+class _Held:
+    """Held-out samples, in host memory."""
+
+    input_shape, num_classes = (3, 8, 8), 5
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitems__(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(len(indices), *self.input_shape), torch.zeros(len(indices), dtype=torch.int64)
+
+
+def test_an_evaluation_reads_nothing_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped reads nothing at all; at its end one reads its sums. Nor is a number copied to the device."""
+    monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
+    _, stepper = _build(StepGuard(), None, 1, None)
+    model = stepper.module.model
+    assert isinstance(model, nn.Module)
+    group, number_of_batches, make = RankGroup(device=META), itertools.count(1), torch.tensor
+
+    def on_host(*values: Any, **options: Any) -> torch.Tensor:
+        assert options.get("device") != META, "copied to the device"
+        return make(*values, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "tensor", on_host)
+        stopped = evaluate(
+            model, _Held(), group=group, batch_size=2, precision=PrecisionConfig(),
+            should_stop=lambda: next(number_of_batches) == 4,
+        )  # fmt: skip
+    assert stopped is None
+    assert next(number_of_batches) == 5, "of 4 batches"
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        evaluate(model, _Held(), group=group, batch_size=2, precision=PrecisionConfig())
+
+
+class _OwnState(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"more": 1}
+
+
+def test_an_optimizer_with_a_state_of_its_own_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what else a step changes: so it is not taken before the device has told."""
+    monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
+    weight = nn.Parameter(torch.empty(3, device=META))
+    weight.grad = torch.empty(3, device=META)
+    with pytest.raises(RuntimeError, match="meta"):
+        step_unless(_OwnState([weight], lr=0.1), torch.empty((), dtype=torch.bool, device=META))
 
 
 def test_the_guard_makes_no_tensor_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +190,24 @@ def test_on_a_gpu_the_guard_counts_as_on_a_cpu() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert here.state_dict() == there.state_dict() == {"in_a_row": 1, "worst": 2, "total": 3}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("bads", [(True, False, True, False), (False, True, True, False)])
+def test_on_a_gpu_steps_are_put_back_without_a_wait(bads: tuple[bool, ...]) -> None:
+    weights = [nn.Parameter(torch.ones(3, device="cuda")) for _ in range(2)]
+    mine, plain = (torch.optim.RAdam([weight], lr=0.1) for weight in weights)
+    flags = [torch.full((), bad, device="cuda") for bad in bads]
+    for flag, bad in zip(flags, bads, strict=True):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, float("nan") if bad else 1.0)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step_unless(mine, flag)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if not bad:
+            plain.step()
+    assert torch.equal(*weights)
+    assert mine.state_dict()["state"][0]["step"].item() == bads.count(False)

@@ -41,7 +41,8 @@ def _train(config: OptimConfig, *, first: int = 0, state: Any = None) -> tuple[T
     """Six steps, or those from `first` on with the state that the first one left: (model, optimizer, state at 3)."""
     torch.manual_seed(0)
     model = Tied()
-    optimizer = place_optimizer(build_optimizer(config, model), config)
+    optimizer = build_optimizer(config, model)
+    place_optimizer(optimizer, config)
     if state is not None:
         put_back({"model": model, "optimizer": optimizer}, *state)
     middle = None
@@ -153,7 +154,8 @@ def test_a_gpus_moments_are_not_brought_to_it_by_loading(monkeypatch: pytest.Mon
     model, optimizer, _ = _train(config)
     shared, own = to_trees({"model": model, "optimizer": optimizer})
     other = Tied()
-    loaded = place_optimizer(build_optimizer(config, other), config)
+    loaded = build_optimizer(config, other)
+    place_optimizer(loaded, config)
     seen: list[Any] = []
     load = type(loaded).load_state_dict
 
