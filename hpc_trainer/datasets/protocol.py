@@ -40,6 +40,10 @@ class MapDataset(Protocol):
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs [batch, *input_shape] and int64 targets, [batch] or [batch, seq_len].
 
+        A target of -100 (padding) counts nothing in a mean: of a whole evaluation, in training of a micro-batch.
+        Micro-batches and ranks weigh alike in a step, however many of their targets count; one of which none does has
+        no mean (NaN).
+
         Raises IndexError for an index outside 0 .. len - 1.
         """
         ...

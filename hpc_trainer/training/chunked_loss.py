@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_trainer.errors import ConfigError
 
-_IGNORED = -100  # cross_entropy's default `ignore_index`
+IGNORED = -100
+"""A target that counts nothing: cross_entropy's default `ignore_index`."""
 
 
 def check_has_head(model: nn.Module) -> None:
@@ -60,7 +61,7 @@ def chunked_cross_entropy(
         part: torch.Tensor = checkpoint(_sum, head, rows, wanted, label_smoothing, use_reentrant=False)
         total = part if total is None else total + part
     assert total is not None
-    return total / (targets != _IGNORED).sum()
+    return total / (targets != IGNORED).sum()
 
 
 def _sum(

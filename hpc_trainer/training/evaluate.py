@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.device_batches import copies_to
 from hpc_trainer.training.fully_sharded import is_fully_sharded
 from hpc_trainer.training.loader import eval_indices, shares_of
@@ -31,6 +33,8 @@ def evaluate(
 ) -> dict[str, float] | None:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
+    Means over all targets but those that are -100.
+
     Collective: every rank evaluates its shares; their sums are added up in float64, in the order of shares. Dropout is
     off, and what a model or data set draws all the same comes from (seed, share, step): training goes on as if nobody
     had looked, and so does a resumed run that need not look again.
@@ -42,6 +46,8 @@ def evaluate(
         step: optimizer steps done.
         mesh: of the run; None: all ranks are data-parallel ones.
         max_rows: rows (samples, or tokens of them) of a batch at most, but a sample at least; None: `batch_size` alone.
+
+    Raises DataError: no target counts.
     """
     rank, num_ranks = (group.rank, group.world_size) if mesh is None else (mesh.data_rank, mesh.num_data_ranks)
     num_shares = num_shares or num_ranks
@@ -67,11 +73,7 @@ def evaluate(
             with autocast(precision, group.device.type):
                 logits = model(inputs)
                 if part and logits is not None:  # of a pipeline the last stage alone has them
-                    logits = logits.flatten(0, -2)
-                    loss = functional.cross_entropy(logits, targets, reduction="sum")
-                    right = (logits.argmax(-1) == targets).sum()
-                    seen = torch.full((), targets.numel(), dtype=wide, device=group.device)  # no copy of a number
-                    sums[share] += torch.stack((loss.to(wide), right.to(wide), seen)).to(place).double()
+                    sums[share] += _sums(logits.flatten(0, -2), targets, wide).to(place).double()
             kind.launch()
         is_stopped = should_stop()
         if is_stopped:
@@ -84,4 +86,13 @@ def evaluate(
         sums.zero_()  # ranks that hold one model together have all the same sums
     # Other ranks have zeros in this rank's rows: adding them changes no bit.
     loss_sum, num_right, count = map(sum, zip(*group.sum(sums).tolist(), strict=True))
+    if not count:
+        raise DataError(f"every target of the evaluation set is {IGNORED}, which counts nothing: there is no mean.")
     return {"eval_loss": loss_sum / count, "eval_accuracy": num_right / count}
+
+
+def _sums(logits: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Of a batch: the cross entropies, the right predictions, and the targets that count, each added up; [3]."""
+    loss = functional.cross_entropy(logits, targets, reduction="sum")
+    right, counted = logits.argmax(-1) == targets, targets != IGNORED
+    return torch.stack((loss.to(dtype), right.sum().to(dtype), counted.sum().to(dtype)))
