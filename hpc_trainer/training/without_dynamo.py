@@ -10,10 +10,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 _DYNAMO = "torch._dynamo"
@@ -36,11 +37,34 @@ def without_dynamo(make: Callable[[], Optimizer]) -> Optimizer:
     Hooks and the profiler see its steps as ever. Once somebody has imported torch._dynamo all is as torch made it.
     """
     for name in _METHODS:
-        decorated = getattr(Optimizer, name)
-        function = getattr(decorated, "__wrapped__", None)
-        if function is not None and _DYNAMO not in sys.modules and not hasattr(function, _MARK):
-            setattr(function, _MARK, _until_somebody_compiles(function, decorated))
+        _mark(getattr(Optimizer, name))
     return _with_plain_step(make())
+
+
+def ddp_without_dynamo(make: Callable[[], DistributedDataParallel]) -> DistributedDataParallel:
+    """The module that `make` wraps in DDP; neither that nor its steps import torch._dynamo.
+
+    DDP asks torch._dynamo how a compiled module's gradients are reduced. Whoever compiles has imported it by then; to
+    others it answers what it would: "ddp_optimizer", its default.
+    """
+    asks = "get_optimize_ddp_mode" in DistributedDataParallel.__init__.__code__.co_names
+    if _DYNAMO in sys.modules or not asks:
+        return make()
+    _mark(getattr(DistributedDataParallel._inside_ddp_forward, "__wrapped__", None))
+    answer = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
+    torch._dynamo = answer  # type: ignore[assignment]
+    try:
+        return make()
+    finally:
+        if vars(torch).get("_dynamo") is answer:  # another one: somebody has imported it meanwhile
+            del torch._dynamo
+
+
+def _mark(decorated: Any) -> None:
+    """What torch has wrapped so that it imports torch._dynamo at its first call is called without it until then."""
+    function = getattr(decorated, "__wrapped__", None)
+    if function is not None and _DYNAMO not in sys.modules and not hasattr(function, _MARK):
+        setattr(function, _MARK, _until_somebody_compiles(function, decorated))
 
 
 def _until_somebody_compiles(function: Callable[..., Any], decorated: Callable[..., Any]) -> Callable[..., Any]:

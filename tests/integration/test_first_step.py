@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.spec import append_specs
@@ -27,18 +30,29 @@ _WORDS = (
 )  # fmt: skip
 
 
-def test_a_run_imports_neither_dynamo_nor_other_heavy_libraries(tmp_path: Path) -> None:
-    """Mixed precision with its scaler, averages, accumulation, evaluations, saves beside training: all but compile."""
+@pytest.mark.dist
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_imports_neither_dynamo_nor_other_heavy_libraries(tmp_path: Path, num_ranks: int) -> None:
+    """Mixed precision with its scaler, averages, accumulation, evaluations, saves beside training, DDP: no compile."""
     tmp_path.chmod(0o700)
-    grid = freeze_grid([*_WORDS, f"paths.runs_dir='{tmp_path}'", "sweep_name=light"])
+    words = (*_WORDS, f"hardware=cpu_x{num_ranks}", f"paths.runs_dir='{tmp_path}'", "sweep_name=light")
+    grid = freeze_grid(words)
     grid.sweep.folder.mkdir(mode=0o700)
     append_specs(grid.sweep, grid.specs)
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
     paths = grid.sweep.run(grid.specs[0].run_id)
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, tmp_path / "heavy", "--sweep-dir", grid.sweep.folder, "--run", paths.run_id],
-        capture_output=True, text=True, check=False, env=environ,
-    )  # fmt: skip
-    assert done.returncode == 0, paths.log(0, 0).read_text()
+    heavy = [tmp_path / f"heavy-{rank}" for rank in range(num_ranks)]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank, path in enumerate(heavy):
+            command = [sys.executable, "-c", _PROGRAM, path, "--sweep-dir", grid.sweep.folder, "--run", paths.run_id]
+            place = {
+                "TORCHELASTIC_RUN_ID": "t", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks),
+                "LOCAL_WORLD_SIZE": str(num_ranks),
+            }  # fmt: skip
+            ranks.append(stack.enter_context(subprocess.Popen(command, env={**environ, **place})))
+            stack.callback(ranks[-1].kill)
+        codes = [rank.wait(timeout=200) for rank in ranks]
+    assert codes == [0] * num_ranks, [path.read_text() for path in sorted(paths.logs.iterdir())]
     assert paths.result.exists(), "it trained"
-    assert (tmp_path / "heavy").read_text() == ""
+    assert [path.read_text() for path in heavy] == [""] * num_ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,4 +65,48 @@ print("ok")
 )
 def test_optimizers_step_without_dynamo_and_have_the_same_bits(kind: str, values: str) -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, kind, values], capture_output=True, text=True, check=False)
+    assert done.stdout == "ok\n", done.stderr
+
+
+_DDP_PROGRAM = """
+import sys
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from hpc_trainer.training.without_dynamo import ddp_without_dynamo
+
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+
+
+def gradient(make):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    ddp = make(lambda: DistributedDataParallel(model, gradient_as_bucket_view=True))
+    with ddp.no_sync():
+        ddp(torch.ones(4, 3)).square().mean().backward()
+    ddp(torch.ones(4, 3)).square().mean().backward()
+    return ddp, model.weight.grad.clone()
+
+
+ours, ours_gradient = gradient(ddp_without_dynamo)
+assert "torch._dynamo" not in sys.modules
+assert "_dynamo" not in vars(torch), "what answers DDP has gone"
+try:
+    ddp_without_dynamo(lambda: 1 / 0)
+except ZeroDivisionError:
+    assert "_dynamo" not in vars(torch)
+theirs, gradient_of_torch = gradient(lambda make: make())
+assert "torch._dynamo" in sys.modules, "torch imports it lazily: without that, this file of ours can go"
+assert torch._dynamo.utils.get_optimize_ddp_mode() == "ddp_optimizer", "what we answer is what torch answers"
+assert ours._use_python_reducer == theirs._use_python_reducer
+ours(torch.ones(4, 3)).sum().backward()
+late, late_gradient = gradient(ddp_without_dynamo)
+assert torch.equal(ours_gradient, gradient_of_torch)
+assert torch.equal(late_gradient, gradient_of_torch)
+print("ok")
+"""
+
+
+def test_ddp_steps_without_dynamo_and_has_the_same_bits(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _DDP_PROGRAM, str(tmp_path / "rendezvous")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "ok\n", done.stderr
