@@ -121,10 +121,12 @@ def _sweep_section(composer: Composer, base: list[str], first: list[str], num_fi
     Such a point may be one that a condition leaves out; if not, its own composition says what is wrong.
     """
     groups = [line for line in first if composer.fast.is_group(_key(line))]
+    # Each once: the same lines would be refused the same, and that takes 0.3 s.
+    most, *fewer = dict.fromkeys((tuple(first), tuple(groups), ()))
     try:
-        return composer.fast.compose([*base, *first], num_fixed).config.sweep
+        return composer.fast.compose([*base, *most], num_fixed).config.sweep
     except ConfigError as error:
-        for lines in (groups, []):
+        for lines in fewer:
             with contextlib.suppress(ConfigError):
                 return composer.fast.compose([*base, *lines], num_fixed).config.sweep
         raise error from None

@@ -168,3 +168,23 @@ def test_a_condition_over_other_keys_waits_for_the_composed_point(composer: Comp
 def test_a_grid_that_cannot_be_is_refused(composer: Composer, lines: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expand(composer, lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "tries"), [(["a=1"], 1), (["model=mlp,cnn", "a=1"], 2), (["model=mlp,cnn", "seed=1,2", "a=1"], 3)]
+)
+def test_the_same_lines_are_not_refused_twice(
+    composer: Composer, lines: list[str], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The axes' first values, their groups and none of them are tried in turn, where they differ."""
+    tried: list[list[str]] = []
+    compose = composer.fast.compose
+
+    def count(overrides: list[str], num_fixed: int) -> object:
+        tried.append(overrides)
+        return compose(overrides, num_fixed)
+
+    monkeypatch.setattr(composer.fast, "compose", count)
+    with pytest.raises(ConfigError, match="no such key"):
+        expand_grid(composer, lines)
+    assert len(tried) == tries, tried
