@@ -94,7 +94,7 @@ def test_a_beat_costs_less_than_a_microsecond() -> None:
     from hpc_trainer.runtime.watchdog import Watchdog
 
     dog = Watchdog(10.0, has_failed=lambda: False, give_up=lambda _: None, follows=False)
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(100_000):
         dog.beat()
-    assert time.perf_counter() - begin < 1.0, "1 s for 100,000 is ten times what it takes"
+    assert time.process_time() - begin < 1.0, "1 s for 100,000 is ten times what it takes"

@@ -69,7 +69,7 @@ def test_a_stop_is_due_before_the_time_limit_by_as_much_as_a_save_takes() -> Non
 def test_a_step_costs_next_to_nothing() -> None:
     plan = SavePlan()
     plan.start(0)
-    begin = time.perf_counter()
+    begin = time.process_time()
     for step in range(100_000):
         plan.saw_step(step)
-    assert time.perf_counter() - begin < 1.0, "10 µs would be too much: the budget of the loop is 20 (design, 9)"
+    assert time.process_time() - begin < 1.0, "10 µs would be too much: the budget of the loop is 20 (design, 9)"
