@@ -1,4 +1,4 @@
-"""``python -m tests.slurm.testbed up|down|status|env``: a real Slurm on this machine."""
+"""``python -m tests.slurm.testbed build|up|down|status|env``: a real Slurm on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.slurm.testbed import bed, daemons
+from tests.slurm.testbed import bed, chroot, daemons
 from tests.slurm.testbed.spec import RELEASES, VARIANTS, BedError, Spec, default_release
 
 _DOWN = 3  # the exit status of "status" for a cluster that is not up, as init scripts have it
@@ -19,7 +19,7 @@ def _say(text: str) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.slurm.testbed", description=__doc__)
-    parser.add_argument("command", choices=("up", "down", "status", "env"))
+    parser.add_argument("command", choices=("build", "up", "down", "status", "env"))
     parser.add_argument(
         "--release",
         default=default_release(),
@@ -65,6 +65,10 @@ def _main() -> int:
     options = _arguments()
     try:
         spec = Spec(options.release, options.variant, options.dir)
+        if options.command == "build":
+            if spec.chrooted:
+                chroot.ensure_built(spec, _say)
+            return 0
         if options.command == "up":
             fresh = bed.up(spec, _say)
             _say(f"use it: {_use(spec)}" if fresh else f"{spec.name} is up already: {_use(spec)}")
