@@ -16,6 +16,7 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.stages import Whole, set_whole
 from hpc_trainer.training.clip import counts_here
+from hpc_trainer.training.decay import decaying
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.parallel import SYNC_BUFFERS
 from hpc_trainer.training.pipeline import Place, run_parts
@@ -36,7 +37,7 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
     stages = stages_of(
         model, mesh.shape.pp, inputs=_inputs(config, dataset), precision=config.precision, device_type=device_type
     )
-    stage, whole = stages[mesh.place.pp], Whole.of(model)
+    stage, whole, decays = stages[mesh.place.pp], Whole.of(model), set(decaying(model).values())
     names = [set(_names(model, each)) for each in stages]
     _check_ties(model, names)
     for each, held in zip(stages, names, strict=True):
@@ -55,21 +56,20 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
     shared = {
         name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
     }
-    return Stages(stage=stage, whole=whole, shared={name: at for name, at in shared.items() if len(at) > 1})
+    shared = {name: at for name, at in shared.items() if len(at) > 1}
+    return Stages(stage=stage, whole=whole, shared=shared, decays=decays)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """`stage` of this rank, the `whole` model, and the weights that several stages hold, with their numbers."""
+    """`stage` of this rank, the `whole` model, the weights that several stages hold, with their numbers, and whether
+    the whole model has weights that decay, and others.
+    """
 
     stage: Stage
     whole: Whole
     shared: dict[str, list[int]]
-
-    @property
-    def decays(self) -> set[bool]:
-        """Of the kinds of weights that the whole model has: with two dimensions or more, and with fewer."""
-        return {len(self.whole.forms[name][1]) >= 2 for name in self.whole.trained}
+    decays: set[bool]
 
     def share(self, config: TrainConfig, mesh: Mesh, model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
         """(`model` with its data-parallel ranks, what PipelineStepper needs besides). Collective; builds groups.

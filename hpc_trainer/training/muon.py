@@ -11,6 +11,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.decay import decay_groups, decaying
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.without_dynamo import without_dynamo
 
@@ -97,7 +98,7 @@ def build_muon(config: MuonConfig, model: nn.Module, speed: dict[str, Any]) -> M
     if not hidden:
         raise ConfigError(
             f"optim=muon is for hidden matrices, and {type(model).__name__} has none: weights with two dimensions that "
-            "are neither embeddings nor the output layer. Use optim=adamw."
+            "are neither embeddings nor the output layer, nor of a norm. Use optim=adamw."
         )
     muon = without_dynamo(
         lambda: torch.optim.Muon(
@@ -107,11 +108,8 @@ def build_muon(config: MuonConfig, model: nn.Module, speed: dict[str, Any]) -> M
     )  # fmt: skip
     adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
     first, second = config.betas
-    groups = [
-        {"params": [weight for weight in others if weight.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [weight for weight in others if weight.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    decay_of = decaying(model)
+    groups = decay_groups({weight: decay_of[weight] for weight in others}, config.weight_decay)
     if not groups:
         raise ConfigError(
             f"optim=muon gives embeddings, norms and biases to AdamW, and {type(model).__name__} has none. Name some "
@@ -126,7 +124,8 @@ def build_muon(config: MuonConfig, model: nn.Module, speed: dict[str, Any]) -> M
 def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """(hidden matrices, all other weights) of `model` that require gradients, in the model's order.
 
-    Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear that is in no block.
+    Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear that is in no block. What does
+    not decay is no matrix, whatever its shape: gains and biases (`decaying`).
 
     Raises:
         ConfigError: a pattern of `names` fits no weight.
@@ -143,6 +142,7 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
                 f"optim.adamw_weights has {pattern}, and no weight of the model is called so: {', '.join(found)[:300]}."
             )
         apart |= {id(weight) for weight in fits}
-    hidden = [weight for weight in found.values() if weight.ndim == 2 and id(weight) not in apart]
+    decay_of = decaying(model)
+    hidden = [weight for weight in found.values() if weight.ndim == 2 and decay_of[weight] and id(weight) not in apart]
     chosen = {id(weight) for weight in hidden}
     return hidden, [weight for weight in found.values() if id(weight) not in chosen]

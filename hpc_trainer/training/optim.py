@@ -13,6 +13,7 @@ from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.decay import decay_groups, decaying
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon
 from hpc_trainer.training.put_back import PutBack
 from hpc_trainer.training.sharded_sgd import ShardedSgd
@@ -31,21 +32,17 @@ def build_optimizer(
     `decays`: the groups to make although they may be empty, by whether they decay: a stage of a model has those of the
     whole. None: those that are not empty.
 
-    Weights of two dimensions or more decay; biases, gains of norms and other vectors do not. All
+    Weights of two dimensions or more decay; biases, gains of norms and other vectors do not (`decaying`). All
     implementations compute each weight by itself, so all are deterministic (`_speed`).
 
     Raises:
         ConfigError: a value is out of range, the optimizer is unknown or not trusted, or nothing is to be trained.
     """
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    decay_of = decaying(model)
+    trained = list(decay_of)
     if not trained:
         raise ConfigError("the model has no weight that requires a gradient: there is nothing to train.")
-    groups = [
-        {"params": [weight for weight in trained if weight.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [weight for weight in trained if weight.ndim < 2], "weight_decay": 0.0},
-    ]
-    wanted = {weight.ndim >= 2 for weight in trained} if decays is None else decays
-    groups = [group for group, is_decaying in zip(groups, (True, False), strict=True) if is_decaying in wanted]
+    groups = decay_groups(decay_of, config.weight_decay, decays)
     speed = _speed(trained)
     kind: Any
     values: dict[str, Any]

@@ -19,7 +19,7 @@ from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.checkpoint.stages import Whole
+from hpc_trainer.training.decay import decaying
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, tensors_of, update
 from hpc_trainer.training.memory_shares import find_shares
@@ -47,8 +47,7 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
             model, config.parallel.pipeline_parallel, inputs=Between(tuple(inputs.shape), inputs.dtype),
             precision=config.precision, device_type="cpu",
         )  # fmt: skip
-        whole = Whole.of(model)
-        decays = {len(whole.forms[name][1]) >= 2 for name in whole.trained}
+        decays = set(decaying(model).values())
         found = [_estimate(config, dataset, stage, inputs, targets, decays) for stage in stages]
     seen: set[str] = set()
     checkpoint = 0

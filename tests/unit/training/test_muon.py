@@ -69,6 +69,28 @@ def test_hidden_matrices_are_muons(build: Callable[[], nn.Module], patterns: lis
     ]
 
 
+class _Rows(nn.Module):
+    """Its norm and its bias have two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.norm, self.head = nn.Linear(16, 16), nn.LayerNorm([4, 16]), nn.Linear(64, 3)
+        self.bias = nn.Parameter(torch.zeros(4, 16))
+
+
+def test_gains_and_biases_of_two_dimensions_are_no_matrices() -> None:
+    model = _Rows()
+    mine, others = split_weights(model, [])
+    assert [id(each) for each in mine] == [id(model.rows.weight)]
+    assert len(others) == len(list(model.parameters())) - 1
+    groups = _built(model, weight_decay=0.3).param_groups
+    assert [([tuple(each.shape) for each in group["params"]], group["weight_decay"]) for group in groups] == [
+        ([(16, 16)], 0.3),
+        ([(3, 64)], 0.3),
+        ([(4, 16), (16,), (4, 16), (4, 16), (3,)], 0.0),
+    ]
+
+
 @pytest.mark.parametrize("scale", MuonScale)
 def test_updates_are_those_of_torchs_two(scale: MuonScale) -> None:
     model, twin = _gpt(), _gpt()

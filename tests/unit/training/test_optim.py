@@ -25,6 +25,35 @@ def test_only_matrices_decay(config: OptimConfig) -> None:
     assert (plain["weight_decay"], [weight.ndim for weight in plain["params"]]) == (0.0, [1, 1, 1])
 
 
+class _Own(nn.LayerNorm):
+    """A norm of a person's own, with a layer in it."""
+
+    def __init__(self) -> None:
+        super().__init__([4, 16])
+        self.scale = nn.Linear(2, 16)
+
+
+def test_norms_and_biases_of_any_shape_do_not_decay() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm([4, 16]), _Own(), nn.RMSNorm([4, 16]), nn.GroupNorm(2, 4))
+    model.bias = nn.Parameter(torch.zeros(4, 16))
+    model.table = nn.Parameter(torch.zeros(4, 16))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    decayed, plain = build_optimizer(AdamwConfig(weight_decay=0.3), model).param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+    assert [names[id(each)] for each in decayed["params"]] == ["table", "0.weight", "2.scale.weight"]
+    assert [names[id(each)] for each in plain["params"]] == [
+        "bias", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "2.scale.bias", "3.weight", "4.weight", "4.bias",
+    ]  # fmt: skip
+
+
+def test_a_weight_of_a_norm_does_not_decay_elsewhere_either() -> None:
+    model = nn.Sequential(nn.Linear(16, 4), nn.LayerNorm([4, 16]))
+    model[0].weight = model[1].weight
+    (group, plain) = build_optimizer(AdamwConfig(weight_decay=0.3), model, decays=(True, False)).param_groups
+    assert group["params"] == []
+    assert [weight.ndim for weight in plain["params"]] == [2, 1, 2]
+
+
 def test_settings_arrive() -> None:
     model = nn.Linear(2, 2)
     group = build_optimizer(AdamwConfig(lr=0.5, betas=[0.8, 0.9], eps=1e-5), model).param_groups[0]

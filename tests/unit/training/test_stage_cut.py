@@ -18,6 +18,7 @@ from hpc_trainer.errors import ConfigError, LoopError
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.training.decay import decaying
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.stage_cut import Between, Stage, cut, keep, stages_of
 
@@ -138,3 +139,16 @@ def test_more_stages_than_parts() -> None:
         ConfigError, match=r"pipeline_parallel=5 needs as many parts, and Sequential has 4. Use 4 or le"
     ):
         _stages(model, inputs, 5)
+
+
+def test_weights_decay_in_a_stage_as_in_the_whole_model() -> None:
+    """Whether a rank has a group for them is asked of the whole one (`Stages.decays`)."""
+    model = nn.Sequential(nn.Linear(6, 9), nn.LayerNorm([5, 9]), nn.Linear(9, 9), nn.LayerNorm([5, 9]))
+    whole = dict(zip(dict(model.named_parameters()), decaying(model).values(), strict=True))
+    found: dict[str, bool] = {}
+    for stage in _stages(model, torch.randn(2, 5, 6), 2):
+        here = copy.deepcopy(model)
+        keep(here, stage)
+        found |= dict(zip(dict(here.named_parameters()), decaying(here).values(), strict=True))
+    assert found == whole
+    assert [name for name, decays in whole.items() if decays] == ["0.weight", "2.weight"]
