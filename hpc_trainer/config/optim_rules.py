@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
+from hpc_trainer.config.custom_optim import custom_optim_problems
 from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
-from hpc_trainer.config.schema.optim import AdamwConfig, LrScaling, MuonConfig, SgdConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, LrScaling, MuonConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
@@ -34,6 +35,8 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
             yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
     if isinstance(optim, MuonConfig):
         yield from _muon(config, optim)
+    if isinstance(optim, CustomOptimConfig):
+        yield from custom_optim_problems(config, optim)
     if isinstance(optim, (AdamwConfig, MuonConfig)):
         yield from positive("optim.eps", optim.eps)
         if len(optim.betas) != 2:

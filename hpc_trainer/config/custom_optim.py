@@ -1,0 +1,101 @@
+"""Rules of `optim=custom`, as far as they can be told without the class; torch's own are read, not imported."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.optim import CustomOptimConfig
+from hpc_trainer.config.schema.train import TrainConfig
+
+_TORCHS = "torch.optim."
+# What another class of torch has to say of itself in the first step only.
+_UNFIT = {
+    "LBFGS": "asks for the loss several times a step, and the loop tells it once. Use optim=adamw.",
+    "SparseAdam": "takes sparse gradients alone, and the loop's are dense. Use torch.optim.Adam.",
+}
+
+
+def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iterator[str]:
+    """What `optim=custom` breaks, a line each."""
+    for key in ("lr", "weight_decay"):
+        if key in optim.kwargs:
+            value = optim.kwargs[key]
+            yield f"optim.kwargs.{key}={value} would have no effect: each group has its own. Use optim.{key}={value}."
+    if not optim._target_.startswith(_TORCHS):
+        return
+    name, where = optim._target_.rpartition(".")[2], f"optim._target_={optim._target_}"
+    if name in _UNFIT:
+        yield f"{where} {_UNFIT[name]}"
+    elif name == "Muon" and not isinstance(config.model, CustomModelConfig):
+        yield (
+            f"{where} takes matrices alone, and model={config.model.name} has biases or norms too. Use optim=muon, "
+            "which gives those to AdamW."
+        )
+    elif optim._target_ == _TORCHS + name:
+        yield from _read_problems(optim, name)
+
+
+def _read_problems(optim: CustomOptimConfig, name: str) -> Iterator[str]:
+    """What the installed torch's source tells of its class `name`; nothing where it cannot be read."""
+    classes = _classes()
+    if not classes:
+        return
+    if name not in classes:
+        yield f"optim._target_={optim._target_}: torch.optim has no optimizer {name}. {_legal(name, classes)}"
+        return
+    arguments = _arguments(classes[name], name)
+    if not arguments:
+        return
+    for key in optim.kwargs:
+        if key not in (*arguments, "lr", "weight_decay"):
+            yield f"optim.kwargs.{key}: {optim._target_} has no such argument. {_legal(key, arguments)}"
+    if optim.weight_decay and "weight_decay" not in arguments:
+        value = f"optim.weight_decay={optim.weight_decay:g}"
+        yield f"{value}: {optim._target_} has no weight decay. Use optim.weight_decay=0."
+
+
+def _legal(wrong: str, known: Iterable[str]) -> str:
+    names = {each.lower(): each for each in sorted(set(known) - {"lr", "weight_decay", *_UNFIT})}
+    close = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=0.6)
+    return f"{f'Did you mean {names[close[0]]}? ' if close else ''}Valid: {', '.join(names.values())}."
+
+
+@functools.cache
+def _classes() -> dict[str, Path]:
+    """The optimizers of torch.optim, by name, and the file of each; empty without a torch that can be read."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return {}
+        folder = Path(spec.origin).parent / "optim"
+        tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return {}
+    return {
+        alias.name: folder / f"{node.module.removeprefix(_TORCHS)}.py"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_TORCHS)
+        for alias in node.names
+        if alias.name[0].isupper() and alias.name != "Optimizer"
+    }
+
+
+@functools.cache
+def _arguments(path: Path, name: str) -> tuple[str, ...]:
+    """What the class `name` in that file is made of, besides the groups; empty where it cannot be told."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef) and each.name == "__init__" and each.args.kwarg is None:
+                    return tuple(arg.arg for arg in (*each.args.args[2:], *each.args.kwonlyargs))
+    return ()
