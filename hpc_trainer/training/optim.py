@@ -13,6 +13,7 @@ from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.custom_optim import check_custom, refusal
 from hpc_trainer.training.decay import decay_groups, decaying
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon
 from hpc_trainer.training.put_back import PutBack
@@ -65,13 +66,24 @@ def build_optimizer(
             from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
 
             shared = ZeroRedundancyOptimizer(groups, optimizer_class=kind, lr=config.lr, **values, **speed)
+            if isinstance(config, CustomOptimConfig):
+                check_custom(config, shared.optim)
             begin_momenta(shared.optim)
             return shared
-        optimizer = without_dynamo(lambda: kind(groups, lr=config.lr, **values, **speed))
+
+        def make() -> torch.optim.Optimizer:
+            built: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
+            if isinstance(config, CustomOptimConfig):
+                check_custom(config, built)
+            return built
+
+        optimizer = without_dynamo(make)
         begin_momenta(optimizer)
         return optimizer
+    except ConfigError:  # a ValueError too
+        raise
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"optim={config}: {error}. See hpc_trainer/config/schema/optim.py.") from error
+        raise refusal(config, error) from error
 
 
 def _speed(trained: list[nn.Parameter]) -> dict[str, bool]:
