@@ -28,10 +28,10 @@ def at_least(
         yield f"{key}={figure(value)} must be {rule}. Use {least if not value >= least else most:.12g}."
 
 
-def positive(key: str, value: float) -> Iterator[str]:
-    """A problem unless value is greater than 0 and finite."""
+def positive(key: str, value: float, usual: float) -> Iterator[str]:
+    """A problem unless value is greater than 0 and finite; `usual` is what is named instead, as none is the nearest."""
     if not 0 < value < float("inf"):
-        yield f"{key}={value:g} must be greater than 0 and finite."
+        yield f"{key}={figure(value)} must be greater than 0 and finite. Use {usual:g}."
 
 
 def between(key: str, value: float, low: float, high: float, high_open: bool = False) -> Iterator[str]:

@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.rank_rules import accum_steps
 from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
-from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
+from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 
 # Each weight's update needs that weight's gradient and state alone, and the group's numbers, which it does not change.
 _WEIGHT_BY_WEIGHT = (SgdConfig, AdamwConfig)
+_BUCKET_MB = 25  # torch's own, in MiB
 
 
 def communication_problems(config: TrainConfig) -> Iterator[str]:
     """What they break, a line each."""
     parallel = config.parallel
     if parallel.bucket_cap_mb is not None:
-        yield from positive("parallel.bucket_cap_mb", parallel.bucket_cap_mb)
+        yield from positive("parallel.bucket_cap_mb", parallel.bucket_cap_mb, _BUCKET_MB)
         if parallel.strategy is not Strategy.ddp:
             yield (
                 f"parallel.bucket_cap_mb={parallel.bucket_cap_mb:g} is a size of DDP's messages; "
@@ -29,7 +30,7 @@ def communication_problems(config: TrainConfig) -> Iterator[str]:
     yield from at_least("parallel.powersgd_start_step", parallel.powersgd_start_step, 2)
     yield from at_least("parallel.sync_every_steps", parallel.sync_every_steps, 1)
     yield from at_least("parallel.sync_warmup_steps", parallel.sync_warmup_steps, 0)
-    yield from positive("parallel.outer_lr", parallel.outer_lr)
+    yield from positive("parallel.outer_lr", parallel.outer_lr, ParallelConfig().outer_lr)
     yield from between("parallel.outer_momentum", parallel.outer_momentum, 0, 1, high_open=True)
     if parallel.comm_hook is not CommHook.none:
         yield from _hook(config)
@@ -119,9 +120,14 @@ def _rounds(config: TrainConfig) -> Iterator[str]:
     every = parallel.sync_every_steps
     if every < 1:
         return
-    if every > train.num_steps:
+    allowed = ""
+    if every > train.num_steps >= 1:
         most = f"at most train.num_steps={train.num_steps}: ranks would meet at the end only. Use {train.num_steps}."
         yield f"parallel.sync_every_steps={every} must be {most}"
+        every, allowed = (
+            train.num_steps,
+            ", the most that train.num_steps allows,",
+        )  # what is advised goes with the above
     for name, value in (
         ("parallel.sync_warmup_steps", parallel.sync_warmup_steps),
         ("train.eval_every_steps", train.eval_every_steps),
@@ -130,7 +136,7 @@ def _rounds(config: TrainConfig) -> Iterator[str]:
             nearest = max(every, round(value / every) * every)
             why = "only there have all ranks the same weights" if name.startswith("train") else "rounds begin there"
             yield (
-                f"{name}={value} must be a multiple of parallel.sync_every_steps={every} with {key}: {why}. "
+                f"{name}={value} must be a multiple of parallel.sync_every_steps={every}{allowed} with {key}: {why}. "
                 f"Use {nearest}."
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from hpc_trainer.config.fast_compose import FastComposer
 
 ROOT = "train"
+# What OmegaConf says of a value that an enum has not.
+_NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
 
 
 def conf_dir() -> Path:
@@ -149,6 +152,12 @@ class Composer:
             if isinstance(cause, OmegaConfBaseException):
                 # OmegaConf's own message, less its trailing debug lines.
                 text = str(cause.msg or cause).strip().splitlines()[0]
+                wrong = _NO_MEMBER.fullmatch(text)
+                if wrong:
+                    value, known = wrong.groups()
+                    return ConfigError(
+                        f"{cause.full_key}={value}: no such choice. {_nearest(value, known.split(', '))}"
+                    )
                 return ConfigError(f"{cause.full_key or 'configuration'}: {text}")
             cause = cause.__cause__
         return ConfigError(str(error).strip())

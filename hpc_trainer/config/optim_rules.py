@@ -16,7 +16,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 def optim_problems(config: TrainConfig) -> Iterator[str]:
     """What they break, a line each."""
     optim = config.optim
-    yield from positive("optim.lr", optim.lr)
+    yield from positive("optim.lr", optim.lr, type(optim)().lr)
     yield from at_least("optim.weight_decay", optim.weight_decay, 0)
     yield from at_least("optim.lr_base_batch", optim.lr_base_batch, 1, nullable=True)
     if optim.lr_scaling is not LrScaling.none and optim.lr_base_batch is None:
@@ -38,7 +38,7 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
     if isinstance(optim, CustomOptimConfig):
         yield from custom_optim_problems(config, optim)
     if isinstance(optim, (AdamwConfig, MuonConfig)):
-        yield from positive("optim.eps", optim.eps)
+        yield from positive("optim.eps", optim.eps, AdamwConfig().eps)
         if len(optim.betas) != 2:
             yield f"optim.betas={optim.betas} must be two numbers. Use [0.9,0.999]."
         for index, beta in enumerate(optim.betas):
@@ -50,7 +50,7 @@ def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
     if not 1 <= optim.ns_steps <= 99:
         yield f"optim.ns_steps={optim.ns_steps} must be 1 to 99. Use 5."
     if optim.adamw_lr is not None:
-        yield from positive("optim.adamw_lr", optim.adamw_lr)
+        yield from positive("optim.adamw_lr", optim.adamw_lr, AdamwConfig().lr)
     if isinstance(config.model, (CnnConfig, ResnetConfig)):
         yield (
             f"optim=muon is for hidden matrices, and model={config.model.name} has convolutions alone. Use optim=adamw "

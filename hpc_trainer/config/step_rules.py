@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between
-from hpc_trainer.config.gpu_types import find_gpu_type
+from hpc_trainer.config.gpu_types import GpuType, find_gpu_type, peak_tflops
 from hpc_trainer.config.rank_rules import accum_steps
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
@@ -14,6 +14,8 @@ from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfi
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
+# Half precision came with 5.3, in no GPU of a server before Pascal, 6.0 (the same source).
+_PASCAL = 6
 # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries); the
 # compiler chooses NHWC by itself.
 _NARROWEST = 8
@@ -150,11 +152,23 @@ def _precision(config: TrainConfig) -> Iterator[str]:
     if dtype is Dtype.fp8:
         yield from _fp8(config)
     if dtype in (Dtype.tf32, Dtype.bf16) and gpu is not None and gpu.capability < _AMPERE:
-        other = "fp32" if dtype is Dtype.tf32 else "fp16"
+        other = "fp32" if dtype is Dtype.tf32 else _half_of(gpu, hardware.gpu_type)
         yield (
             f"precision={dtype.value} needs a GPU from Ampere on (compute capability 8.0), and "
             f"hardware.gpu_type={hardware.gpu_type} is older. Use precision={other}."
         )
+    if dtype is Dtype.fp16 and gpu is not None and _half_of(gpu, hardware.gpu_type) == "fp32":
+        yield (
+            f"precision=fp16 needs a GPU that computes in it faster than in fp32 (Pascal's P100, or Volta and later), "
+            f"and hardware.gpu_type={hardware.gpu_type} does not. Use precision=fp32."
+        )
+
+
+def _half_of(gpu: GpuType, name: str | None) -> str:
+    """The format of two bytes that suits a GPU; fp32 if none does."""
+    if gpu.capability >= _AMPERE:
+        return "bf16"
+    return "fp32" if gpu.capability < _PASCAL or peak_tflops(name, "fp16") is None else "fp16"
 
 
 def _fp8(config: TrainConfig) -> Iterator[str]:
@@ -163,7 +177,8 @@ def _fp8(config: TrainConfig) -> Iterator[str]:
     if hardware.device_type == "cpu":
         yield f"{needs}, and hardware={hardware.name} has none. Use precision=bf16."
     elif gpu is not None and not gpu.has_fp8:
-        yield f"{needs}, and hardware.gpu_type={hardware.gpu_type} is older. Use precision=bf16."
+        other = _half_of(gpu, hardware.gpu_type)
+        yield f"{needs}, and hardware.gpu_type={hardware.gpu_type} is older. Use precision={other}."
     if config.parallel.tensor_parallel > 1:
         yield (
             f"precision=fp8 needs whole layers on each rank, and parallel.tensor_parallel="

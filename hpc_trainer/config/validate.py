@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.batch_rules import batch_problems
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
@@ -23,7 +24,7 @@ from hpc_trainer.config.optim_rules import optim_problems
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
-from hpc_trainer.config.rank_rules import num_parts, rank_problems, whole_batch, with_batch
+from hpc_trainer.config.rank_rules import rank_problems, with_batch
 from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import (
@@ -35,6 +36,7 @@ from hpc_trainer.config.schema.data import (
 )
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.step_rules import step_problems
@@ -83,7 +85,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from parallel_problems(config)
     yield from mesh_problems(config)
     yield from communication_problems(config)
-    yield from _batch(config)
+    yield from batch_problems(config)
     yield from optim_problems(config)
     yield from guard_problems(config)
     yield from rank_problems(config)
@@ -104,7 +106,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("train.num_steps", config.train.num_steps, 1)
     yield from _at_least("train.eval_every_steps", config.train.eval_every_steps, 0)
     if config.train.max_grad_norm is not None:
-        yield from _positive("train.max_grad_norm", config.train.max_grad_norm)
+        yield from _positive("train.max_grad_norm", config.train.max_grad_norm, 1)
     yield from _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 1)
     yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
     yield from retention_problems(config.checkpoint)
@@ -115,9 +117,9 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
     yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
     if config.budget.max_gpu_hours is not None:
-        yield from _positive("budget.max_gpu_hours", config.budget.max_gpu_hours)
+        yield from _positive("budget.max_gpu_hours", config.budget.max_gpu_hours, 1)
     yield from _at_least("budget.max_jobs", config.budget.max_jobs, 1, nullable=True)
-    yield from _positive("precision.init_scale", config.precision.init_scale)
+    yield from _positive("precision.init_scale", config.precision.init_scale, PrecisionConfig().init_scale)
     yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
@@ -156,7 +158,7 @@ def _hardware(hardware: HardwareConfig) -> Iterator[str]:
     memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
     chosen = {key: value for key, value in memory.items() if value is not None}
     for key, value in chosen.items():
-        yield from _positive(key, value)
+        yield from _positive(key, value, 1)
         if 0 < value < 1 / 1024:  # rounded to 0 MB it would be sbatch's --mem=0: all memory of the node
             yield f"{key}={value:g} is less than 1 MB, and Slurm counts in MB. Use {key}=1."
     if len(chosen) > 1:
@@ -210,38 +212,6 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
         yield from words.python_problem(cluster.python)
 
 
-def _batch(config: TrainConfig) -> Iterator[str]:
-    train = config.train
-    count = 1 if train.batch_per_rank else num_parts(train, config.hardware, config.parallel)
-    micro = train.given_micro_batch_size
-    is_all = count == config.hardware.world_size
-    called = "logical_ranks" if train.logical_ranks else "world_size" if is_all else "data-parallel ranks"
-    given = {
-        "train.global_batch_size": train.global_batch_size,
-        "train.micro_batch_size": micro,
-        "train.grad_accum_steps": train.grad_accum_steps,
-    }
-    bad = [line for key, value in given.items() for line in _at_least(key, value, 1, nullable=True)]
-    if bad or count < 1:
-        yield from bad
-        return
-    unit = count * (micro or 1) * (train.grad_accum_steps or 1)
-    total = train.global_batch_size
-    if total % unit:
-        is_fixed = micro and train.grad_accum_steps
-        nearest = unit if is_fixed else max(unit, round(total / unit) * unit)
-        parts = [f"{called}={count}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
-        parts = [] if train.batch_per_rank else parts
-        parts += [f"{key}={value}" for key, value in given.items() if value is not None and "global" not in key]
-        yield f"train.global_batch_size={total} must be a multiple of {' × '.join(parts)}. Use {nearest}."
-    elif micro and train.grad_accum_steps and total != unit:
-        yield (
-            f"train.global_batch_size={total} must equal micro_batch_size={micro} × "
-            f"grad_accum_steps={train.grad_accum_steps} × {called}={count} = {unit}. "
-            f"Use {unit}, or leave one of the three null."
-        )
-
-
 def _model(model: ModelConfig) -> Iterator[str]:
     if isinstance(model, (MlpConfig, CnnConfig, GptConfig)):
         yield from _between("model.dropout", model.dropout, 0, 1, high_open=True)
@@ -282,21 +252,6 @@ def _data(config: TrainConfig) -> Iterator[str]:
         yield f"model=gpt reads text, and data={data.name} holds images. Use data=text_bytes, or model=cnn."
     if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
         yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
-    count = _num_train_samples(data)
-    if 0 < count < whole_batch(config.train, config.hardware, config.parallel):
-        parts = max(1, num_parts(config.train, config.hardware, config.parallel))
-        each = f" × {parts} ranks" if config.train.batch_per_rank else ""
-        yield (
-            f"train.global_batch_size={config.train.global_batch_size}{each} must be at most the {count} training "
-            f"samples of data={data.name}. Use {count // parts if each else count // parts * parts}."
-        )
-
-
-def _num_train_samples(data: DataConfig) -> int:
-    """Training samples, where the configuration alone says how many; else 0."""
-    if isinstance(data, DigitsConfig):
-        return 1797 - data.num_eval
-    return data.num_samples if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0
 
 
 def _digits(data: DigitsConfig) -> Iterator[str]:
@@ -331,7 +286,7 @@ def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
 
 
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
-    yield from _positive("snapshot.max_mb", snapshot.max_mb)
+    yield from _positive("snapshot.max_mb", snapshot.max_mb, SnapshotConfig().max_mb)
     yield from _at_least("snapshot.max_files", snapshot.max_files, 1)
     for name in snapshot.packages:
         if not name.isidentifier():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.lr_scaling import scaling_line
+from hpc_trainer.config.memory_bound import memory_line
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.fit import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
@@ -17,6 +18,7 @@ from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.limits import Limits
 
 _MOST_LRS = 8
+_MOST_MODELS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,13 @@ def build_plan(
         no_longer_in_grid=tuple(run_id for run_id in known.states if run_id not in states),
         waiting=fitted.waiting,
         binding=fitted.binding,
-        notes=(*limits.notes, *_taken_codes_note(exit_codes), *_grace_notes(arrays, known, limits), *_lr_notes(grid)),
+        notes=(
+            *limits.notes,
+            *_taken_codes_note(exit_codes),
+            *_grace_notes(arrays, known, limits),
+            *_lr_notes(grid),
+            *_memory_notes(grid),
+        ),
         exit_codes=exit_codes,
         known=known,
         keeps_room=fitted.keeps_room,
@@ -198,6 +206,14 @@ def _lr_notes(grid: Grid) -> list[str]:
     lines = dict.fromkeys(line for spec in grid.specs if (line := scaling_line(spec.config)) is not None)
     more = [f"{len(lines) - _MOST_LRS} more learning rates are scaled."] if len(lines) > _MOST_LRS else []
     return [*list(lines)[:_MOST_LRS], *more]
+
+
+def _memory_notes(grid: Grid) -> list[str]:
+    """Models of this grid that cannot fit into their GPU, whatever else they need; the first few."""
+    found = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
+    lines = list(dict.fromkeys(line for line in found if line is not None))
+    more = [f"{len(lines) - _MOST_MODELS} more models do not fit."] if len(lines) > _MOST_MODELS else []
+    return [*lines[:_MOST_MODELS], *more]
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -52,11 +52,3 @@ class MetricsLog:
                 _LOG.warning("WARNING: step %d: metrics wait for room on the disk: %s", step, error)
             return
         self._waiting.clear()
-
-
-def last_metrics(path: Path) -> dict[str, Any]:
-    """The newest value of each metric; {} without a file."""
-    merged: dict[str, Any] = {}
-    for record in read_lines(path):
-        merged.update(record)
-    return merged

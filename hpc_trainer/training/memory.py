@@ -81,23 +81,10 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     with FakeTensorMode(allow_non_fake_inputs=True):
         batch = [torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples]
         model = build_model(config, dataset)
-        found = list(blocks(model))
         shares = find_shares(model, shape)
-        sizes = sorted((shares.num_bytes(block.parameters()) for block in found), reverse=True)
+        sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
-        loss = VotingLoss(model, label_smoothing=train.label_smoothing)
-        activations = kept_bytes(config, loss, batch, shares)
-        if train.loss_chunk_size is not None:
-            loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
-            without, activations = activations, kept_bytes(config, loss, batch, shares)
-            again = min(1.0, train.loss_chunk_size / batch[1].numel())  # of the chunk that is computed again
-            activations += int(again * max(0, without - activations))
-        if train.recompute is Recompute.budget:
-            activations = int(activations * train.recompute_budget)
-        if train.recompute.is_of_blocks:
-            recompute_blocks(model, train.recompute)
-            without, activations = activations, kept_bytes(config, loss, batch, shares)
-            activations += max(0, without - activations) // len(found)  # of the block that is computed again
+        loss, activations = _activations(config, model, batch, shares)
         guess = update(config, loss, optimizer, batch)
     # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.
     weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
@@ -109,13 +96,6 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     averaged = 0 if train.ema_decay is None else weights + buffers
     is_fsdp = config.parallel.strategy is Strategy.fsdp
     share = shape.dp_shard
-    # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
-    gradients = trained if train.grad_accum_steps != 1 else trained // share
-    if config.optim.in_backward:  # one at a time; FSDP's are whole for a block
-        gradients = max(num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
-        gradients = max([gradients, *sizes[:1]]) if is_fsdp else gradients
-    if train.logical_ranks:
-        gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
     held = moments // (world_size if config.parallel.zero1 else share)
     sent, state = _communication(config, trained)
     # Ranks that step alone save weights and moments of their own each, and rank 0's weights as everybody's.
@@ -125,7 +105,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         communication=sent,
         host=held if config.optim.offload else 0,
         weights=weights // share + buffers,
-        gradients=gradients,
+        gradients=_gradients(config, model, trained, share, sizes),
         optimizer=min(held, _moments_of_a_piece(model, moments, trained)) if config.optim.offload else held,
         average=averaged,
         activations=activations + num_bytes(batch),
@@ -137,6 +117,41 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         + state,
         note=_AUTO_NOTE if train.is_batch_auto and guess is None else guess,
     )
+
+
+def _activations(
+    config: TrainConfig, model: nn.Module, batch: list[torch.Tensor], shares: Shares
+) -> tuple[VotingLoss, int]:
+    """The loss of a step, with blocks that compute again where the run has them, and the bytes that it keeps."""
+    train = config.train
+    loss = VotingLoss(model, label_smoothing=train.label_smoothing)
+    activations = kept_bytes(config, loss, batch, shares)
+    if train.loss_chunk_size is not None:
+        loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
+        without, activations = activations, kept_bytes(config, loss, batch, shares)
+        again = min(1.0, train.loss_chunk_size / batch[1].numel())  # of the chunk that is computed again
+        activations += int(again * max(0, without - activations))
+    if train.recompute is Recompute.budget:
+        activations = int(activations * train.recompute_budget)
+    if train.recompute.is_of_blocks:
+        count = len(list(blocks(model)))
+        recompute_blocks(model, train.recompute)
+        without, activations = activations, kept_bytes(config, loss, batch, shares)
+        activations += max(0, without - activations) // count  # of the block that is computed again
+    return loss, activations
+
+
+def _gradients(config: TrainConfig, model: nn.Module, trained: int, share: int, sizes: list[int]) -> int:
+    """Bytes on a rank. `trained`: of weights, before FSDP cuts them in `share` parts; `sizes`: of blocks, falling."""
+    train, world_size = config.train, config.hardware.world_size
+    # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
+    gradients = trained if train.grad_accum_steps != 1 else trained // share
+    if config.optim.in_backward:  # one at a time; FSDP's are whole for a block
+        gradients = max(num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
+        gradients = max([gradients, *sizes[:1]]) if config.parallel.strategy is Strategy.fsdp else gradients
+    if train.logical_ranks:
+        gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
+    return gradients
 
 
 def _communication(config: TrainConfig, trained: int) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.runtime.rank_group import is_lost_peer
+from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.training.checkpoint.retention import Retention
@@ -81,40 +81,13 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
             has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
-            run = context_class(config)(
-                paths=paths,
-                env=env,
-                group=group,
-                stop=stop,
-                store=CheckpointStore(
-                    paths.checkpoints,
-                    group=group,
-                    keep_last=config.checkpoint.keep_last,
-                    attempt=attempt,
-                    retention=Retention(
-                        keep_every_steps=config.checkpoint.keep_every_steps,
-                        best_is_max=best_is_max(config.checkpoint),
-                    ),
-                ),
-                is_asynchronous=config.checkpoint.asynchronous,
-                keep_best=config.checkpoint.keep_best,
-                attempt=attempt,
-                num_steps=config.train.num_steps,
-                seed=config.seed,
-                saves=SavePlan(
-                    config.checkpoint.every_steps,
-                    is_auto=config.checkpoint.every is SaveEvery.auto,
-                    end_time=job_end_time(config.hardware.time_limit_min),
-                    attempts=journal.read(),
-                ),
-                contract=ResumeContract.of(config, group),
-                make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
-                heartbeat_every_s=config.monitor.heartbeat_every_s,
-                max_no_progress=config.cluster.max_no_progress,
-            )
+            run = _context(config, paths, env, stop, attempt, group, journal)
             with _watched(run, ended(None)):
                 outcome = run_main(config, run)
-            if outcome is Outcome.done:
+            if outcome is not Outcome.done:
+                code = conclude_stop(ended(run.saved_step), group)
+            else:
+                code = ExitCode.OK
                 if run.is_rank_zero:
                     journal.end(
                         attempt,
@@ -123,9 +96,6 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
                         step=run.step,
                         saved_step=run.saved_step,
                     )
-                code = ExitCode.OK
-            else:
-                code = conclude_stop(ended(run.saved_step), group)
         return code
     except StoppedWhileStarting:
         return conclude_start(ended(None))
@@ -138,6 +108,41 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             traceback.print_exc()
             return ExitCode.OK
         _fail(error, ended(None))
+
+
+def _context(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, group: RankGroup, journal: Journal
+) -> RunContext:
+    """What the loop is given of this attempt."""
+    checkpoint = config.checkpoint
+    return context_class(config)(
+        paths=paths,
+        env=env,
+        group=group,
+        stop=stop,
+        store=CheckpointStore(
+            paths.checkpoints,
+            group=group,
+            keep_last=checkpoint.keep_last,
+            attempt=attempt,
+            retention=Retention(keep_every_steps=checkpoint.keep_every_steps, best_is_max=best_is_max(checkpoint)),
+        ),
+        is_asynchronous=checkpoint.asynchronous,
+        keep_best=checkpoint.keep_best,
+        attempt=attempt,
+        num_steps=config.train.num_steps,
+        seed=config.seed,
+        saves=SavePlan(
+            checkpoint.every_steps,
+            is_auto=checkpoint.every is SaveEvery.auto,
+            end_time=job_end_time(config.hardware.time_limit_min),
+            attempts=journal.read(),
+        ),
+        contract=ResumeContract.of(config, group),
+        make_tracker=partial(build_tracker, config.tracker, paths.folder / "tensorboard"),
+        heartbeat_every_s=config.monitor.heartbeat_every_s,
+        max_no_progress=config.cluster.max_no_progress,
+    )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ IN_BACKWARD: dict[str, Any] = {
     "optim__in_backward": True, "train__max_grad_norm": None, "train__max_skipped_steps": None,
 }  # fmt: skip
 RULES: list[tuple[dict[str, Any], str]] = [
-    ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite."),
+    ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite. Use 25."),
     (
         {**RANKS, "parallel__bucket_cap_mb": 4.0, "parallel__strategy": Strategy.fsdp},
         "parallel.bucket_cap_mb=4 is a size of DDP's messages; parallel=fsdp has none. Use "
@@ -31,7 +31,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"parallel__powersgd_start_step": 1}, "parallel.powersgd_start_step=1 must be at least 2. Use 2."),
     ({"parallel__sync_every_steps": 0}, "parallel.sync_every_steps=0 must be at least 1. Use 1."),
     ({"parallel__sync_warmup_steps": -1}, "parallel.sync_warmup_steps=-1 must be at least 0. Use 0."),
-    ({"parallel__outer_lr": 0.0}, "parallel.outer_lr=0 must be greater than 0 and finite."),
+    ({"parallel__outer_lr": 0.0}, "parallel.outer_lr=0 must be greater than 0 and finite. Use 0.7."),
     ({"parallel__outer_momentum": 1.0}, "parallel.outer_momentum=1 must be in [0, 1). Use less than 1."),
     (
         {"parallel__comm_hook": CommHook.bf16},
@@ -240,3 +240,24 @@ def test_another_number_of_ranks_is_refused_where_each_has_a_state(choices: dict
 def test_more_steps_are_another_course_where_the_last_one_ends_a_round() -> None:
     was, now = (to_plain(make_config("schedule=constant", **ROUNDS, train__num_steps=steps)) for steps in (32, 40))
     assert [each.effect for each in compare(was, now)] == [Effect.schedule]
+
+
+def test_rounds_that_are_too_long_and_what_is_a_multiple_of_them_are_answered_by_one_number() -> None:
+    """With what is advised nothing is left to say."""
+    changes: dict[str, Any] = {**ROUNDS, "train__num_steps": 300}
+    problems = find_problems(
+        make_config(**changes, parallel__sync_every_steps=500, train__eval_every_steps=7, parallel__sync_warmup_steps=7)
+    )
+    assert list(problems) == [
+        "parallel.sync_every_steps=500 must be at most train.num_steps=300: ranks would meet at the end only. Use 300.",
+        *(
+            f"{key}=7 must be a multiple of parallel.sync_every_steps=300, the most that train.num_steps allows, with "
+            f"parallel.sync=diloco: {why}. Use 300."
+            for key, why in (
+                ("parallel.sync_warmup_steps", "rounds begin there"),
+                ("train.eval_every_steps", "only there have all ranks the same weights"),
+            )
+        ),
+    ]
+    advised = {f"{key}_steps": 300 for key in ("parallel__sync_every", "train__eval_every", "parallel__sync_warmup")}
+    assert list(find_problems(make_config(**changes, **advised))) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.data import SyntheticImagesConfig, SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.data import DigitsConfig, SyntheticImagesConfig, SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
@@ -41,8 +42,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**32}, "seed=4.29497e+09 must be in [0, 4.29497e+09]. Use 4.29497e+09."),
     ({"train__num_steps": 0, "schedule__warmup_steps": 0}, "train.num_steps=0 must be at least 1. Use 1."),
     ({"train__eval_every_steps": -1}, "train.eval_every_steps=-1 must be at least 0. Use 0."),
-    ({"train__max_grad_norm": 0.0}, "train.max_grad_norm=0 must be greater than 0 and finite."),
-    ({"train__max_grad_norm": NAN}, "train.max_grad_norm=nan must be greater than 0 and finite."),
+    ({"train__max_grad_norm": 0.0}, "train.max_grad_norm=0 must be greater than 0 and finite. Use 1."),
+    ({"train__max_grad_norm": NAN}, "train.max_grad_norm=nan must be greater than 0 and finite. Use 1."),
     ({"checkpoint__every_steps": 0}, "checkpoint.every_steps=0 must be at least 1. Use 1."),
     ({"checkpoint__keep_last": 0}, "checkpoint.keep_last=0 must be at least 1. Use 1."),
     ({"monitor__log_every_steps": 0}, "monitor.log_every_steps=0 must be at least 1. Use 1."),
@@ -50,7 +51,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"monitor__heartbeat_every_s": NAN}, "monitor.heartbeat_every_s=nan must be at least 0. Use 0."),
     ({"local__max_parallel": 0}, "local.max_parallel=0 must be at least 1. Use 1."),
     ({"parallel__timeout_s": 0}, "parallel.timeout_s=0 must be at least 1. Use 1."),
-    ({"precision__init_scale": 0.0}, "precision.init_scale=0 must be greater than 0 and finite."),
+    ({"precision__init_scale": 0.0}, "precision.init_scale=0 must be greater than 0 and finite. Use 65536."),
     ({"precision__growth_interval": 0}, "precision.growth_interval=0 must be at least 1. Use 1."),
     ({"sweep_name": "a/b"}, "sweep_name='a/b' names a folder: letters, digits and ._- only, at most 100. Use a-b."),
     ({"sweep_name": ".."}, "sweep_name='..' names a folder"),
@@ -67,8 +68,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"hardware__gpus_per_node": 1, "hardware__cpus_per_task": None, "hardware__cpus_per_gpu": 0},
         "hardware.cpus_per_gpu=0 must be at least 1. Use 1.",
     ),
-    ({"hardware__mem_gb_per_node": 0.0}, "hardware.mem_gb_per_node=0 must be greater than 0 and finite."),
-    ({"hardware__mem_gb_per_cpu": INF}, "hardware.mem_gb_per_cpu=inf must be greater than 0 and finite."),
+    ({"hardware__mem_gb_per_node": 0.0}, "hardware.mem_gb_per_node=0 must be greater than 0 and finite. Use 1."),
+    ({"hardware__mem_gb_per_cpu": INF}, "hardware.mem_gb_per_cpu=inf must be greater than 0 and finite. Use 1."),
     (
         {"hardware__mem_gb_per_node": 8.0, "hardware__mem_gb_per_cpu": 2.0},
         "hardware.mem_gb_per_node=8, hardware.mem_gb_per_cpu=2: Slurm takes one memory flag. Keep one of them, for "
@@ -138,18 +139,37 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "train.micro_batch_size=16. Use 48.",
     ),
     (
+        {"train__micro_batch_size": 100_000, "data": DigitsConfig()},
+        "train.micro_batch_size=100000 must be at most 64, the samples that one rank takes of "
+        "train.global_batch_size=64. Use train.micro_batch_size=64.",
+    ),
+    (
+        {"train__micro_batch_size": 16, "data": SyntheticImagesConfig(num_samples=10), "hardware__tasks_per_node": 2},
+        "train.global_batch_size=64 must be at most the 10 training samples of data=synthetic_images. Use "
+        "train.global_batch_size=10 train.micro_batch_size=5.",
+    ),
+    (
+        {"train__micro_batch_size": 40, "train__grad_accum_steps": 2, "hardware__tasks_per_node": 2},
+        "Use train.micro_batch_size=32 train.grad_accum_steps=null.",
+    ),
+    (
+        {"data": SyntheticImagesConfig(num_samples=3), "hardware__tasks_per_node": 4},
+        "data=synthetic_images has 3 training samples, and each of 4 ranks takes one or more in a step. Use hardware "
+        "with at most 3 ranks, or more samples.",
+    ),
+    (
         {"train__global_batch_size": 64, "train__micro_batch_size": 16, "train__grad_accum_steps": 2},
         "train.global_batch_size=64 must equal micro_batch_size=16 × grad_accum_steps=2 × world_size=1 = 32. "
         "Use 32, or leave one of the three null.",
     ),
-    ({"optim__lr": 0.0}, "optim.lr=0 must be greater than 0 and finite."),
-    ({"optim__lr": NAN}, "optim.lr=nan must be greater than 0 and finite."),
+    ({"optim__lr": 0.0}, "optim.lr=0 must be greater than 0 and finite. Use 0.001."),
+    ({"optim__lr": NAN}, "optim.lr=nan must be greater than 0 and finite. Use 0.001."),
     ({"optim__weight_decay": -1.0}, "optim.weight_decay=-1 must be at least 0. Use 0."),
     ({"optim": SgdConfig(momentum=1.0)}, "optim.momentum=1 must be in [0, 1). Use less than 1."),
     ({"optim": SgdConfig(momentum=-0.1)}, "optim.momentum=-0.1 must be in [0, 1). Use 0."),
     ({"optim": SgdConfig(momentum=0.0)}, "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."),
     ({"optim": MuonConfig(ns_steps=0)}, "optim.ns_steps=0 must be 1 to 99. Use 5."),
-    ({"optim": MuonConfig(adamw_lr=0.0)}, "optim.adamw_lr=0 must be greater than 0 and finite."),
+    ({"optim": MuonConfig(adamw_lr=0.0)}, "optim.adamw_lr=0 must be greater than 0 and finite. Use 0.001."),
     ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
     (
         {"optim": MuonConfig(), "model": ResnetConfig()},
@@ -159,7 +179,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"optim": MuonConfig(), "parallel__strategy": Strategy.fsdp, "hardware__tasks_per_node": 2},
         "optim=muon makes whole matrices orthogonal, and parallel=fsdp shares them out among ranks. Use parallel=ddp",
     ),
-    ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite."),
+    ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite. Use 1e-08."),
     ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
     ({"optim__betas": [0.9, 1.0]}, "optim.betas[1]=1 must be in [0, 1). Use less than 1."),
     ({"schedule__min_lr_ratio": 1.5}, "schedule.min_lr_ratio=1.5 must be in [0, 1]. Use 1."),
@@ -193,6 +213,20 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"precision__compute_dtype": Dtype.bf16, "hardware__gpus_per_node": 1, "hardware__gpu_type": "V100_32GB"},
         "precision=bf16 needs a GPU from Ampere on (compute capability 8.0), and hardware.gpu_type=V100_32GB is older. "
         "Use precision=fp16.",
+    ),
+    *(
+        (
+            {"precision__compute_dtype": dtype, "hardware__gpus_per_node": 1, "hardware__gpu_type": gpu},
+            f"hardware.gpu_type={gpu} {'does not' if dtype is Dtype.fp16 else 'is older'}. Use precision=fp32.",
+        )
+        for gpu in ("k80", "tesla_p40") for dtype in (Dtype.bf16, Dtype.fp16, Dtype.fp8)
+    ),
+    (
+        {
+            "precision__compute_dtype": Dtype.fp8, "model": GptConfig(), "hardware__gpus_per_node": 1,
+            "hardware__gpu_type": "t4",
+        },
+        "hardware.gpu_type=t4 is older. Use precision=fp16.",
     ),
     (
         {"precision__compute_dtype": Dtype.fp8, "model": GptConfig()},
@@ -461,6 +495,12 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
+@pytest.mark.parametrize("gpu_type", ["p100", "t4", "v100", "a100", "h100", None, "mi250x"])
+def test_fp16_is_for_gpus_that_gain_by_it(gpu_type: str | None) -> None:
+    changes = {"precision__compute_dtype": Dtype.fp16, "hardware__gpus_per_node": 1, "hardware__gpu_type": gpu_type}
+    assert _problems(**changes) == []
+
+
 def test_several_nodes_are_fine_on_slurm() -> None:
     assert _problems(hardware__num_nodes=2, cluster__executor=Executor.slurm) == []
 
@@ -476,7 +516,7 @@ def test_a_relative_data_path_is_made_absolute(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"snapshot__max_mb": 0.0}, "snapshot.max_mb=0 must be greater than 0"),
+        ({"snapshot__max_mb": 0.0}, "snapshot.max_mb=0 must be greater than 0 and finite. Use 50."),
         ({"snapshot__max_files": 0}, "snapshot.max_files=0 must be at least 1"),
         ({"snapshot__packages": ["my_lab.net"]}, "'my_lab.net': a top-level package"),
         ({"snapshot__packages": ["../x"]}, "'../x': a top-level package"),
@@ -522,20 +562,33 @@ def test_the_batch_is_resolved_or_refused(micro: int, accum: int, nodes: int, ra
     assert config.train == resolved, "once resolved, it stays"
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
-@given(st.integers(1, 400), st.none() | st.integers(1, 40), st.none() | _COUNT, st.integers(1, 16))
-def test_what_is_not_a_multiple_is_refused_with_a_size_that_works(
-    total: int, micro: int | None, accum: int | None, ranks: int
+def _follow(config: TrainConfig, problems: list[str]) -> None:
+    """Does what the first way of each problem says."""
+    for problem in problems:
+        words = re.split(r", or |\.$", problem.split(" Use ")[1])[0].split()
+        for word in [each if "=" in each else f"{problem.split('=')[0]}={each}" for each in words]:
+            key, value = word.removeprefix("train.").split("=")
+            setattr(config.train, key, None if value == "null" else int(value))
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(
+    st.integers(1, 400), st.none() | st.integers(1, 500), st.none() | _COUNT, st.integers(1, 16),
+    st.integers(16, 400) | st.just(10**6), st.booleans(),
+)  # fmt: skip
+def test_what_is_no_multiple_or_too_large_is_refused_with_sizes_that_work(
+    total: int, micro: int | None, accum: int | None, ranks: int, num_samples: int, is_per_rank: bool
 ) -> None:
     config = make_config()
     config.hardware = HardwareConfig(tasks_per_node=ranks)
-    config.data = SyntheticImagesConfig(num_samples=10**6)
+    config.data = SyntheticImagesConfig(num_samples=num_samples)
+    config.train.batch_per_rank = is_per_rank
     train = config.train
     train.global_batch_size, train.micro_batch_size, train.grad_accum_steps = total, micro, accum
     problems = list(find_problems(config))
-    unit = ranks * (micro or 1) * (accum or 1)
+    parts = 1 if is_per_rank else ranks
+    unit = parts * (micro or 1) * (accum or 1)
     fits = total == unit if micro and accum else total % unit == 0
-    assert bool(problems) is not fits
-    if problems:
-        train.global_batch_size = int(problems[0].split(" Use ")[1].split(",")[0].rstrip("."))
-        assert list(find_problems(config)) == []
+    assert bool(problems) is not (fits and total * ranks // parts <= num_samples)
+    _follow(config, problems)
+    assert list(find_problems(config)) == [], problems

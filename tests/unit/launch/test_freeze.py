@@ -76,7 +76,7 @@ def test_all_problems_of_all_points_are_told_once() -> None:
     with pytest.raises(ConfigError) as caught:
         freeze_grid(["train.num_steps=0,1", "optim.lr=-1,0.1", "schedule.warmup_steps=0"])
     assert sorted(str(caught.value).splitlines()) == [
-        "optim.lr=-1 must be greater than 0 and finite.",
+        "optim.lr=-1 must be greater than 0 and finite. Use 0.001.",
         "train.num_steps=0 must be at least 1. Use 1.",
     ]
 

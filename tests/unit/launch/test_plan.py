@@ -85,6 +85,19 @@ def test_a_run_that_ran_out_of_memory_is_submitted_with_more(tmp_path: Path) -> 
     assert specs_to_write(plan, {before.run_id: before}) == [more]
 
 
+def test_models_that_cannot_fit_are_noted_each_once_and_a_few_of_them(tmp_path: Path) -> None:
+    gpu = (*SLURM, "experiment=gpt_bytes", "hardware=gpu_x8", "hardware.gpu_type=t4", "model.num_heads=8")
+    small = make_spec(*gpu)
+    large = [make_spec(*gpu, "model.embed_dim=8192", seed=seed, model__num_layers=2 + seed // 2) for seed in range(12)]
+    notes = make_plan(tmp_path, [small, *large[:2]]).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("model=gpt needs more than 25.82 GB a rank for weights, gradients and optimizer state")
+    notes = make_plan(tmp_path, large).notes
+    assert len(set(notes)) == len(notes) == 5
+    assert notes[-1] == "2 more models do not fit."
+    assert make_plan(tmp_path, [small]).notes == ()
+
+
 def _planned(
     *, stop_s: float, mode: str = "REQUEUE", grace_s: int = 20, taken: frozenset[int] = frozenset()
 ) -> SweepPlan:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.metrics_log import MetricsLog, last_metrics
+from hpc_trainer.runs.metrics_log import MetricsLog
 
 
 def _steps(path: Path) -> list[int]:
@@ -24,7 +24,7 @@ def test_replayed_steps_replace_their_lines(tmp_path: Path) -> None:
     log.rewind(20)
     log.append(30, {"loss": 7.0})
     assert _steps(tmp_path / "m") == [10, 20, 30]
-    assert last_metrics(tmp_path / "m") == {"step": 30, "loss": 7.0}
+    assert list(read_lines(tmp_path / "m"))[-1] == {"step": 30, "loss": 7.0}
 
 
 def test_a_torn_tail_goes(tmp_path: Path) -> None:
@@ -39,14 +39,6 @@ def test_a_torn_tail_goes(tmp_path: Path) -> None:
 def test_nothing_to_rewind(tmp_path: Path) -> None:
     MetricsLog(tmp_path / "m").rewind(0)
     assert not (tmp_path / "m").exists()
-    assert last_metrics(tmp_path / "m") == {}
-
-
-def test_the_newest_value_of_each_metric(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "m")
-    log.append(10, {"loss": 1.0, "eval_loss": 2.0})
-    log.append(20, {"loss": 0.5})
-    assert last_metrics(tmp_path / "m") == {"step": 20, "loss": 0.5, "eval_loss": 2.0}
 
 
 def test_any_story_of_kills_ends_monotone(tmp_path: Path) -> None:

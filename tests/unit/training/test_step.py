@@ -44,7 +44,6 @@ def test_gradient_norm_is_clipped_and_reported_before_clipping() -> None:
 
 def test_overflow_in_fp16_skips_the_update_and_halves_the_scale() -> None:
     state, stepper = build_step(RankGroup(), grad_accum_steps=1, dtype=Dtype.fp16)
-    before = [weight.detach().clone() for weight in state.model.parameters()]
     huge = iter([(torch.full((4, 6), 6e4), torch.zeros(4, dtype=torch.int64))])
     with torch.no_grad():
         for weight in state.model.parameters():
@@ -55,7 +54,6 @@ def test_overflow_in_fp16_skips_the_update_and_halves_the_scale() -> None:
     assert state.scaler.get_scale() == scale / 2
     for weight, expected in zip(state.model.parameters(), scaled, strict=True):
         assert torch.equal(weight, expected)
-    assert len(before) == 4
 
 
 @pytest.mark.parametrize("wish", [False, True])

@@ -1,0 +1,59 @@
+"""What a run of `model=gpt` takes of a GPU's memory at least, by its sizes alone: `plan` says it without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_trainer.config.gpu_types import find_gpu_type
+from hpc_trainer.config.mesh_rules import VOCABULARY
+from hpc_trainer.config.schema.model import GptConfig
+
+_NUM_BYTES = 4  # weights, gradients and moments are fp32 in each precision
+
+
+def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
+    """A line, if a frozen configuration cannot fit into the largest GPU of its type; None if it may, or who knows."""
+    name = plain["hardware"]["gpu_type"]
+    gpu = find_gpu_type(name)
+    least = None if gpu is None else least_bytes(plain, world_size)
+    if gpu is None or least is None or least <= gpu.memory_gb[-1] * 1e9:
+        return None
+    sizes = " or ".join(map(str, gpu.memory_gb))
+    return (
+        f"model=gpt needs more than {least / 1e9:.4g} GB a rank for weights, gradients and optimizer state, and "
+        f"hardware.gpu_type={name} has {sizes} GB. `plan --memory` says what the rest needs, and which keys help."
+    )
+
+
+def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
+    """Of weights, gradients, moments and averaged weights on one of `world_size` ranks, no more than they really take.
+
+    None for a model or data set whose sizes the configuration does not say, and for an own loop.
+    """
+    parallel, optim = plain["parallel"], plain["optim"]
+    count = _num_weights(plain)
+    if count is None or plain["train"]["main"] is not None:
+        return None
+    divided = parallel["tensor_parallel"] * parallel["pipeline_parallel"]
+    if parallel["strategy"] == "fsdp":
+        divided = world_size // parallel["data_parallel_replicate"]
+    kept = 1 + (not optim["in_backward"]) + (plain["train"]["ema_decay"] is not None)
+    moments = 0 if optim["offload"] else _num_moments(optim)
+    return _NUM_BYTES * int(count * kept // divided + count * moments // (world_size if parallel["zero1"] else divided))
+
+
+def _num_moments(optim: Mapping[str, Any]) -> int:
+    """Of each weight; of an own optimizer nobody knows."""
+    return {"adamw": 2, "muon": 1, "sgd": int(optim.get("momentum", 0) > 0)}.get(optim["name"], 0)
+
+
+def _num_weights(plain: Mapping[str, Any]) -> int | None:
+    model, data = plain["model"], plain["data"]
+    vocabulary = {"text_bytes": VOCABULARY, "synthetic_tokens": data.get("vocab_size")}.get(data["name"])
+    if model["name"] != "gpt" or vocabulary is None:
+        return None
+    width, rows = model["embed_dim"], GptConfig(vocab_multiple=model["vocab_multiple"]).num_rows(vocabulary)
+    # Of a block: attention 4 width², perceptron 8 width², their biases 9 width, two norms 4 width (models/gpt.py).
+    block = 12 * width**2 + 13 * width
+    return int(model["num_layers"] * block + (rows + data["seq_len"] + 2) * width)
