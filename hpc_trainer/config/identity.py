@@ -45,6 +45,7 @@ _NOT_SET: dict[str, Any] = {
         "zero1": False, "elastic": False,
         "tensor_parallel": 1, "pipeline_parallel": 1, "pipeline_schedule": "1f1b",
         "data_parallel_replicate": 1, "bucket_cap_mb": None,
+        "param_dtype": "fp32", "reduce_dtype": "fp32", "reshard_after_forward": True,
         "comm_hook": "none", "powersgd_rank": 1,
         "powersgd_start_step": 1000, "powersgd_error_feedback": True, "sync": "every_step", "sync_every_steps": 16,
         "sync_warmup_steps": 0, "outer_lr": 0.7, "outer_momentum": 0.9,

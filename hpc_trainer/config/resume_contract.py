@@ -33,7 +33,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
     Effect.safe: (
         # where, when and how loudly it runs
         "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local", "paths",
-        "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic",
+        "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic", "parallel.reshard_after_forward",
         "train.eval_every_steps", "train.memory_margin", "train.batch_per_rank",
         "hardware.name", "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude",
         "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
@@ -50,7 +50,7 @@ TABLE: dict[Effect, tuple[str, ...]] = {
         "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile",
         "train.compile_scope", "train.compile_mode", "parallel.strategy",
         "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.pipeline_schedule",
-        "parallel.data_parallel_replicate",
+        "parallel.data_parallel_replicate", "parallel.param_dtype", "parallel.reduce_dtype",
         "parallel.bucket_cap_mb", "parallel.comm_hook", "parallel.powersgd_start_step",
         "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
         "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",

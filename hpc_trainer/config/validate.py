@@ -16,6 +16,7 @@ from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.communication_rules import communication_problems
 from hpc_trainer.config.device_rules import device_problems
 from hpc_trainer.config.fit_rules import fit_problems
+from hpc_trainer.config.fsdp_rules import fsdp_problems
 from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
@@ -84,6 +85,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from _cluster(config)
     yield from parallel_problems(config)
     yield from mesh_problems(config)
+    yield from fsdp_problems(config)
     yield from communication_problems(config)
     yield from batch_problems(config)
     yield from optim_problems(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.float8 import use_float8
+from hpc_trainer.training.fully_sharded import check_formats
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
@@ -180,13 +182,13 @@ def _share(
         stage, of_stage = stages.share(config, mesh, loss.model)
         return stage, PipelineStepper, of_stage
     count = config.train.logical_ranks
+    is_shared = count is None and needs_ddp(config)
     module = share(
         loss,
         run.group,
+        mesh,
+        config.parallel if is_shared else dataclasses.replace(config.parallel, strategy=Strategy.none),
         deterministic=config.train.deterministic,
-        strategy=config.parallel.strategy if count is None and needs_ddp(config) else Strategy.none,
-        mesh=mesh,
-        bucket_cap_mb=config.parallel.bucket_cap_mb,
     )
     if count is not None:
         return module, LogicalStepper, {"group": run.group, "num_logical": count, "seed": config.seed}
@@ -216,4 +218,5 @@ def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
     else:
         model = target(config.model, **shape)
     check_blocks(model, config.train)
+    check_formats(model, config.parallel)
     return model

@@ -17,11 +17,11 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.stages import Whole, set_whole
 from hpc_trainer.training.clip import counts_here
 from hpc_trainer.training.decay import decaying
+from hpc_trainer.training.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.parallel import SYNC_BUFFERS
 from hpc_trainer.training.pipeline import Place, run_parts
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
-from hpc_trainer.training.tensor_parallel import share_among_data_ranks
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 
@@ -35,8 +35,9 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
     """
     train = config.train
     stages = stages_of(
-        model, mesh.shape.pp, inputs=_inputs(config, dataset), precision=config.precision, device_type=device_type
-    )
+        model, mesh.shape.pp, inputs=_inputs(config, dataset), precision=config.precision, device_type=device_type,
+        param_dtype=gathered_dtype(config.parallel),
+    )  # fmt: skip
     stage, whole, decays = stages[mesh.place.pp], Whole.of(model), set(decaying(model).values())
     names = [set(_names(model, each)) for each in stages]
     _check_ties(model, names)
@@ -83,7 +84,7 @@ class Stages:
         )  # fmt: skip
         module = model
         if config.parallel.strategy is Strategy.fsdp or mesh.shape.tp > 1:  # DDP knows no DTensors
-            module = share_among_data_ranks(model, mesh, data_group)
+            module = share_among_data_ranks(model, mesh, config.parallel, data_group)
         elif mesh.num_data_ranks > 1:
             # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
             no_buffers: dict[str, Any] = {SYNC_BUFFERS: False}  # the stepper hands them out, once a step

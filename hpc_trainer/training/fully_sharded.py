@@ -3,33 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.mesh import Mesh
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+_DTYPES = {FsdpDtype.bf16: torch.bfloat16, FsdpDtype.fp16: torch.float16}
 _SMALL = 1 << 16  # elements: above, a copy for a common message costs more than a message
 
 
-def shard(module: nn.Module, group: RankGroup) -> nn.Module:
-    """`module` cut up over all ranks, in place: its blocks one by one, and the rest together. Collective.
+def share_among_data_ranks(
+    module: nn.Module, mesh: Mesh, parallel: ParallelConfig, ranks: dist.ProcessGroup | None = None
+) -> nn.Module:
+    """FSDP2 over the data-parallel dimensions, in place: in parts along dp_shard, as copies along dp_replicate.
 
-    Weights become rank 0's first, as DDP makes them; parameters are DTensors afterwards, so build the optimizer after.
-    Buffers stay whole (`share_buffers`).
+    With ddp all of them are copies, and dp_shard has one rank: gradients are averaged block by block. Blocks are cut up
+    one by one, and the rest together. Weights become the first rank's; parameters are DTensors afterwards, so build
+    the optimizer after. Buffers stay whole (`share_buffers`). Collective among `ranks`, those of a pipeline's stage;
+    None: all.
     """
-    # Late: half a second that runs without FSDP need not wait for.
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard  # late: half a second that runs without FSDP need not wait for
 
-    broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())])
-    # Named, or FSDP would take the GPUs of a machine that has some for a run on the CPU.
-    mesh = init_device_mesh(group.device.type, (group.world_size,))
+    data = mesh.data_devices()
+    if data is None:
+        return module
+    if mesh.shape.tp == 1:
+        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], ranks)
+    policy = mixed_precision(parallel)
     for block in list(blocks(module)):
-        fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
+        fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward)
+    # What belongs to no block is needed first and last, so torch keeps it between, unless told otherwise.
+    fully_shard(module, mesh=data, mp_policy=policy)
     return module
+
+
+def mixed_precision(parallel: ParallelConfig) -> MixedPrecisionPolicy:
+    """The formats in which weights are gathered and gradients are reduced; parts and optimizer stay fp32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if parallel.param_dtype is parallel.reduce_dtype is FsdpDtype.fp32:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=gathered_dtype(parallel), reduce_dtype=_DTYPES.get(parallel.reduce_dtype, torch.float32)
+    )
+
+
+def gathered_dtype(parallel: ParallelConfig) -> torch.dtype | None:
+    """Of weights where they are whole; None: that of their parts."""
+    return _DTYPES.get(parallel.param_dtype)
+
+
+def share_of_fp32(dtype: FsdpDtype) -> float:
+    """Of the bytes of fp32: 1 or a half."""
+    return _DTYPES.get(dtype, torch.float32).itemsize / torch.float32.itemsize
+
+
+def check_formats(model: nn.Module, parallel: ParallelConfig) -> None:
+    """Of a whole model, before it is cut up.
+
+    Raises:
+        ConfigError: its batch norm, whose running statistics stay fp32, takes no weights of another format.
+    """
+    if gathered_dtype(parallel) is None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats and module.affine:
+            raise ConfigError(
+                f"parallel.param_dtype={parallel.param_dtype.value} gathers all weights in that format, and {name} "
+                f"({type(module).__name__}) takes its own in that of its running statistics, fp32. Use "
+                "parallel.param_dtype=fp32, or a model with another norm."
+            )
 
 
 def share_buffers(module: nn.Module) -> None:
@@ -70,5 +122,5 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """True of what `shard` returned. Its forward pass is collective."""
+    """True of what `share_among_data_ranks` cut up. Its forward pass is collective."""
     return callable(getattr(module, "set_requires_gradient_sync", None))

@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.fully_sharded import blocks
+from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import PIECE
@@ -51,7 +51,8 @@ class MemoryEstimate:
     average: int
     activations: int
     gathered: int
-    """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none."""
+    """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none; or all of
+    them, without reshard_after_forward. In param_dtype."""
     checkpoint: int
     communication: int = 0
     """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
@@ -94,8 +95,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         of_all = {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = 0 if train.ema_decay is None else weights + buffers
-    is_fsdp = config.parallel.strategy is Strategy.fsdp
-    share = shape.dp_shard
+    share, narrow = shape.dp_shard, share_of_fp32(config.parallel.param_dtype)
     held = moments // (world_size if config.parallel.zero1 else share)
     sent, state = _communication(config, trained)
     # Ranks that step alone save weights and moments of their own each, and rank 0's weights as everybody's.
@@ -109,7 +109,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         optimizer=min(held, _moments_of_a_piece(model, moments, trained)) if config.optim.offload else held,
         average=averaged,
         activations=activations + num_bytes(batch),
-        gathered=sum(sizes[:2]) + weights - sum(sizes) if is_fsdp else 0,
+        gathered=int(narrow * _whole_weights(config, weights, sizes)),
         checkpoint=num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()) * max(1, num_own)
@@ -143,15 +143,25 @@ def _activations(
 
 def _gradients(config: TrainConfig, model: nn.Module, trained: int, share: int, sizes: list[int]) -> int:
     """Bytes on a rank. `trained`: of weights, before FSDP cuts them in `share` parts; `sizes`: of blocks, falling."""
-    train, world_size = config.train, config.hardware.world_size
+    train, parallel, world_size = config.train, config.parallel, config.hardware.world_size
     # While gradients are accumulated FSDP keeps them whole; logical ranks add them along a tree, a sum a level.
-    gradients = trained if train.grad_accum_steps != 1 else trained // share
+    whole = int(trained * share_of_fp32(parallel.reduce_dtype))
+    gradients = whole if train.grad_accum_steps != 1 else trained // share
     if config.optim.in_backward:  # one at a time; FSDP's are whole for a block
         gradients = max(num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
-        gradients = max([gradients, *sizes[:1]]) if config.parallel.strategy is Strategy.fsdp else gradients
+        if parallel.strategy is Strategy.fsdp:
+            narrow = share_of_fp32(parallel.param_dtype)
+            gradients = max([gradients, *(int(narrow * size) for size in sizes[:1])])
     if train.logical_ranks:
         gradients *= 3 + int(math.log2(max(1, train.logical_ranks // world_size)))
     return gradients
+
+
+def _whole_weights(config: TrainConfig, weights: int, sizes: list[int]) -> int:
+    """Bytes of fp32 that FSDP has whole at a time; `sizes` of blocks, the largest first."""
+    if config.parallel.strategy is not Strategy.fsdp:
+        return 0
+    return sum(sizes[:2]) + weights - sum(sizes) if config.parallel.reshard_after_forward else weights
 
 
 def _communication(config: TrainConfig, trained: int) -> tuple[int, int]:
@@ -175,7 +185,11 @@ def _moments_of_a_piece(model: nn.Module, moments: int, trained: int) -> int:
 
 def kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None) -> int:
     """What the forward pass keeps for the backward one on one rank, besides weights, buffers and the batch."""
-    shares = shares or Shares(1, frozenset())
+    with _as_gathered(config, loss, batch) as cast:
+        return _kept(config, loss, cast, shares or Shares(1, frozenset()))
+
+
+def _kept(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares) -> int:
     known = {each.untyped_storage()._cdata for each in [*loss.parameters(), *loss.buffers(), *batch]}
     # The tensors too: a storage that is gone leaves its place to another.
     kept: dict[int, tuple[torch.Tensor, int]] = {}
@@ -190,6 +204,26 @@ def kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], 
     with products, hooks, autocast(config.precision, "cpu"):
         loss(*batch)
     return sum(each.untyped_storage().nbytes() // share for each, share in kept.values())
+
+
+@contextlib.contextmanager
+def _as_gathered(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Weights are what FSDP would compute with; gives the batch as it would, and gradients are fp32 again after it."""
+    dtype = gathered_dtype(config.parallel)
+    if dtype is None:
+        yield batch
+        return
+    weights = [weight for weight in loss.parameters() if weight.is_floating_point()]
+    held = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.to(dtype)
+    try:
+        yield [each.to(dtype) if each.is_floating_point() else each for each in batch]
+    finally:
+        for weight, data in zip(weights, held, strict=True):
+            gradient, weight.grad = weight.grad, None
+            weight.data = data
+            weight.grad = None if gradient is None else gradient.to(data.dtype)
 
 
 class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -212,9 +246,10 @@ def update(
     config: TrainConfig, loss: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]
 ) -> str | None:
     """A step, for the state that the optimizer makes in its first one; why there is none, if it needs numbers."""
-    with autocast(config.precision, "cpu"):
-        value = loss(*batch)
-    value.backward()
+    with _as_gathered(config, loss, batch) as cast:
+        with autocast(config.precision, "cpu"):
+            value = loss(*cast)
+        value.backward()
     try:
         optimizer.step()
     except DataDependentOutputException:

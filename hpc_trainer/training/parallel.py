@@ -12,14 +12,13 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
-from hpc_trainer.training.fully_sharded import is_fully_sharded, shard
+from hpc_trainer.training.fully_sharded import is_fully_sharded, share_among_data_ranks
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.mesh import Mesh
-from hpc_trainer.training.tensor_parallel import share_among_data_ranks
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -35,7 +34,8 @@ class VotingLoss(nn.Module):
     ranks (docs/decisions/0003).
 
     Under FSDP the vote has one element for each rank of dp_shard: gradients are summed in parts there, a part a rank,
-    and so every rank gets a sum of all flags.
+    and so every rank gets a sum of all flags. Where that is reduced in 16 bits it is inexact, or infinite times a loss
+    scale; nobody asks more than whether it is above 0, and it is 0 or positive in each part.
 
     With `chunk_size` the logits of so many rows are held at a time (`chunked_loss`). Raises ConfigError: the model's
     output layer cannot be run apart.
@@ -76,7 +76,10 @@ class VotingLoss(nn.Module):
                 chunk_size=self.chunk_size,
                 label_smoothing=self.label_smoothing,
             )
-        return loss if flag is None else loss + self.vote.sum() * flag
+        if flag is None:
+            return loss
+        # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.
+        return loss + self.vote.float().sum() * flag.float()
 
 
 class StopVote:
@@ -123,11 +126,10 @@ class StopVote:
 def share(
     loss: VotingLoss,
     group: RankGroup,
+    mesh: Mesh,
+    parallel: ParallelConfig,
     *,
     deterministic: bool,
-    strategy: Strategy = Strategy.ddp,
-    mesh: Mesh | None = None,
-    bucket_cap_mb: float | None = None,
 ) -> nn.Module:
     """`loss` under DDP or FSDP2, or as it is on a single data-parallel rank. Collective: weights become rank 0's.
 
@@ -136,20 +138,16 @@ def share(
     With `deterministic`, gradients lie in the same buckets in every step: DDP otherwise lays them out anew after
     the first step of each attempt, and with four ranks or more another layout is another order of summation, so
     a resumed run would differ in the last bits. Looking for unused parameters is what keeps the layout fixed.
-    `bucket_cap_mb`: MiB of gradients that are reduced together; None: torch's choice.
 
     Never with static_graph: with it and no_sync, torch stops to reduce after the first step, and says nothing
     (pytorch PR 187732).
     """
-    if group.world_size == 1 or strategy is Strategy.none:
+    if group.world_size == 1 or parallel.strategy is Strategy.none:
         return loss
-    if mesh is not None and mesh.devices is not None:
+    if mesh.devices is not None:
         if mesh.num_data_ranks > 1:
             loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device))
-        return share_among_data_ranks(loss, mesh)
-    if strategy is Strategy.fsdp:
-        loss.vote = nn.Parameter(torch.zeros(group.world_size, device=group.device))
-        return shard(loss, group)
+        return share_among_data_ranks(loss, mesh, parallel)
     if deterministic:
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
     on_gpu = group.device.type == "cuda"
@@ -160,7 +158,7 @@ def share(
             device_ids=[group.device] if on_gpu else None,
             find_unused_parameters=deterministic,
             gradient_as_bucket_view=True,
-            bucket_cap_mb=bucket_cap_mb,
+            bucket_cap_mb=parallel.bucket_cap_mb,
             **sync_buffers,
         )
     )

@@ -55,9 +55,14 @@ class Stage:
 
 
 def stages_of(
-    model: nn.Module, num_stages: int, *, inputs: Between, precision: PrecisionConfig, device_type: str
-) -> list[Stage]:
+    model: nn.Module, num_stages: int, *, inputs: Between, precision: PrecisionConfig, device_type: str,
+    param_dtype: torch.dtype | None = None,
+) -> list[Stage]:  # fmt: skip
     """Cuts `model`, which is left as it is. Not collective; the same on all ranks.
+
+    Args:
+        inputs: one micro-batch, as the data set has it.
+        param_dtype: of the weights where they run, and of the inputs to a stage; None: their own.
 
     Raises:
         ConfigError: the model cannot be cut, or not into so many stages.
@@ -68,7 +73,7 @@ def stages_of(
             f"parallel.pipeline_parallel={num_stages} needs as many parts, and {type(model).__name__} has "
             f"{len(parts)}. Use {len(parts)} or less."
         )
-    costs, ends = _measure(model, parts, inputs, precision, device_type)
+    costs, ends = _measure(model, parts, inputs, precision, device_type, param_dtype)
     tensors = [inputs, *ends]
     return [
         Stage(
@@ -142,13 +147,18 @@ def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
 
 
 def _measure(
-    model: nn.Module, parts: Sequence[Part], inputs: Between, precision: PrecisionConfig, device_type: str
-) -> tuple[list[float], list[Between]]:
+    model: nn.Module, parts: Sequence[Part], inputs: Between, precision: PrecisionConfig, device_type: str,
+    param_dtype: torch.dtype | None,
+) -> tuple[list[float], list[Between]]:  # fmt: skip
     """(what each part costs, what it gives on)."""
     costs: list[float] = []
     ends: list[Between] = []
 
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if param_dtype is None or not tensor.is_floating_point() else tensor.to(param_dtype)
+
     def run(value: torch.Tensor) -> torch.Tensor:
+        value = cast(value)
         for part in parts:
             with _Operations() as counter:
                 value = part.of(model)(value)
@@ -161,6 +171,7 @@ def _measure(
     with fake, torch.no_grad(), autocast(precision, device_type):
         # Where they will run: what autocast makes of them is another thing on another type of device.
         tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}
+        tensors |= {name: cast(tensors[name]) for name, _ in model.named_parameters()}
         example = torch.empty(inputs.shape, dtype=inputs.dtype, device=device_type)
         model.forward = run
         try:

@@ -20,7 +20,7 @@ from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.decay import decaying
-from hpc_trainer.training.fully_sharded import blocks
+from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, tensors_of, update
 from hpc_trainer.training.memory_shares import find_shares
 from hpc_trainer.training.optim import build_optimizer
@@ -46,6 +46,7 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
         stages = stages_of(
             model, config.parallel.pipeline_parallel, inputs=Between(tuple(inputs.shape), inputs.dtype),
             precision=config.precision, device_type="cpu",
+            param_dtype=gathered_dtype(config.parallel),
         )  # fmt: skip
         decays = set(decaying(model).values())
         found = [_estimate(config, dataset, stage, inputs, targets, decays) for stage in stages]
@@ -109,13 +110,13 @@ def _estimate(
     return MemoryEstimate(
         micro_batch_size=inputs.shape[0],
         weights=weights // shape.dp_shard + buffers,
-        gradients=shares.num_bytes(
-            trained
-        ),  # with FSDP too: a pipeline adds micro-batches up before it shares them out
+        # With FSDP too: a pipeline adds micro-batches up before it shares them out.
+        gradients=int(shares.num_bytes(trained) * share_of_fp32(config.parallel.reduce_dtype)),
         optimizer=moments // shape.dp_shard,
         average=(weights + buffers) * averaged,
         activations=activations + accum * (between + handed),
-        gathered=weights if is_fsdp else 0,  # a pipeline's stage stays whole from its first micro-batch to its last
+        # A pipeline's stage stays whole from its first micro-batch to its last.
+        gathered=int(weights * share_of_fp32(config.parallel.param_dtype)) if is_fsdp else 0,
         checkpoint=num_bytes(model.parameters()) * (1 + averaged)
         + buffers * (1 + shape.num_data_ranks * shape.tp + averaged)
         + sum(of_all.values()),

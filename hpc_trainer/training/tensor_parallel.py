@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.fully_sharded import blocks, broadcast
+from hpc_trainer.training.fully_sharded import broadcast
 from hpc_trainer.training.mesh import Mesh
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ParallelStyle
 
@@ -128,22 +127,3 @@ def _as_plain(module: nn.Module, outputs: Any, tp: DeviceMesh) -> Any:
     from torch.distributed.tensor import DTensor
 
     return outputs.to_local() if isinstance(outputs, DTensor) else outputs
-
-
-def share_among_data_ranks(module: nn.Module, mesh: Mesh, ranks: ProcessGroup | None = None) -> nn.Module:
-    """FSDP2 over the data-parallel dimensions: in parts along dp_shard, as copies along dp_replicate. In place.
-
-    With ddp all of them are copies, and dp_shard has one rank: gradients are averaged block by block. Collective among
-    `ranks`, those of a pipeline's stage; None: all.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    data = mesh.data_devices()
-    if data is None:
-        return module
-    if mesh.shape.tp == 1:
-        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], ranks)
-    for block in list(blocks(module)):
-        fully_shard(block, mesh=data)
-    fully_shard(module, mesh=data)
-    return module

@@ -21,6 +21,14 @@ class CommHook(str, enum.Enum):
     powersgd = "powersgd"
 
 
+class FsdpDtype(str, enum.Enum):
+    """In what FSDP2 gathers weights, or reduces gradients."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
 class Sync(str, enum.Enum):
     """When ranks bring their weights together."""
 
@@ -54,6 +62,14 @@ class ParallelConfig:
     data_parallel_replicate: int = 1
     """fsdp only (HSDP): groups of ranks that each hold the whole model in parts, ≥ 1; as many as nodes keeps the
     gathering of weights inside a node. It must divide the data-parallel ranks, and leave two or more a group."""
+    param_dtype: FsdpDtype = FsdpDtype.fp32
+    """fsdp only: what weights are gathered as, and computed with; each rank's part, and checkpoints, stay fp32. bf16
+    goes with precision=bf16, fp16 with precision=fp16; half the bytes. Not for models with batch norm."""
+    reduce_dtype: FsdpDtype = FsdpDtype.fp32
+    """fsdp only: what gradients are reduced as, and micro-batches added up in; fp16 goes with precision=fp16."""
+    reshard_after_forward: bool = True
+    """fsdp only. false: a block's weights stay whole from its forward to its backward pass (ZeRO stage 2): one
+    gathering less a block and micro-batch, and the memory of all gathered weights. The same bits."""
     elastic: bool = False
     """The run may go on with another number of ranks: nodes, GPUs and cores are then no part of its identity. The last
     bits differ from the undisturbed run's, unless train.logical_ranks is set, which implies it."""

@@ -106,6 +106,17 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "resnet18", "ema": "null", "optim": "sgd"},
         ("parallel=hsdp",),
     ),
+    "fsdp_bf16": (
+        {"precision": "bf16", "ranks": "2", "model": "gpt", "ema": "null"},
+        (
+            "parallel=fsdp",
+            "parallel.param_dtype=bf16",
+            "parallel.reduce_dtype=bf16",
+            "parallel.reshard_after_forward=false",
+            "train.recompute=full",
+            "model.num_layers=2",
+        ),
+    ),
     "fp16_hook": ({"precision": "fp16", "ranks": "2", "optim": "sgd"}, ("parallel.comm_hook=fp16",)),
     "powersgd": (
         {"precision": "bf16", "ranks": "2", "model": "cnn"},

@@ -21,6 +21,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
@@ -57,7 +58,7 @@ def build(
         model = model.to(memory_format=torch.channels_last)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**20, growth_interval=100)
     loss = VotingLoss(model)
-    module = share(loss, group, deterministic=True, strategy=parallel.strategy, bucket_cap_mb=parallel.bucket_cap_mb)
+    module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
     state = TrainState(
         model=model, optimizer=build_optimizer(SgdConfig(lr=0.05), model), scaler=build_scaler(precision, "cpu"),
         guard=StepGuard(10), more=add_comm_hook(module, parallel, seed=1),
@@ -125,7 +126,7 @@ def thin(group: RankGroup) -> dict[str, Any]:
         model = nn.Linear(32, 40, bias=False)
         parallel = powersgd(num_columns) if num_columns else ParallelConfig()
         loss = VotingLoss(model)
-        module = share(loss, group, deterministic=True)
+        module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
         more = add_comm_hook(module, parallel, seed=1)
         assert bool(num_columns) is bool(more)
         optimizer, draws = torch.optim.SGD(model.parameters(), lr=0.5), torch.Generator().manual_seed(group.rank)

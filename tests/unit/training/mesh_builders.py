@@ -41,9 +41,10 @@ VOCABULARY, SEQ_LEN, GLOBAL_BATCH, ACCUM = 64, 8, 8, 2
 def build(
     kind: str, group: RankGroup, *, seed: int = 3, dtype: Dtype = Dtype.fp32, dropout: float = 0.0, accum: int = ACCUM,
     recompute: Recompute = Recompute.none, num_layers: int = 1, compiled: LoopConfig | None = None,
+    parallel: ParallelConfig | None = None,
 ) -> tuple[TrainState, Stepper, Mesh]:  # fmt: skip
-    """Everything that a step needs. Collective; `seed` of rank 0 counts."""
-    parallel = KINDS[kind][1]
+    """Everything that a step needs. Collective; `seed` of rank 0 counts. `parallel`: instead of that of the kind."""
+    parallel = parallel or KINDS[kind][1]
     mesh = build_mesh(parallel, group)
     torch.manual_seed(seed + group.rank)  # weights must become rank 0's
     sizes = GptConfig(num_layers=num_layers, num_heads=2, embed_dim=16, dropout=dropout)
@@ -57,7 +58,7 @@ def build(
         compile_step(loss, compiled)
     recompute_blocks(model, recompute)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
-    module = share(loss, group, deterministic=True, strategy=parallel.strategy, mesh=mesh)
+    module = share(loss, group, mesh, parallel, deterministic=True)
     state = TrainState(
         model=model, optimizer=build_optimizer(AdamwConfig(lr=0.01), model), scaler=build_scaler(precision, "cpu"),
         guard=StepGuard(10), ema=build_ema(model, 0.9 if kind in ("single", "tp") else None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from hpc_trainer.errors import CheckpointError, DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
@@ -46,14 +48,15 @@ def model() -> nn.Module:
 def build(parallel: ParallelConfig, group: RankGroup, *, momentum: float = 0.9) -> tuple[TrainState, Stepper]:
     config = TrainConfig(parallel=parallel, train=LoopConfig(num_steps=NUM_STEPS))
     loss, precision = VotingLoss(model()), PrecisionConfig()
-    strategy = Strategy.ddp if needs_ddp(config) else Strategy.none
+    mesh = build_mesh(parallel, group)
+    sharing = dataclasses.replace(parallel, strategy=Strategy.ddp if needs_ddp(config) else Strategy.none)
     state = TrainState(
         model=loss.model, scaler=build_scaler(precision, "cpu"), guard=StepGuard(1),
         optimizer=build_optimizer(SgdConfig(lr=0.1, momentum=momentum, nesterov=momentum > 0), loss.model),
     )  # fmt: skip
     kind, needed = with_rounds(config, state, group)
     stepper = kind(
-        module=share(loss, group, deterministic=True, strategy=strategy), vote=StopVote(loss, group),
+        module=share(loss, group, mesh, sharing, deterministic=True), vote=StopVote(loss, group),
         precision=precision, device=group.device, grad_accum_steps=2, max_grad_norm=None, **needed,
     )  # fmt: skip
     return state, stepper

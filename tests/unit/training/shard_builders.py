@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
-from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
@@ -81,7 +82,8 @@ def build(
     model = Hard(has_norm=has_norm)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     loss = VotingLoss(model)
-    module = share(loss, group, deterministic=True, strategy=strategy)
+    parallel = ParallelConfig(strategy=strategy, zero1=is_zero)
+    module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
     state = TrainState(
         model=model,
         optimizer=build_optimizer(optim or AdamwConfig(lr=0.01), model, share_state=is_zero),

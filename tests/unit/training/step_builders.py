@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import SgdConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
@@ -25,13 +27,13 @@ def build_step(
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 5))
     precision = PrecisionConfig(compute_dtype=dtype)
-    loss = VotingLoss(model)
+    loss, ddp = VotingLoss(model), ParallelConfig()
     state = TrainState(
         model=model, optimizer=build_optimizer(SgdConfig(lr=0.1), model), scaler=build_scaler(precision, "cpu")
     )
     stepper = Stepper(
-        module=share(loss, group, deterministic=True), vote=StopVote(loss, group), precision=precision,
-        device=group.device, grad_accum_steps=grad_accum_steps, max_grad_norm=max_grad_norm,
+        module=share(loss, group, build_mesh(ddp, group), ddp, deterministic=True), vote=StopVote(loss, group),
+        precision=precision, device=group.device, grad_accum_steps=grad_accum_steps, max_grad_norm=max_grad_norm,
     )  # fmt: skip
     return state, stepper
 

@@ -102,6 +102,21 @@ def test_ranks_share() -> None:
     assert ddp.checkpoint == zero1.checkpoint == fsdp.checkpoint
 
 
+def test_what_fsdp_gathers_and_reduces() -> None:
+    """Half the bytes in bf16; all weights where they stay whole; micro-batches are added up in `reduce_dtype`."""
+    words = ["parallel=fsdp", "model.num_layers=4", "precision=bf16"]
+    fp32, bf16 = _of_four(*words), _of_four(*words, "parallel.param_dtype=bf16")
+    assert bf16.gathered == fp32.gathered // 2
+    changed = dataclasses.replace(fp32, gathered=bf16.gathered, activations=bf16.activations)
+    assert bf16 == changed, "parts, moments and checkpoint stay fp32"
+    assert 0.4 * fp32.activations < bf16.activations < 0.9 * fp32.activations, "no copies of weights, a narrow stream"
+    kept = _of_four(*words, "parallel.reshard_after_forward=false")
+    assert kept == dataclasses.replace(fp32, gathered=4 * fp32.weights)
+    added = [*words, "train.grad_accum_steps=2", "train.micro_batch_size=1", "train.global_batch_size=8"]
+    whole, narrow = _of_four(*added), _of_four(*added, "parallel.reduce_dtype=bf16")
+    assert narrow == dataclasses.replace(whole, gradients=whole.gradients // 2)
+
+
 def test_hsdp_keeps_a_copy_in_each_group() -> None:
     fsdp, hsdp = _of_four("parallel=fsdp"), _of_four("parallel=hsdp")
     assert (hsdp.weights, hsdp.optimizer) == (2 * fsdp.weights, 2 * fsdp.optimizer)

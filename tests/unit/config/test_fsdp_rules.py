@@ -1,0 +1,106 @@
+"""Every rule of config/fsdp_rules.py, broken once; what each proposes breaks none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.resume_contract import Effect, compare
+from hpc_trainer.config.schema.model import ResnetConfig
+from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.validate import find_problems
+from tests.unit.runs.builders import make_config
+
+RANKS: dict[str, Any] = {"hardware__tasks_per_node": 2}
+FSDP = {**RANKS, "parallel__strategy": Strategy.fsdp}
+BF16 = {**FSDP, "parallel__param_dtype": FsdpDtype.bf16}
+RULES: list[tuple[dict[str, Any], str]] = [
+    (
+        {**RANKS, "parallel__param_dtype": FsdpDtype.bf16, "precision__compute_dtype": Dtype.bf16},
+        "parallel.param_dtype=bf16 is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=ddp. Use "
+        "parallel.param_dtype=fp32.",
+    ),
+    (
+        {**RANKS, "parallel__reduce_dtype": FsdpDtype.bf16},
+        "parallel.reduce_dtype=bf16 is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=ddp. Use "
+        "parallel.reduce_dtype=fp32, or parallel.comm_hook=bf16.",
+    ),
+    (
+        {"parallel__strategy": Strategy.none, "parallel__reduce_dtype": FsdpDtype.bf16},
+        "parallel.reduce_dtype=bf16 is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=none. Use "
+        "parallel.reduce_dtype=fp32.",
+    ),
+    (
+        {**RANKS, "parallel__reshard_after_forward": False},
+        "parallel.reshard_after_forward=false is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=ddp. "
+        "Use parallel.reshard_after_forward=true.",
+    ),
+    (
+        {**FSDP, "parallel__reshard_after_forward": False, "train__main": "my.loop.main"},
+        "parallel.reshard_after_forward=false is a way of the shared loop, and train.main=my.loop.main is your own, "
+        "which calls fully_shard itself. Use parallel.reshard_after_forward=true.",
+    ),
+    (
+        BF16,
+        "parallel.param_dtype=bf16 is what blocks compute with, and goes with precision=bf16 only; this is "
+        "precision=fp32. Use parallel.param_dtype=fp32, or precision=bf16.",
+    ),
+    (
+        {**BF16, "precision__compute_dtype": Dtype.fp16},
+        "parallel.param_dtype=bf16 is what blocks compute with, and goes with precision=bf16 only; this is "
+        "precision=fp16. Use parallel.param_dtype=fp16, or precision=bf16.",
+    ),
+    (
+        {**FSDP, "parallel__param_dtype": FsdpDtype.fp16, "precision__compute_dtype": Dtype.bf16},
+        "parallel.param_dtype=fp16 is what blocks compute with, and goes with precision=fp16 only; this is "
+        "precision=bf16. Use parallel.param_dtype=bf16, or precision=fp16.",
+    ),
+    (
+        {**FSDP, "parallel__reduce_dtype": FsdpDtype.fp16, "precision__compute_dtype": Dtype.bf16},
+        "parallel.reduce_dtype=fp16 loses gradients below 6e-8 and overflows above 65504 without the loss scaler of "
+        "precision=fp16, and this is precision=bf16. Use parallel.reduce_dtype=bf16, or precision=fp16.",
+    ),
+    (
+        {**BF16, "precision__compute_dtype": Dtype.bf16, "model": ResnetConfig(name="resnet18")},
+        "parallel.param_dtype=bf16 gathers all weights in that format, and the batch norm of model=resnet18 takes its "
+        "own in that of its running statistics, fp32. Use parallel.param_dtype=fp32.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), RULES)
+def test_rules(changes: dict[str, Any], expected: str) -> None:
+    assert expected in list(find_problems(make_config(**changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**BF16, "precision__compute_dtype": Dtype.bf16},
+        {**BF16, "precision__compute_dtype": Dtype.bf16, "parallel__reduce_dtype": FsdpDtype.bf16},
+        {**FSDP, "parallel__param_dtype": FsdpDtype.fp16, "precision__compute_dtype": Dtype.fp16,
+         "parallel__reduce_dtype": FsdpDtype.fp16},
+        {**FSDP, "parallel__reduce_dtype": FsdpDtype.bf16},
+        {**FSDP, "parallel__reshard_after_forward": False},
+        {**BF16, "precision__compute_dtype": Dtype.bf16, "hardware__tasks_per_node": 4,
+         "parallel__data_parallel_replicate": 2},
+    ],
+)  # fmt: skip
+def test_what_goes_together(changes: dict[str, Any]) -> None:
+    assert list(find_problems(make_config(**changes))) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "was", "now", "effect"),
+    [
+        ("parallel__param_dtype", FsdpDtype.fp32, FsdpDtype.bf16, Effect.schedule),
+        ("parallel__reduce_dtype", FsdpDtype.fp32, FsdpDtype.bf16, Effect.schedule),
+        ("parallel__reshard_after_forward", True, False, Effect.safe),
+    ],
+)
+def test_a_checkpoint_goes_on_with_other_formats(key: str, was: Any, now: Any, effect: Effect) -> None:
+    before, after = (to_plain(make_config(**FSDP, **{key: value})) for value in (was, now))
+    assert [each.effect for each in compare(before, after)] == [effect]
