@@ -222,6 +222,16 @@ def test_stages_with_data_parallel_ranks(played: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_stages_whose_weights_are_gathered_in_bf16(tmp_path: Path) -> None:
+    """What goes from stage to stage is bf16 then; beside fp32 messages, losses alone are near."""
+    fsdp = ("parallel=fsdp", "parallel.pipeline_parallel=2", "precision=bf16")
+    low = ("parallel.param_dtype=bf16", "parallel.reduce_dtype=bf16")
+    well(play_jobs(tmp_path, 4, "four", [job("fp32/gpt", *fsdp), job("bf16/gpt", *fsdp, *low)]))
+    close(tmp_path / "bf16" / "gpt", tmp_path / "fp32" / "gpt", 2e-3, ("loss", "eval_loss"))
+    assert metrics(tmp_path / "bf16" / "gpt", "loss") != metrics(tmp_path / "fp32" / "gpt", "loss")
+
+
+@pytest.mark.long
 def test_compiled_stages_have_the_curve_of_one_rank(played: Path, tmp_path: Path) -> None:
     compiled = ("train.compile=true", "train.compile_scope=blocks")
     well(play_jobs(tmp_path, 2, "two", [job("2/gpt", "parallel=pp", *compiled, "train.recompute=full")]))
