@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_end import leave
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -121,3 +122,4 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_end import leave
 from shard_builders import start_group
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -237,3 +238,4 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_end import leave
 from train_here import config_of, saved_bytes, train_here
 
 from hpc_trainer.runtime.process_group import process_group
@@ -73,3 +74,4 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_end import leave
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -93,3 +94,4 @@ def save_unpackable(store: CheckpointStore, rank: int) -> str:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_end import leave
 from shard_builders import start_group
 from step_builders import batches_of
 from torch import nn
@@ -148,3 +149,4 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    leave()

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import torch
+from rank_end import leave
 
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -73,5 +74,4 @@ def main(rank: int, folder: Path, seed: int, num_stops: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
-    sys.stdout.flush()
-    os._exit(0)
+    leave()

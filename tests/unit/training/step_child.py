@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_end import leave
 from step_builders import batches_of, build_step
 
 from hpc_trainer.runtime.process_group import process_group
@@ -62,3 +63,4 @@ def main(rank: int, world_size: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    leave()

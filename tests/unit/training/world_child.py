@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_end import leave
 
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
@@ -93,5 +94,4 @@ def main(rank: int, world_size: int, folder: Path, jobs: list[dict[str, Any]]) -
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
-    sys.stdout.flush()
-    os._exit(0)
+    leave()
