@@ -9,9 +9,10 @@ DEMO := submit experiment=digits sweep=digits_grid sweep_name=demo hardware=$(DE
 # Where it is set, each process that tests start compiles every file of ours anew: some 0.3 s of CPU (n=8, load 7).
 unexport PYTHONDONTWRITEBYTECODE
 
-# What `make test` plays side by side after lint: tests on a Slurm mostly wait. Each part's output comes whole, when it
-# ends; one that fails ends no other, and fails all.
+# What `make test` plays after lint; with SIDE_BY_SIDE=2 at once, as tests on a Slurm mostly wait: each part's output comes
+# whole then, when it ends. One that fails ends no other, and fails all.
 PARTS ?= unit slurm-tests
+SIDE_BY_SIDE ?= 1
 
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
@@ -22,7 +23,7 @@ demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: g
 	@$(BIN)/hpc-trainer $(DEMO)
 
 test: lint  ## Everything that this machine can check; says what it skips and why
-	@$(MAKE) --no-print-directory --jobs=$(words $(PARTS)) --output-sync=target --keep-going $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=$(SIDE_BY_SIDE) $(if $(filter-out 1,$(SIDE_BY_SIDE)),--output-sync=target) --keep-going $(PARTS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit runs too
 	$(BIN)/ruff check .
