@@ -124,10 +124,7 @@ def _rounds(config: TrainConfig) -> Iterator[str]:
     if every > train.num_steps >= 1:
         most = f"at most train.num_steps={train.num_steps}: ranks would meet at the end only. Use {train.num_steps}."
         yield f"parallel.sync_every_steps={every} must be {most}"
-        every, allowed = (
-            train.num_steps,
-            ", the most that train.num_steps allows,",
-        )  # what is advised goes with the above
+        every, allowed = train.num_steps, ", the most that train.num_steps allows,"  # so all advice goes together
     for name, value in (
         ("parallel.sync_warmup_steps", parallel.sync_warmup_steps),
         ("train.eval_every_steps", train.eval_every_steps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.lr_scaling import scaling_line
@@ -203,17 +203,20 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
 
 def _lr_notes(grid: Grid) -> list[str]:
     """What `optim.lr_scaling` makes of the learning rates of this grid, the first few."""
-    lines = dict.fromkeys(line for spec in grid.specs if (line := scaling_line(spec.config)) is not None)
-    more = [f"{len(lines) - _MOST_LRS} more learning rates are scaled."] if len(lines) > _MOST_LRS else []
-    return [*list(lines)[:_MOST_LRS], *more]
+    return _first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled")
 
 
 def _memory_notes(grid: Grid) -> list[str]:
     """Models of this grid that cannot fit into their GPU, whatever else they need; the first few."""
-    found = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
-    lines = list(dict.fromkeys(line for line in found if line is not None))
-    more = [f"{len(lines) - _MOST_MODELS} more models do not fit."] if len(lines) > _MOST_MODELS else []
-    return [*lines[:_MOST_MODELS], *more]
+    lines = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
+    return _first_few(lines, _MOST_MODELS, "models do not fit")
+
+
+def _first_few(lines: Iterable[str | None], most: int, what: str) -> list[str]:
+    """Each line once, `most` of them, and how many more there are of `what`."""
+    found = list(dict.fromkeys(line for line in lines if line is not None))
+    more = [f"{len(found) - most} more {what}."] if len(found) > most else []
+    return [*found[:most], *more]
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

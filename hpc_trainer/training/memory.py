@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,9 +90,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.
     weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
     trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
-    of_all = {weight: num_bytes(tensors_of(state)) for weight, state in optimizer.state.items()}
-    if guess:
-        of_all = {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
+    of_all = bytes_of_moments(model, optimizer, is_guess=guess is not None)
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = 0 if train.ema_decay is None else weights + buffers
     share, narrow = shape.dp_shard, share_of_fp32(config.parallel.param_dtype)
@@ -257,9 +255,14 @@ def update(
     return None
 
 
-def tensors_of(state: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Those among an optimizer's state of one weight."""
-    return [each for each in state.values() if isinstance(each, torch.Tensor)]
+def bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_guess: bool) -> dict[torch.Tensor, int]:
+    """Of each weight's state after `update`, whole; of two moments, if that could not tell (`is_guess`)."""
+    if is_guess:
+        return {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
+    return {
+        weight: num_bytes(each for each in state.values() if isinstance(each, torch.Tensor))
+        for weight, state in optimizer.state.items()
+    }
 
 
 def main() -> None:

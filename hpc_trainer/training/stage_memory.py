@@ -21,7 +21,7 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.decay import decaying
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
-from hpc_trainer.training.memory import MemoryEstimate, kept_bytes, tensors_of, update
+from hpc_trainer.training.memory import MemoryEstimate, bytes_of_moments, kept_bytes, update
 from hpc_trainer.training.memory_shares import find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.pieces import num_bytes
@@ -100,9 +100,7 @@ def _estimate(
     shares = all_shares[0]
     weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    of_all = {weight: num_bytes(tensors_of(state)) for weight, state in optimizer.state.items()}
-    if note:
-        of_all = {weight: 2 * num_bytes([weight]) for weight in trained}
+    of_all = bytes_of_moments(model, optimizer, is_guess=note is not None)
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = train.ema_decay is not None
     is_fsdp = config.parallel.strategy is Strategy.fsdp

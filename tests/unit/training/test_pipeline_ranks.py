@@ -93,6 +93,13 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {path: value}
 
 
+def hold_near_tensors(here: dict[str, Any], there: dict[str, Any]) -> None:
+    assert list(here) == list(there), "the names of the whole model, in its order"
+    for name, value in there.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.allclose(here[name], value, rtol=1e-3, atol=1e-5), name
+
+
 def test_a_resnet_in_two_stages_has_the_bits_of_one_rank(played: Path) -> None:
     """Losses, norms, evaluations of the averaged weights; weights, momenta, batch norm's statistics."""
     assert metrics(played / "2" / "resnet", *KEYS) == metrics(played / "1" / "resnet", *KEYS)
@@ -108,12 +115,9 @@ def test_a_gpt_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
     """Its first and its last stage share the embedding, whose gradients are added stage by stage: other last bits."""
     close(played / "2" / "gpt", played / "1" / "gpt", 1e-6)
     here, there = (leaves(tree(played / which / "gpt")[0]) for which in ("2", "1"))
-    assert list(here) == list(there), "the names of the whole model, in its order"
+    hold_near_tensors(here, there)
     for name, value in there.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.allclose(here[name], value, rtol=1e-3, atol=1e-5), name
-        else:
-            assert here[name] == value, name
+        assert isinstance(value, torch.Tensor) or here[name] == value, name
 
 
 def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
@@ -154,11 +158,7 @@ def divided(played: Path) -> Path:
 def test_stages_whose_layers_are_divided_have_the_curve_of_one_rank(divided: Path) -> None:
     """Losses, norms and evaluations; and one rank reads the checkpoint."""
     close(divided / "chain" / "gpt", divided / "1" / "gpt", 2e-6)
-    here, there = (leaves(tree(divided / which / "gpt")[0]) for which in ("chain", "1"))
-    assert list(here) == list(there), "the names of the whole model, in its order"
-    for name, value in there.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.allclose(here[name], value, rtol=1e-3, atol=1e-5), name
+    hold_near_tensors(*(leaves(tree(divided / which / "gpt")[0]) for which in ("chain", "1")))
 
 
 def test_neighbours_that_share_a_stage_s_layers_write_each_part_once(divided: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+CHILD = Path(__file__).with_name("skewed_child.py")
 
 
 @pytest.mark.parametrize("num_stops", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1000)])])
@@ -19,10 +19,10 @@ def test_ranks_agree_whenever_the_signals_come(tmp_path: Path, num_stops: int) -
     print(f"seed {seed}")
     ranks = []
     for rank in range(2):
-        command = [sys.executable, "-m", "tests.unit.training.skewed_child", str(rank), str(tmp_path), str(seed)]
+        command = [sys.executable, str(CHILD), str(rank), str(tmp_path), str(seed)]
         with (tmp_path / f"rank-{rank}.log").open("w") as log:
             command.append(str(num_stops))
-            ranks.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
+            ranks.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
     try:
         codes = [rank.wait(timeout=200 + 4 * num_stops) for rank in ranks]
     finally:
