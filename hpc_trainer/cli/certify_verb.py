@@ -22,7 +22,7 @@ from hpc_trainer.operate.certify import Certificate, Trial, certify
 from hpc_trainer.runs.interruptions import VARIABLE, Interruption, draw, to_text
 
 # To stop at one of them, and to have some left (runs/interruptions.py).
-_FEWEST_STEPS = 4
+_FEWEST_STEPS = 5
 
 
 def run_certify_verb(
@@ -94,13 +94,15 @@ def _trials(
     if len(specs) != 1:
         raise ConfigError(f"certify takes one configuration, and this is a grid of {len(specs)}. Choose one point.")
     num_steps = max(_FEWEST_STEPS, min(steps, specs[0].num_steps))
-    short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={max(1, num_steps // 8)}"]
+    every_steps = max(1, num_steps // 8)
+    short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={every_steps}"]
     schedule = specs[0].config["schedule"]
     if int(schedule["warmup_steps"]) >= num_steps:
         short.append(f"schedule.warmup_steps={num_steps // 4}")
     if int(schedule["decay_steps"] or 0) > num_steps // 2:
         short.append("schedule.decay_steps=null")  # a fifth of the steps
-    plan = draw(seed, num_steps=num_steps, count=interruptions, world_size=specs[0].shape.world_size)
+    world_size = specs[0].shape.world_size
+    plan = draw(seed, num_steps=num_steps, every_steps=every_steps, count=interruptions, world_size=world_size)
     trials = []
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
         forced = [

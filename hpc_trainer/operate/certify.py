@@ -119,6 +119,12 @@ def _certify(
     paths = disturbed.sweep.run(spec.run_id)
     resumed = read_trace(paths, spec.shape.world_size)
     certificate.resumed_steps = [each["step"] for each in read_lines(paths.attempts) if each["event"] == "resume"][1:]
+    if not any(certificate.resumed_steps):
+        certificate.failed = (
+            "nothing was shown: the interrupted run never went on from a checkpoint. Take more --steps; a loop of your "
+            "own must save where run.should_save and run.should_stop say so (docs/own_loop.md)."
+        )
+        return certificate
     _compare(certificate, traces[0], traces[1], resumed, spec)
     return certificate
 

@@ -32,14 +32,17 @@ class Interruption:
         return f"{self.number.name} to rank {self.rank} at step {self.step}"
 
 
-def draw(seed: int, *, num_steps: int, count: int, world_size: int) -> list[Interruption]:
-    """`count` interruptions (at most num_steps - 3) at different steps, in order; the same for the same seed.
+def draw(seed: int, *, num_steps: int, every_steps: int, count: int, world_size: int) -> list[Interruption]:
+    """`count` interruptions (as many as there are steps for) at different steps, in order; the same for the same seed.
 
-    None in the last three steps: a signal is acted on up to two steps later, and the run would be done before.
+    None before a step more than `every_steps`, of which each has a checkpoint, is done: a kill would lead back to
+    step 0, and that shows nothing. None in the last three steps: a signal is acted on up to two steps later, and the
+    run would be done before. So there are num_steps - every_steps - 3 steps to draw from.
     Kills and signals take turns, from a kind that is drawn: two interruptions are of two kinds.
     """
     chance = random.Random(seed)  # noqa: S311  # nobody attacks a drill
-    steps = sorted(chance.sample(range(1, num_steps - 2), min(count, num_steps - 3)))
+    legal = range(every_steps + 1, num_steps - 2)
+    steps = sorted(chance.sample(legal, min(count, len(legal))))
     first = chance.randrange(2)
     found = []
     for index, step in enumerate(steps):

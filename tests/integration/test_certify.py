@@ -90,6 +90,23 @@ def build(split, fault):
     return Points(fault if split == "train" else "none")
 """
 
+UNSAVED = """
+import time
+
+import torch
+
+
+def main(config, run):
+    weight = torch.zeros(3)
+    step = run.restore(weight=weight).step
+    while step < run.num_steps:
+        step += 1
+        weight += step
+        time.sleep(0.05)
+        run.should_stop(step)
+    run.finish({"sum": weight.sum()})
+"""
+
 
 def _certify(local: LocalDriver, *words: str) -> tuple[int, Any]:
     done = local.run("certify", *words, "--json", check=False)
@@ -160,6 +177,17 @@ def test_augmentation_from_the_random_state_of_loader_processes(local: LocalDriv
     assert said["first"]["names"][0] == "inputs"
     assert said["reason"]["kind"] == "unseeded data"
     assert "2 loader processes" in said["reason"]["text"]
+
+
+def test_a_loop_that_never_saves_shows_nothing(local: LocalDriver) -> None:
+    """Killed (as seed 0 says) it begins anew at step 0, and is what the undisturbed one is."""
+    (local.folder / "theirs.py").write_text(UNSAVED)
+    code, said = _certify(
+        local, "--trust", "theirs", "train.main=theirs.main", "--steps", "8", "--interruptions", "1", "--seed", "0"
+    )
+    assert (code, said["is_identical"], said["resumed_steps"]) == (1, False, [0]), said
+    assert "never went on from a checkpoint" in said["failed"]
+    assert "run.should_save" in said["failed"]
 
 
 def test_a_computation_that_is_not_the_same_twice(local: LocalDriver) -> None:

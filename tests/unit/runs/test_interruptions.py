@@ -15,14 +15,15 @@ def test_random_draws_are_in_order_and_early_enough() -> None:
     chance = random.Random(seed := random.randrange(10**6))
     print(f"seed {seed}")
     for _ in range(200):
-        steps, count, ranks = chance.randint(4, 60), chance.randint(1, 8), chance.randint(1, 4)
+        steps, count, ranks = chance.randint(5, 60), chance.randint(1, 8), chance.randint(1, 4)
+        every = max(1, steps // 8)
         number = chance.randrange(10_000)
-        drawn = draw(number, num_steps=steps, count=count, world_size=ranks)
-        assert drawn == draw(number, num_steps=steps, count=count, world_size=ranks)
-        assert len(drawn) == min(count, steps - 3)
+        drawn = draw(number, num_steps=steps, every_steps=every, count=count, world_size=ranks)
+        assert drawn == draw(number, num_steps=steps, every_steps=every, count=count, world_size=ranks)
+        assert len(drawn) == min(count, steps - every - 3)
         at = [each.step for each in drawn]
         assert at == sorted(set(at))
-        assert 1 <= at[0] <= at[-1] <= steps - 3
+        assert every + 1 <= at[0] <= at[-1] <= steps - 3, "after the first checkpoint, so that there is one to resume"
         kills = [each.number is signal.SIGKILL for each in drawn]
         assert all(one != other for one, other in itertools.pairwise(kills)), "they take turns"
         for each in drawn:
