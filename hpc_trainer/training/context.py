@@ -27,6 +27,7 @@ from hpc_trainer.training.checkpoint.objects import take
 from hpc_trainer.training.checkpoint.origin import find_start
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.life_signs import LifeSigns
 from hpc_trainer.training.logged import RESERVED, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
@@ -103,18 +104,14 @@ class RunContext:
     _result: dict[str, float] | None = None
     _signs: LifeSigns = field(init=False)
     _metrics: MetricsLog = field(init=False)
+    _late_vote: LateFlag = field(init=False, default_factory=LateFlag)
 
     def __post_init__(self) -> None:
         self._metrics = MetricsLog(self.paths.metrics)
         self._signs = LifeSigns(
-            paths=self.paths,
-            env=self.env,
-            attempt=self.attempt,
-            num_steps=self.num_steps,
-            every_s=self.heartbeat_every_s,
-            saves=self.saves,
-            stop=self.stop,
-        )
+            paths=self.paths, env=self.env, attempt=self.attempt, num_steps=self.num_steps,
+            every_s=self.heartbeat_every_s, saves=self.saves, stop=self.stop,
+        )  # fmt: skip
         give_way = self._signs.give_way if self.is_rank_zero else _no_watchdog
         self.store.saving.before_commit = give_way
         self.saver = Saver(
@@ -240,14 +237,14 @@ class RunContext:
         """True on all ranks if any rank got a stop signal: save, then return. Collective.
 
         Ask after every step: on one rank that costs a microsecond, on several an all-reduce of one number, for which
-        a GPU has to finish the step. Never True at `num_steps`: nothing is left to stop. Also the sign of life that
-        `status` shows.
+        a GPU has to finish the step. Never True at `num_steps`: nothing is left to stop. A sign of life for `status`.
         """
         step = self._reach(step)
         if step == self.num_steps:
             self.heartbeat(step)
             return False
-        wish = self.vote_to_stop(step)
+        self.heartbeat(step)
+        wish = self._vote(0.0, read=lambda votes: votes.item() > 0)
         if wish:
             self.agree_to_stop(step)
         return wish
@@ -255,13 +252,16 @@ class RunContext:
     def vote_to_stop(self, step: int) -> bool:
         """True on all ranks if any rank got a stop signal. Collective. For the inside of an evaluation.
 
+        On several GPUs a signal is heard one call later: to read this call's vote would wait for the batch.
         After the last step the signal has to be some seconds old: the run is all but done, and may just make it.
         """
         self.heartbeat(step)
-        wish = self.stop.age_s > (_LAST_EVALUATION_S if step == self.num_steps else 0.0)
-        if self.world_size > 1:
-            wish = self.group.sum(torch.tensor(float(wish), device=self.device)).item() > 0
-        return wish
+        after_s = _LAST_EVALUATION_S if step == self.num_steps else 0.0
+        return self._vote(after_s, read=self._late_vote.read)
+
+    def _vote(self, after_s: float, *, read: Callable[[torch.Tensor], bool]) -> bool:
+        wish = self.stop.age_s > after_s
+        return wish if self.world_size == 1 else read(self.group.sum(torch.full((), float(wish), device=self.device)))
 
     def agree_to_stop(self, step: int) -> None:
         """All ranks know that they stop at this step. For loops that vote in a reduction of their own."""

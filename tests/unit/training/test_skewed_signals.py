@@ -34,5 +34,7 @@ def test_ranks_agree_whenever_the_signals_come(tmp_path: Path, num_stops: int) -
     ends = [json.loads((tmp_path / f"ends-{rank}.json").read_text()) for rank in range(2)]
     assert len(ends[0]) == num_stops
     assert ends[0] == ends[1], "the same step on both ranks"
-    # What was saved a moment before may be the checkpoint that counts: those steps are sooner done again.
-    assert all(step - 40 < saved <= step for step, saved in ends[0])
+    # What was being written may be the checkpoint that counts: as many steps as a busy disk let pass since then.
+    told = (tmp_path / "rank-0.log").read_text()
+    for step, saved in ends[0]:
+        assert saved == step or f"step {saved} is saved: the {step - saved} steps after it" in told, (step, saved, told)
