@@ -25,8 +25,9 @@ A message says what happened, the rule, the value, the fix, and where there is o
 
 from __future__ import annotations
 
+import difflib
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -129,3 +130,10 @@ class StuckError(HpcTrainerError):
     """A rank showed no sign of life for `monitor.watchdog_s`: a hung collective, or data that never came."""
 
     exit_code = ExitCode.STORAGE
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """`Did you mean NAME? `, for a message: the nearest of `known`, whatever the case; nothing if none is near."""
+    names = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(wrong.lower(), names, n=1)
+    return f"Did you mean {names[close[0]]}? " if close else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from hpc_trainer.config.load import to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
 from hpc_trainer.config.user import read_user_config
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from hpc_trainer.config.fast_compose import FastComposer
@@ -203,9 +202,7 @@ class Composer:
 
 
 def _nearest(wrong: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]}? " if close else ""
-    return f"{hint}Valid: {', '.join(known)}."
+    return f"{did_you_mean(wrong, known)}Valid: {', '.join(known)}."
 
 
 def default_overrides(given: Iterable[str]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import did_you_mean
 
 _TORCHS = "torch.optim."
 # What another class of torch has to say of itself in the first step only.
@@ -61,9 +61,8 @@ def _read_problems(optim: CustomOptimConfig, name: str) -> Iterator[str]:
 
 
 def _legal(wrong: str, known: Iterable[str]) -> str:
-    names = {each.lower(): each for each in sorted(set(known) - {"lr", "weight_decay", *_UNFIT})}
-    close = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=0.6)
-    return f"{f'Did you mean {names[close[0]]}? ' if close else ''}Valid: {', '.join(names.values())}."
+    names = sorted(set(known) - {"lr", "weight_decay", *_UNFIT})
+    return f"{did_you_mean(wrong, names)}Valid: {', '.join(names)}."
 
 
 @functools.cache

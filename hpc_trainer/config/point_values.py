@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import typing
@@ -12,7 +11,7 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, did_you_mean
 
 
 class PointValues:
@@ -48,9 +47,7 @@ class PointValues:
         known = _keys()
         if name not in known:
             legal = sorted({*known, *self._choices()})
-            close = difflib.get_close_matches(name, legal, n=1, cutoff=0.5)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{name} in a condition: no such key or group.{hint}")
+            raise ConfigError(f"{name} in a condition: no such key or group. {did_you_mean(name, legal)}".rstrip())
 
 
 @functools.cache

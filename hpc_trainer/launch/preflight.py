@@ -6,10 +6,10 @@ impossible, not what would be possible: so the rules here come first, and name t
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 
+from hpc_trainer.errors import did_you_mean
 from hpc_trainer.launch.script import megabytes
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
@@ -60,8 +60,7 @@ def _cpus_per_node(shape: Shape) -> int:
 
 
 def _nearest(wrong: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.4)
-    return f"{f'Did you mean {close[0]}? ' if close else ''}There are: {', '.join(sorted(known)) or 'none'}."
+    return f"{did_you_mean(wrong, known)}There are: {', '.join(sorted(known)) or 'none'}."
 
 
 def _no_partition(name: str | None, limits: Limits) -> str:

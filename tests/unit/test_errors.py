@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hpc_trainer import errors
-from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, did_you_mean
 
 KINDS = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, HpcTrainerError)]
 
@@ -32,3 +32,13 @@ def test_every_error_is_in_the_table_of_the_module_with_its_code(kind: type[HpcT
 
 def test_a_configuration_error_is_a_value_error_too() -> None:
     assert issubclass(ConfigError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [("adamW", "AdamW"), ("gup", "gpu"), ("defq", "dev-q"), ("quantum", None), ("", None)],
+)
+def test_the_nearest_name_is_offered(wrong: str, found: str | None) -> None:
+    expected = "" if found is None else f"Did you mean {found}? "
+    assert did_you_mean(wrong, ["gpu", "AdamW", "dev-q"]) == expected
+    assert did_you_mean(wrong, []) == ""
