@@ -39,7 +39,7 @@ def communication_problems(config: TrainConfig) -> Iterator[str]:
     if config.optim.in_backward:
         yield from _in_backward(config)
     if config.optim.offload:
-        yield from _offload(config)
+        yield from _weight_by_weight(config, "optim.offload=true")
     yield from _with_others(config)
 
 
@@ -56,7 +56,8 @@ def _with_others(config: TrainConfig) -> Iterator[str]:
     for key in (key for key, is_set in chosen.items() if is_set):
         if train.main is not None:
             yield f"{key} is a way of the shared loop, and train.main={train.main} is your own. Leave it out."
-        if is_divided:
+        # A step in pieces is a step of what a rank holds, however the model is divided.
+        if is_divided and key != "optim.offload=true":
             yield (
                 f"{key} is for whole layers, and parallel.tensor_parallel={parallel.tensor_parallel} "
                 f"parallel.pipeline_parallel={parallel.pipeline_parallel} divide the model. Leave it out, or use 1."
@@ -188,14 +189,6 @@ def _in_backward(config: TrainConfig) -> Iterator[str]:
         yield f"{key} and train.logical_ranks={train.logical_ranks} do not go together: gradients are added up. {off}."
     if config.optim.offload:
         yield f"{key} and optim.offload=true do not go together. {off}."
-
-
-def _offload(config: TrainConfig) -> Iterator[str]:
-    parallel, key = config.parallel, "optim.offload=true"
-    yield from _weight_by_weight(config, key)
-    if parallel.strategy is Strategy.fsdp or parallel.zero1:
-        other = "parallel=fsdp" if parallel.strategy is Strategy.fsdp else "parallel.zero1=true"
-        yield f"{key} and {other} do not go together: that shares the moments out already. Use optim.offload=false."
 
 
 def _weight_by_weight(config: TrainConfig, key: str) -> Iterator[str]:

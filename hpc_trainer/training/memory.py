@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,17 +94,20 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
     averaged = 0 if train.ema_decay is None else weights + buffers
     share, narrow = shape.dp_shard, share_of_fp32(config.parallel.param_dtype)
-    held = moments // (world_size if config.parallel.zero1 else share)
+    here, host = share_with_host(
+        config, moments // (world_size if config.parallel.zero1 else share),
+        sizes_here(model, shares, share), moments / max(1, trained),
+    )  # fmt: skip
     sent, state = _communication(config, trained)
     # Ranks that step alone save weights and moments of their own each, and rank 0's weights as everybody's.
     num_own = world_size if config.parallel.sync is not Sync.every_step else 0
     return MemoryEstimate(
         micro_batch_size=micro,
         communication=sent,
-        host=held if config.optim.offload else 0,
+        host=host,
         weights=weights // share + buffers,
         gradients=_gradients(config, model, trained, share, sizes),
-        optimizer=min(held, _moments_of_a_piece(model, moments, trained)) if config.optim.offload else held,
+        optimizer=here,
         average=averaged,
         activations=activations + num_bytes(batch),
         gathered=int(narrow * _whole_weights(config, weights, sizes)),
@@ -175,10 +178,23 @@ def _communication(config: TrainConfig, trained: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _moments_of_a_piece(model: nn.Module, moments: int, trained: int) -> int:
-    """Of the weights that `optim.offload` brings to the device at a time."""
-    largest = max(num_bytes([weight]) for weight in model.parameters() if weight.requires_grad)
-    return max(PIECE, largest) * moments // max(1, trained)
+def share_with_host(config: TrainConfig, held: int, sizes: Iterable[int], moments_per_byte: float) -> tuple[int, int]:
+    """(bytes of moments on the device, and in host memory), of the `held` bytes of a rank.
+
+    With `optim.offload` those of one piece of weights are on the device at a time.
+
+    Args:
+        sizes: bytes of the rank's parts of the weights that are trained, before ZeRO-1 gives them out.
+        moments_per_byte: bytes of moments for a byte of weights, ≥ 0.
+    """
+    if not config.optim.offload:
+        return held, 0
+    return min(held, int(max(PIECE, *sizes) * moments_per_byte)), held
+
+
+def sizes_here(model: nn.Module, shares: Shares, num_parts: int) -> list[int]:
+    """Bytes of this rank's parts of the weights that are trained, where FSDP cuts each into `num_parts`."""
+    return [shares.num_bytes([weight]) // num_parts for weight in model.parameters() if weight.requires_grad]
 
 
 def kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None) -> int:

@@ -65,9 +65,10 @@ class MemoryReport:
     def figures(self) -> dict[str, Any]:
         """Bytes on this rank; None where nobody counts. Waits for no device.
 
-        weights (with buffers), gradients, optimizer, average: what the objects hold. activations: the peak above that.
-        peak: the most that was reserved (of a CPU: resident). cache: reserved and not in use. fragmentation: share of
-        the reserved memory that the peak could not use. limit: what the rank may hold. host_peak: resident memory.
+        weights (with buffers), gradients, optimizer, average: what the objects hold on the device. activations: the
+        peak above that. peak: the most that was reserved (of a CPU: resident). cache: reserved and not in use.
+        fragmentation: share of the reserved memory that the peak could not use. limit: what the rank may hold.
+        host_peak: resident memory.
         """
         device = self.run.device
         found: dict[str, Any] = {**dict.fromkeys(HELD), **(_held(self.state) if self.state is not None else {})}
@@ -101,11 +102,14 @@ def _held(state: TrainState) -> dict[str, int]:
     weights = list(state.model.parameters())
     optimizer: Any = getattr(state.optimizer, "optim", state.optimizer)  # ZeRO's own part
     moments = [value for values in optimizer.state.values() for value in values.values()]
+    here = {weight.device for weight in weights}  # with optim.offload moments are elsewhere
     average = [] if state.ema is None else [*state.ema.parameters(), *state.ema.buffers()]
     return {
         "weights": _bytes_here([*weights, *state.model.buffers()]),
         "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
-        "optimizer": _bytes_here(value for value in moments if isinstance(value, torch.Tensor)),
+        "optimizer": _bytes_here(
+            value for value in moments if isinstance(value, torch.Tensor) and value.device in here
+        ),
         "average": _bytes_here(average),
     }
 

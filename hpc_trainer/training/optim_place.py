@@ -1,7 +1,8 @@
 """Where and when weights are updated: one by one in the backward pass, or with moments that live in host memory.
 
 Both rest on optimizers that update each weight by itself (SGD, AdamW): a step for some of the weights, and then for the
-others, is the step for all of them, bit for bit.
+others, is the step for all of them, bit for bit. A rank brings and takes back what it holds: whole moments, its parts
+of them (FSDP2, tensor parallel), those of its stage, or those that ZeRO-1 gave it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 
 from hpc_trainer.config.schema.optim import OptimConfig
+from hpc_trainer.training.checkpoint.shards import local_tensor, with_local
 from hpc_trainer.training.pieces import in_pieces
 
-# Bytes of weights whose moments are on the device at a time; one weight at least.
+# Bytes of weights on this rank whose moments are on the device at a time; one weight at least.
 PIECE = 64 << 20
 
 
@@ -24,7 +26,7 @@ def place_optimizer(optimizer: torch.optim.Optimizer, config: OptimConfig) -> No
     if config.in_backward:
         step_in_backward(optimizer)
     if config.offload:
-        offload(optimizer)
+        offload(getattr(optimizer, "optim", optimizer))  # ZeRO's own part; its step calls that one's
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> None:
@@ -84,7 +86,9 @@ def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tenso
     """Copies a weight's moments to its device, in place of those in host memory, which are returned. No wait."""
     in_host = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.ndim}
     for key, value in in_host.items():
-        state[key] = torch.empty_like(value, device=weight.device).copy_(value, non_blocking=True)
+        host = local_tensor(value)
+        here = host.to(weight.device, non_blocking=True, copy=True)
+        state[key] = with_local(value, here)
     return in_host
 
 
@@ -93,14 +97,17 @@ def _take_back(weight: torch.Tensor, state: dict[str, Any], in_host: dict[str, t
     for key, value in state.items():
         if not isinstance(value, torch.Tensor) or not value.ndim:
             continue
-        host = in_host.get(key)
+        here = local_tensor(value)
+        host = local_tensor(in_host[key]) if key in in_host else None
         if host is None or (weight.is_cuda and not host.is_pinned()):
-            host = torch.empty_like(value, device="cpu", pin_memory=weight.is_cuda)
-        state[key] = host.copy_(value, non_blocking=True)
+            host = torch.empty_like(here, device="cpu", pin_memory=weight.is_cuda)
+        host.copy_(here, non_blocking=True)
+        state[key] = with_local(value, host)
 
 
 def _wait_for_host(optimizer: torch.optim.Optimizer) -> None:
     """Before the state is read: what was sent to host memory has to be there."""
-    weights = optimizer.param_groups[0]["params"]
-    if weights and weights[0].is_cuda:
-        torch.cuda.current_stream(weights[0].device).synchronize()
+    # With ZeRO-1 a group of this rank may be empty.
+    device = next((weight.device for group in optimizer.param_groups for weight in group["params"]), None)
+    if device is not None and device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()

@@ -21,7 +21,14 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.decay import decaying
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
-from hpc_trainer.training.memory import MemoryEstimate, bytes_of_moments, kept_bytes, update
+from hpc_trainer.training.memory import (
+    MemoryEstimate,
+    bytes_of_moments,
+    kept_bytes,
+    share_with_host,
+    sizes_here,
+    update,
+)
 from hpc_trainer.training.memory_shares import find_shares
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.pieces import num_bytes
@@ -102,6 +109,10 @@ def _estimate(
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     of_all = bytes_of_moments(model, optimizer, is_guess=note is not None)
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
+    on_device, host = share_with_host(
+        config, moments // shape.dp_shard, sizes_here(model, shares, shape.dp_shard),
+        moments / max(1, shares.num_bytes(trained)),
+    )  # fmt: skip
     averaged = train.ema_decay is not None
     is_fsdp = config.parallel.strategy is Strategy.fsdp
     words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
@@ -110,7 +121,8 @@ def _estimate(
         weights=weights // shape.dp_shard + buffers,
         # With FSDP too: a pipeline adds micro-batches up before it shares them out.
         gradients=int(shares.num_bytes(trained) * share_of_fp32(config.parallel.reduce_dtype)),
-        optimizer=moments // shape.dp_shard,
+        optimizer=on_device,
+        host=host,
         average=(weights + buffers) * averaged,
         activations=activations + accum * (between + handed),
         # A pipeline's stage stays whole from its first micro-batch to its last.

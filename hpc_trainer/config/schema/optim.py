@@ -40,8 +40,8 @@ class OptimConfig:
     """Each weight is updated as soon as its gradient is known, which is then freed: no memory for all gradients. Needs
     parallel=none or fsdp, no clipping, no accumulation, no fp16, train.max_skipped_steps=null. The same bits."""
     offload: bool = False
-    """Moments live in host memory, and are brought to the device in pieces for each step. The same bits; costs the time
-    of moving them there and back."""
+    """Moments live in host memory, each rank's own where ranks share them out, and are brought to the device in pieces
+    for each step. The same bits; costs the time of moving them there and back."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -140,8 +140,10 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
     torch's own way, consolidate_state_dict, pickles, and gathers everything in one rank's memory.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    number = dict(zip(map(id, weights), named, strict=True))
-    mine = {number[id(weight)]: values for weight, values in optimizer.optim.state.items()}
+    name_of = dict(zip(map(id, weights), named, strict=True))
+    here = [name_of[id(weight)] for group in optimizer.optim.param_groups for weight in group["params"]]
+    # Not by its attribute `state`: that may still be on its way to host memory (optim.offload).
+    mine = {here[number]: values for number, values in optimizer.optim.state_dict()["state"].items()}
     tensors, structure = pack(mine)
     forms = {each: [DTYPE_NAMES[tensor.dtype], list(tensor.shape)] for each, tensor in tensors.items()}
     group = RankGroup(

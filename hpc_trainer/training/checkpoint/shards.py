@@ -49,6 +49,14 @@ def local_tensor(tensor: Any) -> torch.Tensor:
     return local
 
 
+def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
+    """`local`, a tensor of the shape and number format of `local_tensor(tensor)`, in its place; a plain one as it is.
+
+    `local` may be on another device than the mesh, and stays there: DTensor.from_local would move it.
+    """
+    return type(tensor)(local, tensor._spec, requires_grad=False) if is_sharded(tensor) else local
+
+
 def shard_of(tensor: Any) -> Shard:
     """The part of a DTensor that this rank has. Of replicas the first in the mesh has `local`. Not collective."""
     place = tensor.device_mesh.get_coordinate()

@@ -137,6 +137,22 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ),
     ),
     "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
+    "offload_fsdp": (
+        {"precision": "bf16", "ranks": "2", "model": "resnet18", "ema": "null"},
+        ("parallel=fsdp", "optim.offload=true"),
+    ),
+    "offload_zero1": (
+        {"precision": "fp16", "ranks": "2", "point": "epoch_edge", "model": "cnn"},
+        ("parallel.zero1=true", "optim.offload=true"),
+    ),
+    "offload_tp": (
+        {"ranks": "2", "model": "gpt", "accum": "1", "optim": "sgd"},
+        ("parallel=tp", "optim.offload=true"),
+    ),
+    "offload_pp": (
+        {"precision": "fp16", "ranks": "2", "point": "last_step", "model": "gpt"},
+        ("parallel=pp", "model.num_layers=2", "optim.offload=true"),
+    ),
     "in_backward": (
         {"precision": "bf16", "model": "cnn", "accum": "1", "clip": "null"},
         ("optim.in_backward=true", "train.max_skipped_steps=null"),

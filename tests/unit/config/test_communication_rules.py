@@ -8,7 +8,10 @@ import pytest
 
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import Effect, compare
-from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig
+from hpc_trainer.config.schema.data import TextBytesConfig
+from hpc_trainer.config.schema.guard import OnSpike
+from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.validate import find_problems
@@ -163,19 +166,23 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "optim.in_backward=true and optim.offload=true do not go together. Use optim.in_backward=false.",
     ),
     (
-        {**RANKS, "optim__offload": True, "parallel__strategy": Strategy.fsdp},
-        "optim.offload=true and parallel=fsdp do not go together: that shares the moments out already. Use "
-        "optim.offload=false.",
-    ),
-    (
-        {**RANKS, "optim__offload": True, "parallel__zero1": True},
-        "optim.offload=true and parallel.zero1=true do not go together: that shares the moments out already. Use "
-        "optim.offload=false.",
-    ),
-    (
         {"optim": CustomOptimConfig(_target_="torch.optim.RAdam", offload=True)},
         "optim.offload=true updates weights in pieces, and nobody knows if optim=custom can. Use optim=adamw or "
         "optim=sgd, or leave it out.",
+    ),
+    (
+        {"optim": MuonConfig(offload=True), "model": GptConfig(), "data": TextBytesConfig()},
+        "optim.offload=true updates weights in pieces, and nobody knows if optim=muon can. Use optim=adamw or "
+        "optim=sgd, or leave it out.",
+    ),
+    (
+        {"optim__offload": True, "train__guard__on_spike": OnSpike.skip},
+        "optim.offload=true and train.guard.on_spike=skip train.guard.on_divergence=stop do not go together. Use "
+        "train.guard.on_spike=none train.guard.on_divergence=stop.",
+    ),
+    (
+        {"optim__offload": True, "train__main": "mine.main", "trust": ["mine"]},
+        "optim.offload=true is a way of the shared loop, and train.main=mine.main is your own. Leave it out.",
     ),
     (
         {**ROUNDS, "train__main": "mine.main", "trust": ["mine"]},
@@ -202,6 +209,23 @@ def test_each_rule_says_what_how_and_what_else(changes: dict[str, Any], message:
         IN_BACKWARD,
         {**IN_BACKWARD, **RANKS, "parallel__strategy": Strategy.fsdp},
         {**RANKS, "optim__offload": True},
+        {**RANKS, "optim__offload": True, "parallel__zero1": True, "precision__compute_dtype": Dtype.fp16},
+        {**RANKS, "optim__offload": True, "parallel__strategy": Strategy.fsdp},
+        {
+            **RANKS,
+            "optim__offload": True,
+            "parallel__tensor_parallel": 2,
+            "model": GptConfig(),
+            "data": TextBytesConfig(),
+        },
+        {
+            **RANKS,
+            "optim__offload": True,
+            "parallel__pipeline_parallel": 2,
+            "train__grad_accum_steps": 2,
+            "model": GptConfig(),
+            "data": TextBytesConfig(),
+        },
         {"optim": AdamwConfig(offload=True)},
     ],
 )

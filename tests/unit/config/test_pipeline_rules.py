@@ -183,7 +183,6 @@ def test_the_schedule_is_written_by_its_name_and_read_back() -> None:
         ("optim.in_backward", True, "true", "false"),
         ("parallel.comm_hook", CommHook.bf16, "bf16", None),
         ("parallel.sync", Sync.diloco, "diloco", None),
-        ("optim.offload", True, "true", None),
     ],
 )
 def test_what_was_built_for_whole_models_is_refused(key: str, value: Any, text: str, usual: str | None) -> None:

@@ -13,11 +13,13 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training import optim_place
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
 from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.recompute import recompute_blocks
@@ -41,9 +43,11 @@ VOCABULARY, SEQ_LEN, GLOBAL_BATCH, ACCUM = 64, 8, 8, 2
 def build(
     kind: str, group: RankGroup, *, seed: int = 3, dtype: Dtype = Dtype.fp32, dropout: float = 0.0, accum: int = ACCUM,
     recompute: Recompute = Recompute.none, num_layers: int = 1, compiled: LoopConfig | None = None,
-    parallel: ParallelConfig | None = None,
+    parallel: ParallelConfig | None = None, offload: bool = False,
 ) -> tuple[TrainState, Stepper, Mesh]:  # fmt: skip
-    """Everything that a step needs. Collective; `seed` of rank 0 counts. `parallel`: instead of that of the kind."""
+    """Everything that a step needs. Collective; `seed` of rank 0 counts. `parallel`: instead of that of the kind.
+    `offload`: moments in host memory.
+    """
     parallel = parallel or KINDS[kind][1]
     mesh = build_mesh(parallel, group)
     torch.manual_seed(seed + group.rank)  # weights must become rank 0's
@@ -59,10 +63,13 @@ def build(
     recompute_blocks(model, recompute)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     module = share(loss, group, mesh, parallel, deterministic=True)
+    optim = AdamwConfig(lr=0.01, offload=offload)
     state = TrainState(
-        model=model, optimizer=build_optimizer(AdamwConfig(lr=0.01), model), scaler=build_scaler(precision, "cpu"),
+        model=model, optimizer=build_optimizer(optim, model), scaler=build_scaler(precision, "cpu"),
         guard=StepGuard(10), ema=build_ema(model, 0.9 if kind in ("single", "tp") else None),
     )  # fmt: skip
+    optim_place.PIECE = 1000  # bytes: many pieces a group
+    place_optimizer(state.optimizer, optim)
     more = {} if mesh.model_group is None else {"mesh": mesh}
     stepper = (MeshStepper if more else Stepper)(
         module=module, vote=StopVote(loss, group, mesh), precision=precision, device=group.device,

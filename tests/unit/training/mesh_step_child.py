@@ -176,6 +176,33 @@ def load(kind: str, source: str, folder: Path, group: RankGroup) -> dict[str, st
     return found
 
 
+def offloaded(kind: str, group: RankGroup, folder: Path) -> list[bool]:
+    """Whether three steps with moments in host memory give the bits of those without, and one more after each has
+    loaded what the other saved; and whether that one changed anything.
+    """
+    found = []
+    stores = [
+        CheckpointStore(folder / f"moments-{kind}-{offload}", group=group, keep_last=1, attempt=0)
+        for offload in (False, True)
+    ]
+    for store, offload in zip(stores, (False, True), strict=True):
+        state, stepper, mesh = build(kind, group, offload=offload)
+        batches = batches_of(mesh, 3)
+        for _ in range(3):
+            stepper.step(state, batches, lr=0.01, wish_to_stop=False)
+        found.append(digests(state, group)["shared"])
+        shared, own = to_trees(state.objects())
+        store.save(3, replicated=shared, per_rank=own, meta={})
+    for store, offload in zip(stores, (True, False), strict=True):
+        state, stepper, mesh = build(kind, group, seed=77, offload=offload)
+        info = store.newest_valid()
+        assert info is not None
+        store.load(info, partial(put_back, state.objects()))
+        stepper.step(state, batches_of(mesh, 1), lr=0.01, wish_to_stop=False)
+        found.append(digests(state, group)["shared"])
+    return [found[0] == found[1], found[2] == found[3], found[1] != found[2]]
+
+
 def main(folder: Path, kinds: list[str]) -> None:
     torch.set_num_threads(1)
     assert GLOBAL_BATCH % (4 * 2) == 0
@@ -190,6 +217,8 @@ def main(folder: Path, kinds: list[str]) -> None:
             if kind != "hsdp":
                 said["overflow"] = overflow(kind, group)
                 said["not_finite"] = not_finite(kind, group)
+            if kind != "single":
+                said["offloaded"] = offloaded(kind, group, folder)
             if kind in ("tp", "fsdp_tp"):
                 said["randomness"] = randomness(kind, group)
             if kind == "tp" or (is_long and kind in ("tp_ddp", "fsdp_tp")):

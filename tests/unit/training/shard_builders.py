@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -13,23 +14,27 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training import optim_place
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
 from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 
-# Name -> (ranks, strategy, ZeRO-1).
+# Name -> (ranks, strategy, ZeRO-1, moments in host memory).
 KINDS = {
-    "single": (1, Strategy.none, False),
-    "ddp2": (2, Strategy.ddp, False),
-    "zero2": (2, Strategy.ddp, True),
-    "fsdp2": (2, Strategy.fsdp, False),
-    "ddp4": (4, Strategy.ddp, False),
-    "fsdp4": (4, Strategy.fsdp, False),
+    "single": (1, Strategy.none, False, False),
+    "ddp2": (2, Strategy.ddp, False, False),
+    "zero2": (2, Strategy.ddp, True, False),
+    "fsdp2": (2, Strategy.fsdp, False, False),
+    "zero2_offload": (2, Strategy.ddp, True, True),
+    "fsdp2_offload": (2, Strategy.fsdp, False, True),
+    "ddp4": (4, Strategy.ddp, False, False),
+    "fsdp4": (4, Strategy.fsdp, False, False),
 }
 
 
@@ -77,7 +82,8 @@ def build(
     optim: OptimConfig | None = None,
 ) -> tuple[TrainState, Stepper]:
     """Everything that a step needs, for a strategy of `KINDS`. Collective."""
-    _, strategy, is_zero = KINDS[kind]
+    _, strategy, is_zero, is_offloaded = KINDS[kind]
+    optim = dataclasses.replace(optim or AdamwConfig(lr=0.01), offload=is_offloaded)
     torch.manual_seed(seed)
     model = Hard(has_norm=has_norm)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
@@ -86,9 +92,11 @@ def build(
     module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
     state = TrainState(
         model=model,
-        optimizer=build_optimizer(optim or AdamwConfig(lr=0.01), model, share_state=is_zero),
+        optimizer=build_optimizer(optim, model, share_state=is_zero),
         scaler=build_scaler(precision, "cpu"),
     )
+    optim_place.PIECE = 100  # bytes: many pieces a group
+    place_optimizer(state.optimizer, optim)
     stepper = Stepper(
         module=module, vote=StopVote(loss, group), precision=precision, device=group.device,
         grad_accum_steps=grad_accum_steps, max_grad_norm=0.5,

@@ -13,6 +13,7 @@ import torch
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
+from hpc_trainer.training import memory
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.memory import MemoryEstimate, estimate
 from hpc_trainer.training.optim import build_optimizer
@@ -250,3 +251,28 @@ def test_of_a_stage_whose_layers_are_divided() -> None:
     words.append("parallel.strategy=fsdp")
     fsdp = estimate(_config([*words, "hardware.tasks_per_node=8", "train.global_batch_size=8"]))
     assert (fsdp.weights, fsdp.gathered) == (three.weights // 2, three.weights)
+
+
+_WIDE = 4 * 128 * 512  # bytes of a perceptron's matrix, the largest weight
+
+
+@pytest.mark.parametrize(
+    ("words", "largest"),
+    [
+        (["parallel.zero1=true"], _WIDE),
+        (["parallel=fsdp"], _WIDE // 4),
+        (["parallel=tp"], _WIDE // 2),
+        (["parallel=fsdp_tp"], _WIDE // 4),
+        (["parallel=pp", "train.grad_accum_steps=2"], _WIDE),
+        (["parallel=fsdp", "parallel.pipeline_parallel=2", "train.grad_accum_steps=2"], _WIDE // 2),
+    ],
+)
+def test_a_rank_keeps_its_own_moments_in_host_memory(
+    words: list[str], largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "PIECE", 1)
+    plain, offloaded = _of_four(*words), _of_four(*words, "optim.offload=true")
+    assert (plain.host, offloaded.host) == (0, plain.optimizer)
+    assert offloaded.optimizer == pytest.approx(2 * largest, rel=0.01)
+    assert offloaded.optimizer < plain.optimizer
+    assert dataclasses.replace(offloaded, optimizer=plain.optimizer, host=0) == plain

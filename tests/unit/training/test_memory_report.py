@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import TooLargeError
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.training.device_memory import HostMemory, is_out_of_memory, profile_bytes
 from hpc_trainer.training.memory import estimate
+from hpc_trainer.training.memory_report import _held
+from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -105,3 +109,13 @@ def test_a_pass_that_a_cpu_has_no_memory_for_is_not_even_tried() -> None:
     assert probe.measure(lambda: ran.append(2), lambda: 10**12) == 10**12
     assert ran == [1]
     assert HostMemory(HardwareConfig()).limit() > held, "what the machine has free counts where the profile is silent"
+
+
+def test_moments_in_host_memory_are_none_of_the_gpu_s() -> None:
+    """Else what is left of the peak, the activations, would be too little."""
+    model = torch.nn.Linear(6, 5, device="meta")  # as a GPU, it has not the host's memory
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.state[model.weight]["momentum_buffer"] = torch.zeros(5, 6)
+    optimizer.state[model.bias]["momentum_buffer"] = torch.zeros(5, device="meta")
+    state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(PrecisionConfig(), "cpu"))
+    assert _held(state) == {"weights": 4 * 35, "gradients": 4 * 35, "optimizer": 4 * 5, "average": 0}

@@ -79,6 +79,11 @@ def test_a_gradient_that_is_no_number_on_one_rank_is_skipped_by_all(said: Said, 
     assert [each["not_finite"] for each in said[kind]] == [expected] * KINDS[kind][0]
 
 
+@pytest.mark.parametrize("kind", _kinds("single"))
+def test_moments_in_host_memory_change_no_bit(said: Said, kind: str) -> None:
+    assert [each["offloaded"] for each in said[kind]] == [[True, True, True]] * KINDS[kind][0]
+
+
 def test_dropout_is_alike_on_tensor_parallel_neighbours_and_on_no_others(said: Said) -> None:
     """Of the same samples a rank's loss tells the masks apart."""
     first, second = (each["randomness"]["none"] for each in said["tp"])

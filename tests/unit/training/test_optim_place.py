@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.training import optim_place
+from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
+from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
 
@@ -168,3 +177,106 @@ def test_a_gpus_moments_are_not_brought_to_it_by_loading(monkeypatch: pytest.Mon
     assert seen
     assert all(not value.ndim for value in seen)
     assert _same(to_trees({"model": other, "optimizer": loaded})[0], shared)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Two GPUs that are not there, seen from the first: collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cuda", (2,))
+        with FakeTensorMode():
+            yield mesh
+    finally:
+        dist.destroy_process_group()
+
+
+def _on_gpus(mesh: DeviceMesh, sharing: str) -> nn.Module:
+    """Tensors with a device and no content: nothing is computed, and copies are seen by where they end."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5))
+    for part in model:
+        for name, weight in list(part.named_parameters()):
+            shape, is_cut = list(weight.shape), sharing == "fsdp"
+            rows = (shape[0] + 1) // 2 if is_cut else shape[0]  # of five rows the first rank has three
+            here: torch.Tensor = torch.empty([rows, *shape[1:]], device="cuda")
+            if is_cut:
+                here = DTensor.from_local(
+                    here, mesh, [Shard(0)], run_check=False, shape=weight.shape, stride=weight.stride()
+                )
+            setattr(part, name, nn.Parameter(here))
+    return model
+
+
+def _moments_at(optimizer: Any) -> dict[str, list[str]]:
+    """Kind of state -> the devices of this rank's memory for it, also of a DTensor's part."""
+    found: dict[str, list[str]] = {}
+    for values in getattr(optimizer, "optim", optimizer).state.values():
+        for key, value in values.items():
+            assert value.device == local_tensor(value).device
+            found.setdefault(key, []).append(value.device.type)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own, behind ZeRO
+@pytest.mark.parametrize("sharing", ["none", "fsdp", "zero1"])
+def test_on_a_gpu_moments_are_in_host_memory_but_in_their_piece_of_a_step(
+    mesh: DeviceMesh, sharing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every place for them there is pinned, and they are those of the rank's own parts."""
+    monkeypatch.setattr(optim_place, "PIECE", 1)  # a weight at a time
+    config, model = KINDS["adamw"](offload=True), _on_gpus(mesh, sharing)
+    optimizer = build_optimizer(config, model, share_state=sharing == "zero1")
+    own: Any = getattr(optimizer, "optim", optimizer)
+    in_step, kernels = list[int](), own.step
+
+    def look() -> Any:
+        result = kernels()
+        in_step.append(sum(where == "cuda" for key, at in _moments_at(own).items() for where in at if key != "step"))
+        return result
+
+    pinned, make = list[Any](), torch.empty_like
+
+    def see(*args: Any, **more: Any) -> torch.Tensor:
+        pinned.append(more.get("pin_memory"))
+        return make(*args, **more)
+
+    monkeypatch.setattr(dist, "broadcast", Mock())  # of ZeRO's weights; it asks the GPU what it is
+    monkeypatch.setattr(own, "step", look)
+    monkeypatch.setattr(torch, "empty_like", see)
+    place_optimizer(optimizer, config)
+    for _ in range(2):
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        count = 2 if sharing == "zero1" else 4
+        assert _moments_at(optimizer) == {
+            "step": ["cuda"] * count, "exp_avg": ["cpu"] * count, "exp_avg_sq": ["cpu"] * count
+        }  # fmt: skip
+    assert in_step == [2] * 2 * count, "both moments of one weight"
+    assert pinned
+    assert all(pinned)
+    is_whole = [each["exp_avg"].shape == local_tensor(each["exp_avg"]).shape for each in own.state.values()]
+    assert is_whole == [sharing != "fsdp"] * count
+
+
+@pytest.mark.parametrize("sharing", ["none", "fsdp"])
+def test_on_a_gpu_what_is_loaded_stays_in_host_memory(
+    mesh: DeviceMesh, sharing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Mock()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(optimizers, "fill", lambda goal, saved: None)  # a DTensor's place is counted by numbers
+    config, model = KINDS["adamw"](offload=True), _on_gpus(mesh, sharing)
+    optimizer = build_optimizer(config, model)
+    place_optimizer(optimizer, config)
+    whole = {
+        name: {key: torch.zeros(weight.shape) for key in ("exp_avg", "exp_avg_sq")} | {"step": torch.ones(())}
+        for name, weight in model.named_parameters()
+    }
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    groups = [
+        {**group, "params": [names[id(weight)] for weight in group["params"]]} for group in optimizer.param_groups
+    ]
+    load_optimizer("optimizer", optimizer, {"state": whole, "param_groups": groups}, Names(names))
+    assert _moments_at(optimizer) == {"step": ["cuda"] * 4, "exp_avg": ["cpu"] * 4, "exp_avg_sq": ["cpu"] * 4}
+    stream.synchronize.assert_called_once_with()  # what was sent to host memory is there before the state is read

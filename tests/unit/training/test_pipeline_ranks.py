@@ -54,6 +54,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("2/gpt", "parallel=pp"),
         job("2/resnet", "parallel=pp", "parallel.pipeline_schedule=gpipe"),
         job("2/fp16", "parallel=pp"),
+        job("offload/gpt", "parallel=pp", "optim.offload=true"),
     ]
     # The signal comes to the last stage's rank alone.
     for attempt, stop_at in ((1, 5), (2, None)):
@@ -118,6 +119,17 @@ def test_a_gpt_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
     hold_near_tensors(here, there)
     for name, value in there.items():
         assert isinstance(value, torch.Tensor) or here[name] == value, name
+
+
+def test_moments_in_host_memory_change_no_bit(played: Path) -> None:
+    """Of losses and norms, and in the files of each stage: the same names with the same bytes."""
+    assert metrics(played / "offload" / "gpt", *KEYS) == metrics(played / "2" / "gpt", *KEYS)
+    plain, offloaded = (
+        {path.name: path.read_bytes() for path in (played / which / "gpt").glob("checkpoints/step-*/*.safetensors")}
+        for which in ("2", "offload")
+    )
+    assert len(plain) > 3
+    assert plain == offloaded
 
 
 def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:

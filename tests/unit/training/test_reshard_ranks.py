@@ -17,7 +17,7 @@ from shard_builders import KINDS
 
 pytestmark = pytest.mark.dist
 HERE = Path(__file__).parent
-SAMPLE = ["single", "ddp2", "zero2", "fsdp2"]
+SAMPLE = ["single", "ddp2", "zero2", "fsdp2", "zero2_offload", "fsdp2_offload"]
 
 
 def run_child(program: str, folder: Path, *words: str) -> None:
@@ -77,6 +77,7 @@ def test_ranks_share_the_writing(sample: Path) -> None:
     for kind in ("zero2", "fsdp2"):
         assert {"shard-000.safetensors", "shard-001.safetensors"} < set(sizes(kind))
         assert sizes(kind)["state.safetensors"] < sizes("ddp2")["state.safetensors"]
+        assert sizes(f"{kind}_offload") == sizes(kind)
     manifest: dict[str, Any] = json.loads((sample / "fsdp2" / "step-00000003" / "manifest.json").read_text())
     assert len(manifest["sharded"]) == 3 * 15 + 1, "15 weights, tied ones once, with two moments; and the frozen one"
 

@@ -1,4 +1,7 @@
-"""FSDP2 and ZeRO-1 take the step of one rank with the whole batch: losses, norm, weights, vote, evaluation."""
+"""FSDP2 and ZeRO-1 take the step of one rank with the whole batch: losses, norm, weights, vote, evaluation.
+
+With moments in host memory they take it to the bit of the step without.
+"""
 
 from __future__ import annotations
 
@@ -67,3 +70,9 @@ def test_ranks_without_samples_take_part_in_an_evaluation(said: Said, kind: str)
     for each in said[kind]:
         for found, expected in zip(each["steps"]["evaluations"], alone["steps"]["evaluations"], strict=True):
             assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
+def test_with_moments_in_host_memory_it_is_the_same_step(said: Said, kind: str) -> None:
+    for plain, offloaded in zip(said[kind], said[f"{kind}_offload"], strict=True):
+        assert offloaded == plain, "losses, norms, weights and scales, in all their digits"
