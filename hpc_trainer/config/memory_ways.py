@@ -70,7 +70,7 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     if not config.parallel.zero1 and config.parallel.strategy is Strategy.ddp:
         yield Way("parallel.zero1=true", {"optimizer": others}), "parallel", {"zero1": True}
     if config.parallel.strategy is not Strategy.fsdp:
-        shared = dict.fromkeys(("weights", "gradients", "optimizer"), others)
+        shared = dict.fromkeys(("weights", "gradients", "optimizer", "average"), others)
         words = "parallel=fsdp parallel.zero1=false" if config.parallel.zero1 else "parallel=fsdp"
         yield Way(words, shared), "parallel", {"strategy": Strategy.fsdp, "zero1": False}
     if train.ema_decay is not None:

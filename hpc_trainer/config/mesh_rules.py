@@ -100,12 +100,6 @@ def _tensor_problems(config: TrainConfig) -> Iterator[str]:
             "train.channels_last=false, or parallel.tensor_parallel=1."
         )
     yield from _compiled_problems(config)
-    if config.train.ema_decay is not None and num_data_ranks(config.parallel, hardware) > 1:
-        yield (
-            f"train.ema_decay={config.train.ema_decay:g} averages the weights of one data-parallel rank: with "
-            f"parallel.tensor_parallel={tp} there must be one alone, and there are "
-            f"{num_data_ranks(config.parallel, hardware)}. Use train.ema_decay=null, or parallel=ddp."
-        )
 
 
 def _compiled_problems(config: TrainConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ A model says how by a method `pipeline_parts() -> list[Part]`; an `nn.Sequential
         def classify(self, hidden):
             return self.head(self.norm(hidden))
 
-Parts have names, not functions, so that a copy of the model (averaged weights) runs its own. Between parts goes one
+Parts have names, not functions, so that a copy of the model runs its own. Between parts goes one
 tensor of floating-point numbers whose first dimension is the batch; a part must not change its input in place.
 """
 

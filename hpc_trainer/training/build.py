@@ -92,7 +92,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         channels_last=config.train.channels_last,
         **needed,
     )
-    state.ema = build_ema(loss.model, config.train.ema_decay)  # after the weights became rank 0's
+    state.ema = build_ema(loss.model, config.train.ema_decay, module)  # after the weights became rank 0's
     return Task(
         state=state,
         stepper=stepper,

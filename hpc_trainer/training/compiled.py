@@ -32,7 +32,7 @@ class _CompiledForward:
     """Stands in for a module's `forward`: compiled while the module trains, as it is while it evaluates.
 
     So the smaller last batch of an evaluation compiles nothing. Shapes are fixed (`dynamic=False`): training batches
-    are all of one size. A deep copy of the module (averaged weights) runs on its own weights.
+    are all of one size. A deep copy of the module runs on its own weights.
     """
 
     is_off: ClassVar[bool] = False

@@ -137,19 +137,20 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
     step = task.state.step
-    metrics = evaluate(
-        task.stepper.for_evaluation(task.state.model if task.state.ema is None else task.state.ema.module),
-        task.eval_set,
-        group=run.group,
-        batch_size=task.sizes.eval_batch_size,
-        precision=config.precision,
-        should_stop=partial(run.vote_to_stop, step),
-        num_shares=config.train.logical_ranks,
-        seed=config.seed,
-        step=step,
-        mesh=task.mesh,
-        max_rows=config.train.loss_chunk_size,
-    )
+    with contextlib.nullcontext() if task.state.ema is None else task.state.ema.swapped_in():
+        metrics = evaluate(
+            task.stepper.for_evaluation(task.state.model),
+            task.eval_set,
+            group=run.group,
+            batch_size=task.sizes.eval_batch_size,
+            precision=config.precision,
+            should_stop=partial(run.vote_to_stop, step),
+            num_shares=config.train.logical_ranks,
+            seed=config.seed,
+            step=step,
+            mesh=task.mesh,
+            max_rows=config.train.loss_chunk_size,
+        )
     if metrics is None:
         run.agree_to_stop(step)
         run.saver.save_at_stop(step, task.state.objects())

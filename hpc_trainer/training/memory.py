@@ -92,8 +92,8 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
     of_all = bytes_of_moments(model, optimizer, is_guess=guess is not None)
     moments = sum(size // shares.share_of(weight) for weight, size in of_all.items())
-    averaged = 0 if train.ema_decay is None else weights + buffers
     share, narrow = shape.dp_shard, share_of_fp32(config.parallel.param_dtype)
+    averaged = 0 if train.ema_decay is None else weights // share + buffers
     here, host = share_with_host(
         config, moments // (world_size if config.parallel.zero1 else share),
         sizes_here(model, shares, share), moments / max(1, trained),

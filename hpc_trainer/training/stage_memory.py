@@ -123,7 +123,7 @@ def _estimate(
         gradients=int(shares.num_bytes(trained) * share_of_fp32(config.parallel.reduce_dtype)),
         optimizer=on_device,
         host=host,
-        average=(weights + buffers) * averaged,
+        average=(weights // shape.dp_shard + buffers) * averaged,
         activations=activations + accum * (between + handed),
         # A pipeline's stage stays whole from its first micro-batch to its last.
         gathered=int(weights * share_of_fp32(config.parallel.param_dtype)) if is_fsdp else 0,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.early_stop import EarlyStop
+from hpc_trainer.training.ema import AveragedWeights
 from hpc_trainer.training.guard import StepGuard
 
 
@@ -29,7 +29,7 @@ class TrainState:
     step: int = 0
     samples_seen: int = 0
     best_metric: float | None = None
-    ema: AveragedModel | None = None
+    ema: AveragedWeights | None = None
     early_stop: EarlyStop | None = None
     guard: StepGuard = field(default_factory=StepGuard)
     settings: list[dict[str, Any]] = field(default_factory=list)

@@ -88,7 +88,7 @@ class Stepper:
         is_bad = False if grad_norm is None else state.guard.see(grad_norm, state.step)
         self._update(state, is_bad)
         if state.ema is not None:  # after a skipped step too: whether it was is not known before the GPU has told
-            state.ema.update_parameters(state.model)
+            state.ema.update()
         drop_gradients(state.optimizer)
         kind_of(self.device).launch()
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)

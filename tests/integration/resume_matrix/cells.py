@@ -35,6 +35,13 @@ AXES: dict[str, tuple[str, ...]] = {
     "ema": ("0.9", "null"),
 }
 _DEAR = "compile"  # some minutes a cell
+_ROLLBACK = (
+    "train.guard.on_spike=rollback",
+    "train.guard.spike_factor=1.6",
+    "train.guard.spike_window=8",
+    "train.guard.max_rollbacks=9",
+    "monitor.log_every_steps=7",
+)
 # Ways of a step that are no axis, in a cell each: (values of the axes besides the first ones, more overrides).
 MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     "images": (
@@ -42,7 +49,7 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ("model.width=8", "train.recompute=selective", "train.channels_last=true", "train.label_smoothing=0.1"),
     ),
     "fsdp": (
-        {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18", "ema": "null"},
+        {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18"},
         ("parallel=fsdp", "train.recompute=full"),
     ),
     "auto": (
@@ -66,23 +73,15 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "fp16", "ranks": "2", "accum": "1"},
         ("train.guard.on_spike=skip", "train.guard.spike_factor=1.1", "train.guard.spike_window=4"),
     ),
-    "rollback": (
-        {"ranks": "2", "accum": "1"},
-        (
-            "train.guard.on_spike=rollback",
-            "train.guard.spike_factor=1.6",
-            "train.guard.spike_window=8",
-            "train.guard.max_rollbacks=9",
-            "monitor.log_every_steps=7",
-        ),
-    ),
+    "rollback": ({"ranks": "2", "accum": "1"}, _ROLLBACK),
+    "rollback_fsdp": ({"ranks": "2", "accum": "1"}, ("parallel=fsdp", *_ROLLBACK)),
     # Interrupted before, in and after the window of a profile: nobody learns anything else for being watched.
     "profiled": (
         {"ranks": "2", "model": "cnn"},
         ("monitor.profile_warmup_steps=2", "monitor.profile_steps=4"),
     ),
     "blocks": (
-        {"precision": "bf16", "ranks": "2", "model": "resnet18", "compile": "true", "ema": "null"},
+        {"precision": "bf16", "ranks": "2", "model": "resnet18", "compile": "true"},
         ("train.compile_scope=blocks", "parallel=fsdp", "train.recompute=full"),
     ),
     "budget": (
@@ -99,15 +98,15 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ("parallel=tp", "train.compile_scope=blocks", "train.recompute=full", "model.num_layers=2"),
     ),
     "fsdp_tp": (
-        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null", "accum": "1"},
+        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "accum": "1"},
         ("parallel=fsdp_tp",),
     ),
     "hsdp": (
-        {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "resnet18", "ema": "null", "optim": "sgd"},
+        {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "resnet18", "optim": "sgd"},
         ("parallel=hsdp",),
     ),
     "fsdp_bf16": (
-        {"precision": "bf16", "ranks": "2", "model": "gpt", "ema": "null"},
+        {"precision": "bf16", "ranks": "2", "model": "gpt"},
         (
             "parallel=fsdp",
             "parallel.param_dtype=bf16",
@@ -138,7 +137,7 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     ),
     "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
     "offload_fsdp": (
-        {"precision": "bf16", "ranks": "2", "model": "resnet18", "ema": "null"},
+        {"precision": "bf16", "ranks": "2", "model": "resnet18"},
         ("parallel=fsdp", "optim.offload=true"),
     ),
     "offload_zero1": (
@@ -178,11 +177,11 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ("parallel=pp", "parallel.tensor_parallel=2", "model.num_layers=2", "train.grad_accum_steps=2"),
     ),
     "fsdp_pp_tp": (
-        {"precision": "bf16", "ranks": "8", "point": "last_step", "model": "gpt", "ema": "null"},
+        {"precision": "bf16", "ranks": "8", "point": "last_step", "model": "gpt"},
         ("parallel=fsdp", "parallel.pipeline_parallel=2", "parallel.tensor_parallel=2", "model.num_layers=2"),
     ),
     "fsdp_pp": (
-        {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "gpt", "ema": "null"},
+        {"precision": "bf16", "ranks": "4", "point": "epoch_edge", "model": "gpt"},
         ("parallel=fsdp", "parallel.pipeline_parallel=2", "model.num_layers=2"),
     ),
 }

@@ -30,6 +30,7 @@ def _config(*words: str) -> TrainConfig:
         "train.grad_accum_steps=2"], ["data=synthetic_tokens", "model.vocab_multiple=128", "data.vocab_size=1000"],
         ["parallel=fsdp", "optim.offload=true"], ["parallel.zero1=true", "optim.offload=true"],
         ["parallel=pp", "train.grad_accum_steps=2", "optim.offload=true"],
+        ["parallel=fsdp", "train.ema_decay=0.9"], ["parallel=fsdp_tp", "train.ema_decay=0.9"],
         ["parallel=fsdp", "optim.in_backward=true", "train.max_grad_norm=null", "train.max_skipped_steps=null"],
         ["parallel=diloco", "train.eval_every_steps=0", "parallel.sync_every_steps=300"],
     ],

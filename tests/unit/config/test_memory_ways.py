@@ -41,12 +41,12 @@ def test_a_smaller_batch_is_a_divisor_and_auto_is_offered_where_it_is_legal() ->
     assert [may_be_auto(each) for each in (gpt, auto, odd, logical)] == [True, False, True, False]
     assert smaller_batch(auto) is None
     assert smaller_batch(odd) == 3, "of 45 samples 4 would leave one over"
-    assert [way.text for way in ways(sharded)] == []
+    assert [way.text for way in ways(sharded)] == ["optim.offload=true"]
 
 
 def test_what_is_saved_is_the_others_share() -> None:
-    parts = {"weights": 8.0, "gradients": 8.0, "optimizer": 16.0, "activations": 10.0}
+    parts = {"weights": 8.0, "gradients": 8.0, "optimizer": 16.0, "average": 4.0, "activations": 10.0}
     saved = {way.text: way.saves(parts) for way in ways(_config(*_CASES[0]))}
     assert saved["train.micro_batch_size=4"] == 5.0
-    assert saved["parallel=fsdp"] == pytest.approx(32 * 7 / 8)
+    assert saved["parallel=fsdp"] == pytest.approx(36 * 7 / 8)
     assert saved["parallel.zero1=true"] == pytest.approx(16 * 7 / 8)

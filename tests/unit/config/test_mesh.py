@@ -135,7 +135,6 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
             ["train.compile_mode=max_autotune would capture", "Use train.compile_mode=default."],
         ),
         ({"parallel__tensor_parallel": 2, "train__channels_last": True}, ["orders weights otherwise than"]),
-        ({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9}, ["there must be one alone, and there are 2. Use"]),
         (
             {"parallel__tensor_parallel": 2, "train__main": "mine.main", "trust": ["mine"]},
             ["is a way of the shared loop, and train.main=mine.main is your own"],
@@ -154,7 +153,9 @@ def test_what_is_refused(changes: dict[str, Any], words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "legal"),
-    [({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9, "hardware__tasks_per_node": 2}, True),
+    [({"parallel__tensor_parallel": 2, "train__ema_decay": 0.9}, True),
+     ({"parallel__tensor_parallel": 2, "parallel__strategy": Strategy.fsdp, "train__ema_decay": 0.9}, True),
+     ({"parallel__strategy": Strategy.fsdp, "train__ema_decay": 0.9}, True),
      ({"parallel__tensor_parallel": 4, "train__logical_ranks": None}, True),
      ({"parallel__tensor_parallel": 2, "train__compile": True}, True),
      ({"parallel__tensor_parallel": 2, "train__compile": True, "train__compile_scope": CompileScope.blocks,

@@ -48,7 +48,9 @@ def _problems(**changes: Any) -> list[str]:
         {"train__grad_accum_steps": None, "train__micro_batch_size": 16},
         THREE,
         {**THREE, "parallel__strategy": Strategy.fsdp},
-        {**THREE, "hardware__tasks_per_node": 4, "train__ema_decay": 0.9},
+        {**THREE, "train__ema_decay": 0.9},
+        {**THREE, "parallel__strategy": Strategy.fsdp, "train__ema_decay": 0.9},
+        {"parallel__strategy": Strategy.fsdp, "train__ema_decay": 0.9},
         {"train__grad_accum_steps": 1, "parallel__pipeline_schedule": PipelineSchedule["gpipe"]},
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "train__recompute": Recompute.full},
         {"train__ema_decay": 0.9, "train__channels_last": True, "model": ResnetConfig(width=8)},
@@ -103,11 +105,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {**THREE, "hardware__tasks_per_node": 4, "parallel__strategy": Strategy.fsdp},
         "parallel=fsdp shares weights out among two data-parallel ranks or more, and hardware=cpu_x1 has 4, all taken "
         "by parallel.tensor_parallel=2 × parallel.pipeline_parallel=2.",
-    ),
-    (
-        {**THREE, "train__ema_decay": 0.9},
-        "train.ema_decay=0.9 averages the weights of one data-parallel rank: with parallel.tensor_parallel=2 there "
-        "must be one alone, and there are 2.",
     ),
     (
         {"parallel__strategy": Strategy.fsdp, "parallel__data_parallel_replicate": 2, "hardware__tasks_per_node": 8},

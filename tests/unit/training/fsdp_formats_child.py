@@ -17,17 +17,14 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 from fsdp_ways import NUM_BLOCKS, NUM_STEPS, WAYS, WISH
 from mesh_builders import batches_of, build
-from mesh_step_child import Windows
+from mesh_step_child import evaluated
 from reshard_child import on_ranks
 from shard_builders import digests
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.parallel import for_evaluation
 
 
 class Messages(TorchDispatchMode):
@@ -48,7 +45,6 @@ class Messages(TorchDispatchMode):
 def play(name: str, group: RankGroup, folder: Path) -> dict[str, Any]:
     """The curve, the last rank's vote, messages of a step, evaluations in between; saved at a half, and resumed."""
     _, parallel, dtype = WAYS[name]
-    precision = PrecisionConfig(compute_dtype=dtype)
 
     def steps(state: Any, stepper: Any, batches: Any, first: int) -> None:
         for step in range(first, NUM_STEPS):
@@ -65,10 +61,9 @@ def play(name: str, group: RankGroup, folder: Path) -> dict[str, Any]:
 
     def save(state: Any) -> None:
         # As a run that is stopped in an evaluation: whole weights that nobody has let go of.
-        said["evaluation"] = evaluate(
-            for_evaluation(stepper.module, state.model), Windows(), group=group, batch_size=2, precision=precision,
-            mesh=mesh,
-        )  # fmt: skip
+        found = evaluated(state, stepper, mesh, group)
+        assert found["averaged"] != found["evaluation"] == found["again"]
+        said["evaluation"] = found["evaluation"]
         shared, own = to_trees(state.objects())
         store.save(1, replicated=shared, per_rank=own, meta={})
 

@@ -66,7 +66,7 @@ def build(
     optim = AdamwConfig(lr=0.01, offload=offload)
     state = TrainState(
         model=model, optimizer=build_optimizer(optim, model), scaler=build_scaler(precision, "cpu"),
-        guard=StepGuard(10), ema=build_ema(model, 0.9 if kind in ("single", "tp") else None),
+        guard=StepGuard(10), ema=build_ema(model, 0.9, module),
     )  # fmt: skip
     optim_place.PIECE = 1000  # bytes: many pieces a group
     place_optimizer(state.optimizer, optim)

@@ -15,7 +15,7 @@ from mesh_builders import GLOBAL_BATCH, KINDS, SEQ_LEN, VOCABULARY, batches_of, 
 from reshard_child import on_ranks
 from shard_builders import digests
 
-from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
@@ -24,6 +24,8 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.parallel import for_evaluation
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper
 
 NUM_STEPS = 5
 SAVED_STEP = 5
@@ -60,19 +62,29 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
         losses.append(result.mean_loss(group))
         norms.append(result.grad_norm.item())
         stops.append(result.should_stop)
-    found = evaluate(
-        for_evaluation(stepper.module, state.model), Windows(), group=group, batch_size=2, precision=PrecisionConfig(),
-        mesh=mesh,
-    )  # fmt: skip
-    average = None if state.ema is None else [whole(each).double().sum().item() for each in state.ema.parameters()]
-    state.ema = None  # of one kind in two: the others load what is saved
+    evaluations = evaluated(state, stepper, mesh, group)
+    assert state.ema is not None
+    average = {name: whole(each).flatten().tolist() for name, each in state.ema.module.named_parameters()}
     shared, own = to_trees(state.objects())
     store = CheckpointStore(folder / f"saved-{kind}", group=group, keep_last=1, attempt=0)
     store.save(SAVED_STEP, replicated=shared, per_rank=own, meta={})
     said = digests(state, group)["shared"]
     return {
-        "losses": losses, "norms": norms, "stops": stops, "evaluation": found, "average": average, "saved": said,
+        "losses": losses, "norms": norms, "stops": stops, "average": average, "saved": said, **evaluations,
     }  # fmt: skip
+
+
+def evaluated(state: TrainState, stepper: Stepper, mesh: Mesh, group: RankGroup) -> dict[str, Any]:
+    """With the weights, with their averages, and with the weights again. Collective."""
+    look = partial(
+        evaluate, for_evaluation(stepper.module, state.model), Windows(), group=group, batch_size=2,
+        precision=stepper.precision, mesh=mesh,
+    )  # fmt: skip
+    raw = look()
+    assert state.ema is not None
+    with state.ema.swapped_in():
+        averaged = look()
+    return {"evaluation": raw, "averaged": averaged, "again": look()}
 
 
 def overflow(kind: str, group: RankGroup) -> list[float]:
@@ -165,7 +177,6 @@ def compiled(kind: str, group: RankGroup, scope: CompileScope | None, backend: s
 
 def load(kind: str, source: str, folder: Path, group: RankGroup) -> dict[str, str]:
     state, stepper, mesh = build(kind, group, seed=77)
-    state.ema = None
     store = CheckpointStore(folder / f"saved-{source}", group=group, keep_last=1, attempt=0)
     info = store.newest_valid()
     assert info is not None

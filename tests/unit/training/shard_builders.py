@@ -1,4 +1,4 @@
-"""A model with all that makes sharding hard, trained a little by each strategy; and its whole state as digests."""
+"""A model with all that makes sharding hard, trained a little by each strategy, with averages; its state as digests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import optim_place
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
@@ -94,6 +95,7 @@ def build(
         model=model,
         optimizer=build_optimizer(optim, model, share_state=is_zero),
         scaler=build_scaler(precision, "cpu"),
+        ema=build_ema(model, 0.9, module),
     )
     optim_place.PIECE = 100  # bytes: many pieces a group
     place_optimizer(state.optimizer, optim)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch.distributed.optim
 from reshard_child import on_ranks
 from shard_builders import KINDS, build
 from step_builders import batches_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -66,9 +70,17 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
         losses.append(group.sum(result.loss.clone()).item() / group.world_size)
         norms.append(result.grad_norm.item())
         stops.append(result.should_stop)
-    evaluate(
-        for_evaluation(stepper.module, state.model), Samples(3), group=group, batch_size=2, precision=PrecisionConfig()
-    )
+    look = partial(
+        evaluate, for_evaluation(stepper.module, state.model), Samples(3), group=group, batch_size=2,
+        precision=PrecisionConfig(),
+    )  # fmt: skip
+    assert state.ema is not None
+    before = look()
+    with contextlib.suppress(ZeroDivisionError), state.ema.swapped_in():
+        averaged = look()
+        raise ZeroDivisionError
+    assert look() == before != averaged
+    average = {name: whole(weight) for name, weight in state.ema.module.named_parameters()}
     moments = sorted(to_trees(state.objects())[0]["optimizer"]["state"])
     weights = {name: whole(weight) for name, weight in state.model.named_parameters()}
     return {
@@ -78,7 +90,36 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
         "weights": weights,
         "evaluations": evaluations,
         "moments": moments,
+        "average": average,
+        "averaged": averaged,
     }
+
+
+class Messages(TorchDispatchMode):
+    """Counts what ranks send each other, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def messages(kind: str, group: RankGroup) -> dict[str, dict[str, int]]:
+    """Of the second step with averages, and without."""
+    said = {}
+    for name in ("with", "without"):
+        state, stepper = build(kind, group, seed=5)
+        state.ema = state.ema if name == "with" else None
+        batches = batches_of(rank=group.rank, world_size=group.world_size, grad_accum_steps=2, num_steps=2)
+        stepper.step(state, batches, lr=0.01, wish_to_stop=False)
+        with Messages() as seen:
+            stepper.step(state, batches, lr=0.01, wish_to_stop=False)
+        said[name] = dict(seen.counts)
+    return said
 
 
 def overflow(kind: str, group: RankGroup) -> dict[str, Any]:
@@ -101,7 +142,7 @@ def main(folder: Path, kinds: list[str]) -> None:
     for kind in kinds:
 
         def act(group: RankGroup, kind: str = kind) -> None:
-            said = {"steps": steps(kind, group), "overflow": overflow(kind, group)}
+            said = {"steps": steps(kind, group), "overflow": overflow(kind, group), "messages": messages(kind, group)}
             (folder / f"{kind}-{group.rank}.json").write_text(json.dumps(said))
 
         on_ranks(KINDS[kind][0], folder, act)

@@ -103,6 +103,22 @@ def test_ranks_share() -> None:
     assert ddp.checkpoint == zero1.checkpoint == fsdp.checkpoint
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["parallel=fsdp"], ["parallel=hsdp"], ["parallel=tp"], ["parallel=fsdp_tp"],
+        ["parallel=pp", "train.grad_accum_steps=2"],
+        ["parallel=fsdp", "parallel.pipeline_parallel=2", "train.grad_accum_steps=2"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_averages_are_divided_as_the_weights_are(words: list[str]) -> None:
+    plain, averaged = _of_four(*words), _of_four(*words, "train.ema_decay=0.9")
+    assert (plain.average, averaged.average) == (0, plain.weights)
+    assert averaged.weights == plain.weights
+    assert averaged.checkpoint == plain.checkpoint + _of_four().weights
+
+
 def test_what_fsdp_gathers_and_reduces() -> None:
     """Half the bytes in bf16; all weights where they stay whole; micro-batches are added up in `reduce_dtype`."""
     words = ["parallel=fsdp", "model.num_layers=4", "precision=bf16"]

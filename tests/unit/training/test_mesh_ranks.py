@@ -121,11 +121,18 @@ def test_compiled_layers_take_the_same_steps(said: Said, kind: str, scope: str) 
         assert one["compiled"][scope]["dropout"] == other["compiled"][scope]["dropout"], "drawn alike"
 
 
-def test_averaged_weights(said: Said) -> None:
-    alone = said["single"][0]["steps"]["average"]
-    assert len(alone) > 10
-    for each in said["tp"]:
-        assert each["steps"]["average"] == pytest.approx(alone, rel=1e-4, abs=2e-4)
+@pytest.mark.parametrize("kind", _kinds("single"))
+def test_averaged_weights(said: Said, kind: str) -> None:
+    """Each rank averages its parts: together they are one rank's, and so is an evaluation with them."""
+    alone = said["single"][0]["steps"]
+    assert len(alone["average"]) > 10
+    for each in (one["steps"] for one in said[kind]):
+        assert each["average"].keys() == alone["average"].keys()
+        for name, average in alone["average"].items():
+            assert each["average"][name] == pytest.approx(average, rel=1e-4, abs=2e-4), name
+        assert each["averaged"] == pytest.approx(alone["averaged"], rel=TOLERANCE)
+        assert each["averaged"]["eval_loss"] != each["evaluation"]["eval_loss"]
+        assert each["again"] == each["evaluation"], "the same bits: the weights came back"
 
 
 @pytest.mark.parametrize(("source", "goal"), _pairs())

@@ -194,6 +194,27 @@ def test_on_a_gpu_the_guard_counts_as_on_a_cpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_weights_are_averaged_and_swapped_without_a_wait() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).cuda()
+    ema = build_ema(model, 0.5)
+    assert ema is not None
+    own = {name: each.clone() for name, each in model.state_dict().items()}
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            ema.update()
+            with ema.swapped_in():
+                pass
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, own[name])
+        assert torch.equal(each, ema.module.state_dict()[name])
+    assert ema.n_averaged == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("bads", [(True, False, True, False), (False, True, True, False)])
 def test_on_a_gpu_steps_are_put_back_without_a_wait(bads: tuple[bool, ...]) -> None:
     weights = [nn.Parameter(torch.ones(3, device="cuda")) for _ in range(2)]

@@ -22,8 +22,8 @@ BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_step
         "schedule.warmup_steps=0"]  # fmt: skip
 MODELS = {
     "gpt": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
-            "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01"],
-    # Batch norm, and averaged weights.
+            "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "train.ema_decay=0.5"],
+    # Batch norm. Evaluations of both are of averaged weights.
     "resnet": [*BASE, "model=resnet18", "model.width=8", "data=synthetic_images", "data.num_samples=100",
                "data.num_eval=30", "data.image_size=8", "train.ema_decay=0.5", "optim=sgd"],
     # Overflows at first, and a growing scale later.

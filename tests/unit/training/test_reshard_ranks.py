@@ -79,7 +79,9 @@ def test_ranks_share_the_writing(sample: Path) -> None:
         assert sizes(kind)["state.safetensors"] < sizes("ddp2")["state.safetensors"]
         assert sizes(f"{kind}_offload") == sizes(kind)
     manifest: dict[str, Any] = json.loads((sample / "fsdp2" / "step-00000003" / "manifest.json").read_text())
-    assert len(manifest["sharded"]) == 3 * 15 + 1, "15 weights, tied ones once, with two moments; and the frozen one"
+    assert len(manifest["sharded"]) == 4 * 15 + 2, (
+        "15 weights, tied ones once, with two moments and an average; and the frozen one, with its average"
+    )
 
 
 def test_two_dimensional_meshes(tmp_path: Path) -> None:

@@ -45,6 +45,24 @@ def test_ranks_together_are_one_rank_with_the_whole_batch(said: Said, kind: str)
 
 
 @pytest.mark.parametrize("kind", SHARING)
+def test_averaged_weights_are_those_of_one_rank(said: Said, kind: str) -> None:
+    (alone,) = said["single"]
+    for each in said[kind]:
+        assert each["steps"]["averaged"] == pytest.approx(alone["steps"]["averaged"], rel=1e-5)
+        assert each["steps"]["average"] == said[kind][0]["steps"]["average"]
+        assert each["steps"]["average"].keys() == alone["steps"]["average"].keys()
+        for name, expected in alone["steps"]["average"].items():
+            assert each["steps"]["average"][name] == pytest.approx(expected, rel=1e-4, abs=1e-6), name
+            assert "frozen" in name or expected != alone["steps"]["weights"][name]
+
+
+@pytest.mark.parametrize("kind", SHARING)
+def test_averages_are_made_without_a_message(said: Said, kind: str) -> None:
+    for each in said[kind]:
+        assert each["messages"]["with"] == each["messages"]["without"] != {}
+
+
+@pytest.mark.parametrize("kind", SHARING)
 def test_one_wish_stops_all_ranks_at_the_same_step(said: Said, kind: str) -> None:
     assert [each["steps"]["stops"] for each in said[kind]] == [[False, False, True, False]] * KINDS[kind][0]
 

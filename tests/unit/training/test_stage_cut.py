@@ -80,12 +80,12 @@ def test_stages_one_after_the_other_are_the_model(build: object, count: int, pre
         keep(mine, stage)
         run_parts(mine, stage, precision, channels_last=False)
         names += mine.state_dict()
-        average = copy.deepcopy(mine)  # as averaged weights are made: it must run its own weights
+        other = copy.deepcopy(mine)  # it must run its own weights
         for weight in mine.parameters():
             weight.data.fill_(float("nan"))
         assert (tuple(value.shape), value.dtype) == (stage.inputs.shape, stage.inputs.dtype)
         with torch.no_grad():
-            value = average(value)
+            value = other(value)
     assert torch.equal(value, expected)
     assert set(names) == set(before)
     shared = {"token_embedding.weight"} if build is _gpt and count > 1 else set()
