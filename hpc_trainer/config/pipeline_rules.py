@@ -19,7 +19,7 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
     """What `parallel.pipeline_parallel` > 1 breaks, a line each. The mesh is right already."""
     parallel, train = config.parallel, config.train
     stages, named = parallel.pipeline_parallel, f"parallel.pipeline_parallel={parallel.pipeline_parallel}"
-    blocks = _num_blocks(config.model)
+    blocks = num_blocks(config.model)
     if blocks is not None and stages > blocks:
         yield f"{named} must be at most the {blocks} blocks of model={config.model.name}. Use {blocks}."
     elif blocks is None and not isinstance(config.model, CustomModelConfig):
@@ -95,8 +95,8 @@ def _micro_batches(config: TrainConfig) -> Iterator[str]:
     )
 
 
-def _num_blocks(model: ModelConfig) -> int | None:
-    """None of a model that has none, or of which only its own code knows."""
+def num_blocks(model: ModelConfig) -> int | None:
+    """What stages and FSDP cut between. None of a model that has none, or of which only its own code knows."""
     if isinstance(model, GptConfig):
         return model.num_layers
     return _BLOCKS.get(model.depth) if isinstance(model, ResnetConfig) else None

@@ -25,17 +25,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
+from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory_shares import Shares, find_shares
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim import build_optimizer, is_put_back
 from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.recompute import KEPT, recompute_blocks
+from hpc_trainer.training.rollback import build_guard
 
 _AUTO_NOTE = "train.micro_batch_size=auto: the figures are of two samples, and the run takes as many as fit"
 
@@ -56,6 +58,9 @@ class MemoryEstimate:
     checkpoint: int
     communication: int = 0
     """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
+    put_back: int = 0
+    """Of the copies of weights and moments that optim=custom needs for a step that may be put back, what is more than
+    the activations and gathered weights, which are gone by then."""
     host: int = 0
     """Of optimizer state that is in host memory (optim.offload)."""
     note: str | None = None
@@ -99,6 +104,8 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         sizes_here(model, shares, share), moments / max(1, trained),
     )  # fmt: skip
     sent, state = _communication(config, trained)
+    kept = activations + num_bytes(batch)
+    gathered = int(narrow * _whole_weights(config, weights, sizes))
     # Ranks that step alone save weights and moments of their own each, and rank 0's weights as everybody's.
     num_own = world_size if config.parallel.sync is not Sync.every_step else 0
     return MemoryEstimate(
@@ -109,8 +116,9 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         gradients=_gradients(config, model, trained, share, sizes),
         optimizer=here,
         average=averaged,
-        activations=activations + num_bytes(batch),
-        gathered=int(narrow * _whole_weights(config, weights, sizes)),
+        activations=kept,
+        gathered=gathered,
+        put_back=put_back_bytes(config, optimizer, copied=trained // share + here, gone=kept + gathered),
         checkpoint=num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()) * max(1, num_own)
@@ -190,6 +198,21 @@ def share_with_host(config: TrainConfig, held: int, sizes: Iterable[int], moment
     if not config.optim.offload:
         return held, 0
     return min(held, int(max(PIECE, *sizes) * moments_per_byte)), held
+
+
+def put_back_bytes(config: TrainConfig, optimizer: torch.optim.Optimizer, *, copied: int, gone: int) -> int:
+    """What `put_back` adds to the most that a step holds. Of SGD, AdamW and Muon, on CPUs and with ZeRO-1 nothing.
+
+    Args:
+        optimizer: as it is built on one rank.
+        copied: bytes of the weights that are trained and of their moments on the device.
+        gone: bytes that the forward and backward passes need beside those, and the update does not.
+    """
+    guard = build_guard(config)
+    asks_scaler = config.precision.compute_dtype is Dtype.fp16 and not guard.sees_spikes
+    if config.hardware.device_type != "cuda" or not guard.is_on or asks_scaler or config.parallel.zero1:
+        return 0
+    return max(0, copied - gone) if is_put_back(optimizer) else 0
 
 
 def sizes_here(model: nn.Module, shares: Shares, num_parts: int) -> list[int]:

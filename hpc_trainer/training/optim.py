@@ -159,12 +159,18 @@ def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
             del inner.grad_scale, inner.found_inf
         return
     kind = kind_of(bad.device)
-    if isinstance(kind, CudaKind) and inner is optimizer and _tells_all(optimizer):
+    if isinstance(kind, CudaKind) and is_put_back(optimizer):
         _put_back_of(optimizer).step_unless(bad)
         return
     kind.launch()
     if not bad:
         optimizer.step()
+
+
+def is_put_back(optimizer: torch.optim.Optimizer) -> bool:
+    """True if on a GPU `step_unless` copies weights and state before a step: it is nobody's part and tells all."""
+    asks_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return not asks_itself and not hasattr(optimizer, "optim") and _tells_all(optimizer)
 
 
 def _tells_all(optimizer: torch.optim.Optimizer) -> bool:

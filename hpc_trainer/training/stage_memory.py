@@ -25,6 +25,7 @@ from hpc_trainer.training.memory import (
     MemoryEstimate,
     bytes_of_moments,
     kept_bytes,
+    put_back_bytes,
     share_with_host,
     sizes_here,
     update,
@@ -69,7 +70,7 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
 
 def _total(estimate: MemoryEstimate) -> int:
     parts = (estimate.weights, estimate.gradients, estimate.optimizer, estimate.average, estimate.gathered)
-    return sum(parts) + estimate.activations
+    return sum(parts) + estimate.activations + estimate.put_back
 
 
 def _estimate(
@@ -113,8 +114,11 @@ def _estimate(
         config, moments // shape.dp_shard, sizes_here(model, shares, shape.dp_shard),
         moments / max(1, shares.num_bytes(trained)),
     )  # fmt: skip
+    activations += accum * (between + handed)
+    # A pipeline's stage stays whole from its first micro-batch to its last.
+    gathered = int(weights * share_of_fp32(config.parallel.param_dtype)) * (config.parallel.strategy is Strategy.fsdp)
+    copied = shares.num_bytes(trained) // shape.dp_shard + on_device
     averaged = train.ema_decay is not None
-    is_fsdp = config.parallel.strategy is Strategy.fsdp
     words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
     return MemoryEstimate(
         micro_batch_size=inputs.shape[0],
@@ -124,9 +128,9 @@ def _estimate(
         optimizer=on_device,
         host=host,
         average=(weights // shape.dp_shard + buffers) * averaged,
-        activations=activations + accum * (between + handed),
-        # A pipeline's stage stays whole from its first micro-batch to its last.
-        gathered=int(weights * share_of_fp32(config.parallel.param_dtype)) if is_fsdp else 0,
+        activations=activations,
+        gathered=gathered,
+        put_back=put_back_bytes(config, optimizer, copied=copied, gone=activations + gathered),
         checkpoint=num_bytes(model.parameters()) * (1 + averaged)
         + buffers * (1 + shape.num_data_ranks * shape.tp + averaged)
         + sum(of_all.values()),

@@ -292,3 +292,34 @@ def test_a_rank_keeps_its_own_moments_in_host_memory(
     assert offloaded.optimizer == pytest.approx(2 * largest, rel=0.01)
     assert offloaded.optimizer < plain.optimizer
     assert dataclasses.replace(offloaded, optimizer=plain.optimizer, host=0) == plain
+
+
+_RADAM = ["optim=custom", "optim._target_=torch.optim.RAdam"]
+_GPUS = ["cluster=slurm", "hardware.gpus_per_node=4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_put_back"),
+    [
+        ([*_RADAM], True),
+        ([*_RADAM, "train.max_skipped_steps=null"], False),
+        ([*_RADAM, "precision=fp16"], False),  # the loss scaler asks
+        ([*_RADAM, "precision=fp16", "train.guard.on_spike=skip"], True),
+        ([*_RADAM, "parallel.zero1=true"], False),
+        ([*_RADAM, "parallel=fsdp", "model.num_layers=12", "precision=fp32"], True),
+        ([*_RADAM, "parallel=pp", "train.grad_accum_steps=2"], True),
+        ([*_RADAM, "cluster=local", "hardware.gpus_per_node=0"], False),  # a CPU's host looks first
+        ([*_RADAM, "+optim.kwargs.fused=true", "optim._target_=torch.optim.Adam"], False),
+        (["optim=adamw"], False),
+    ],
+)
+def test_copies_that_a_step_may_be_put_back_by(words: list[str], is_put_back: bool) -> None:
+    """Weights and both moments again, in the place of activations, which are smaller here."""
+    small = ["data.seq_len=8", "train.global_batch_size=8", "train.max_grad_norm=null", "model.num_layers=4"]
+    found = _of_four(*_GPUS, *small, *words)
+    copied = found.weights + found.optimizer - found.activations - found.gathered
+    assert copied > 0
+    assert found.put_back == (pytest.approx(copied, rel=0.02) if is_put_back else 0)
+    large = _of_four(*_GPUS, *small, *words, "data.seq_len=1024")
+    assert large.activations > large.weights + large.optimizer
+    assert large.put_back == 0
