@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.custom_optim import check_custom, refusal
 from hpc_trainer.training.decay import decay_groups, decaying
+from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon
 from hpc_trainer.training.put_back import PutBack
 from hpc_trainer.training.sharded_sgd import ShardedSgd
@@ -23,7 +25,7 @@ from hpc_trainer.training.without_dynamo import without_dynamo
 
 def build_optimizer(
     config: OptimConfig, model: nn.Module, *, share_state: bool = False, trust: Sequence[str] = (),
-    decays: Collection[bool] | None = None,
+    decays: Collection[bool] | None = None, mesh: Mesh | None = None,
 ) -> torch.optim.Optimizer:  # fmt: skip
     """SGD, AdamW, Muon or the class of `optim._target_` over the weights of `model` that require gradients, in groups.
 
@@ -32,6 +34,9 @@ def build_optimizer(
 
     `decays`: the groups to make although they may be empty, by whether they decay: a stage of a model has those of the
     whole. None: those that are not empty.
+
+    `mesh`: what the weights were cut up on, if they were: Muon's ranks speak to each other then, at once and in each
+    step.
 
     Weights of two dimensions or more decay; biases, gains of norms and other vectors do not (`decaying`). All
     implementations compute each weight by itself, so all are deterministic (`_speed`).
@@ -49,9 +54,7 @@ def build_optimizer(
     values: dict[str, Any]
     try:
         if isinstance(config, MuonConfig):
-            if share_state or any(is_sharded(weight) for weight in trained):
-                raise ConfigError("optim=muon needs whole matrices on each rank. Use parallel=ddp without zero1.")
-            return build_muon(config, model, speed)
+            return build_muon(config, model, speed, share_state=share_state, mesh=mesh)
         if isinstance(config, SgdConfig):
             kind = ShardedSgd if any(is_sharded(weight) for weight in trained) else torch.optim.SGD
             values = {"momentum": config.momentum, "nesterov": config.nesterov}
@@ -111,12 +114,11 @@ def chosen_settings(config: OptimConfig, optimizer: torch.optim.Optimizer) -> li
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate of all groups."""
-    if isinstance(optimizer, MuonWithAdamw):
-        optimizer.set_learning_rate(lr)
-        return
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    """Sets the learning rate of all groups; of Muon and AdamW each one's share."""
+    inner = getattr(optimizer, "optim", optimizer)  # ZeRO hands its groups down in its step
+    rates = inner.rates(lr) if isinstance(inner, MuonWithAdamw) else itertools.repeat(lr)
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        group["lr"] = rate
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
