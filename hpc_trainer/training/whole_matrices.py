@@ -144,12 +144,11 @@ class WholeMatrices:
     def _all_boxes(self, weights: Sequence[torch.Tensor]) -> list[list[Box]]:
         """Of each matrix what each rank holds."""
         mine = [local_box(weight) if is_sharded(weight) else Box.whole(weight.shape) for weight in weights]
+        if self._group is None:
+            return [[box] for box in mine]
         numbers = torch.tensor([[*box.offsets, *box.lengths] for box in mine], device=weights[0].device)
         told = [torch.empty_like(numbers) for _ in range(self._num_ranks)]
-        if self._group is None:
-            told = [numbers]
-        else:
-            dist.all_gather(told, numbers, group=self._group)
+        dist.all_gather(told, numbers, group=self._group)
         by_rank = [[Box(tuple(row[:2]), tuple(row[2:])) for row in each.tolist()] for each in told]
         return [list(boxes) for boxes in zip(*by_rank, strict=True)]
 
