@@ -135,7 +135,7 @@ def _build_state(
         model,
         share_state=config.parallel.zero1,
         trust=config.trust,
-        decays=None if stages is None else stages.decays,
+        whole=None if stages is None else stages.groups,
         mesh=mesh,
     )
     place_optimizer(optimizer, config.optim)

@@ -13,7 +13,7 @@ from torch import nn
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.shards import is_sharded, own_part
-from hpc_trainer.training.decay import decay_groups, decaying
+from hpc_trainer.training.decay import Grouping, decay_groups, decaying
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.without_dynamo import without_dynamo
@@ -88,8 +88,9 @@ class MuonWithAdamw(torch.optim.Optimizer):
 
 
 def build_muon(
-    config: MuonConfig, model: nn.Module, speed: dict[str, Any], *, share_state: bool = False, mesh: Mesh | None = None
-) -> torch.optim.Optimizer:
+    config: MuonConfig, model: nn.Module, speed: dict[str, Any], *, share_state: bool = False,
+    whole: Grouping | None = None, mesh: Mesh | None = None,
+) -> torch.optim.Optimizer:  # fmt: skip
     """Muon over the hidden matrices of `model`, AdamW over its other weights.
 
     With `share_state` (ZeRO-1) each rank has whole matrices, and steps those alone; over weights in parts a rank makes
@@ -97,6 +98,7 @@ def build_muon(
 
     Args:
         speed: how AdamW computes.
+        whole: of a stage, what the whole model says of its weights.
         mesh: what the weights were cut up on, if they were.
 
     Raises:
@@ -104,10 +106,10 @@ def build_muon(
     """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"optim=muon needs torch 2.9 or newer, and this is {torch.__version__}. Use optim=adamw.")
-    groups = _groups(config, model)
+    groups = _groups(config, model, whole)
     adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
     first, second = config.betas
-    kind = _kind_of_muon(groups[0]["params"], mesh)
+    kind = _kind_of_muon(model, mesh)
 
     def make(groups: list[dict[str, Any]]) -> MuonWithAdamw:
         muon = without_dynamo(
@@ -128,32 +130,44 @@ def build_muon(
     return ZeroRedundancyOptimizer(groups, optimizer_class=make)  # type: ignore[arg-type]
 
 
-def _groups(config: MuonConfig, model: nn.Module) -> list[dict[str, Any]]:
+def _groups(config: MuonConfig, model: nn.Module, whole: Grouping | None) -> list[dict[str, Any]]:
     """Muon's, and those of AdamW."""
+    if whole is None:
+        hidden, others = hidden_and_others(config, model)
+    else:
+        found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        hidden = [weight for name, weight in found.items() if name in whole.hidden]
+        others = [weight for name, weight in found.items() if name not in whole.hidden]
+    decay_of = decaying(model)
+    kinds = None if whole is None else whole.decays
+    rest = decay_groups({weight: decay_of[weight] for weight in others}, config.weight_decay, kinds)
+    return [{"params": hidden, "weight_decay": config.weight_decay}, *rest]
+
+
+def _kind_of_muon(model: nn.Module, mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
+    """Collective among all ranks where weights are in parts, also for a stage that has no hidden matrix."""
+    if not any(map(is_sharded, model.parameters())):
+        return torch.optim.Muon
+    assert mesh is not None, "weights in parts come with their mesh"
+    from hpc_trainer.training.sharded_muon import ShardedMuon  # late: a torch without Muon has no such class
+
+    return partial(ShardedMuon, ranks=mesh.copy_group())
+
+
+def hidden_and_others(config: MuonConfig, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """`split_weights` of a whole model. Raises ConfigError: as that does, or Muon or AdamW would have nothing."""
     hidden, others = split_weights(model, config.adamw_weights)
     if not hidden:
         raise ConfigError(
             f"optim=muon is for hidden matrices, and {type(model).__name__} has none: weights with two dimensions that "
             "are neither embeddings nor the output layer, nor of a norm. Use optim=adamw."
         )
-    decay_of = decaying(model)
-    rest = decay_groups({weight: decay_of[weight] for weight in others}, config.weight_decay)
-    if not rest:
+    if not others:
         raise ConfigError(
             f"optim=muon gives embeddings, norms and biases to AdamW, and {type(model).__name__} has none. Name some "
             "weights in optim.adamw_weights, or use optim=custom optim._target_=torch.optim.Muon."
         )
-    return [{"params": hidden, "weight_decay": config.weight_decay}, *rest]
-
-
-def _kind_of_muon(hidden: list[nn.Parameter], mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
-    """Collective where weights are in parts."""
-    if not any(map(is_sharded, hidden)):
-        return torch.optim.Muon
-    assert mesh is not None, "weights in parts come with their mesh"
-    from hpc_trainer.training.sharded_muon import ShardedMuon  # late: a torch without Muon has no such class
-
-    return partial(ShardedMuon, ranks=mesh.copy_group())
+    return hidden, others
 
 
 def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -144,7 +144,7 @@ class WholeMatrices:
     def _all_boxes(self, weights: Sequence[torch.Tensor]) -> list[list[Box]]:
         """Of each matrix what each rank holds."""
         mine = [local_box(weight) if is_sharded(weight) else Box.whole(weight.shape) for weight in weights]
-        if self._group is None:
+        if self._group is None or not mine:  # a stage may have none
             return [[box] for box in mine]
         numbers = torch.tensor([[*box.offsets, *box.lengths] for box in mine], device=weights[0].device)
         told = [torch.empty_like(numbers) for _ in range(self._num_ranks)]

@@ -180,6 +180,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "workers": "2"},
         ("parallel=pp", "parallel.pipeline_schedule=gpipe", "train.recompute=full", "model.num_layers=2"),
     ),
+    "pp_muon": (
+        {"precision": "bf16", "ranks": "2", "model": "gpt", "ema": "null"},
+        ("parallel=pp", "model.num_layers=2", "optim=muon", "optim.adamw_lr=0.003"),
+    ),
     "pp_compiled": (
         {"precision": "bf16", "ranks": "2", "point": "last_step", "model": "gpt", "compile": "true"},
         ("parallel=pp", "train.compile_scope=blocks", "train.recompute=full", "model.num_layers=4"),

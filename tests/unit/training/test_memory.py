@@ -193,6 +193,8 @@ def test_what_muon_makes_for_its_step() -> None:
     assert made("zero1") == matrices // 4 + largest
     assert made("fsdp") == made("tp") == 2 * matrices // 4 + largest
     assert made("hsdp") == 2 * matrices // 2 + largest
+    stage = estimate(_config([*_GPT, *words, "parallel=pp", "hardware.tasks_per_node=2", "train.grad_accum_steps=2"]))
+    assert stage.update + stage.activations == matrices // 2 + largest
     adamw = estimate(_config([*_GPT, *words[1:], "parallel=fsdp"]))
     assert adamw.update == 0
     assert found["fsdp"].optimizer == pytest.approx(adamw.optimizer - matrices // 4, rel=1e-4), "one moment, not two"
