@@ -8,7 +8,6 @@ from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.custom_optim import custom_optim_problems
 from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, LrScaling, MuonConfig, SgdConfig
-from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -55,15 +54,6 @@ def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
         yield (
             f"optim=muon is for hidden matrices, and model={config.model.name} has convolutions alone. Use optim=adamw "
             "or sgd, or model=gpt."
-        )
-    parallel = config.parallel
-    if parallel.zero1 or parallel.tensor_parallel > 1 or parallel.strategy not in (Strategy.none, Strategy.ddp):
-        here = "parallel.zero1=true" if parallel.zero1 else f"parallel={parallel.strategy.value}"
-        if parallel.tensor_parallel > 1:
-            here = f"parallel.tensor_parallel={parallel.tensor_parallel}"
-        yield (
-            f"optim=muon makes whole matrices orthogonal, and {here} shares them out among ranks. Use parallel=ddp "
-            "without zero1, or optim=adamw."
         )
 
 

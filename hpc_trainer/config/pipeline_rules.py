@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.rank_rules import num_parts, whole_batch, with_batch
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, TrainConfig
@@ -64,8 +63,6 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
         yield f"{named} and optim.in_backward=true do not go together yet. Use optim.in_backward=false."
     if config.precision.compute_dtype is Dtype.fp8:
         yield f"{named} and precision=fp8 do not go together yet. Use precision=bf16."
-    if isinstance(config.optim, MuonConfig):
-        yield f"{named} and optim=muon do not go together yet. Use optim=adamw."
 
 
 def _micro_batches(config: TrainConfig) -> Iterator[str]:

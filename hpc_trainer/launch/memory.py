@@ -21,7 +21,9 @@ from hpc_trainer.runs.spec import RunSpec
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
 _MOST = 16  # kinds of training of one grid
-PARTS = ("weights", "gradients", "optimizer", "average", "activations", "gathered", "communication", "put_back")
+PARTS = (
+    "weights", "gradients", "optimizer", "average", "activations", "gathered", "update", "communication", "put_back",
+)  # fmt: skip
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",
          "paths", "sweep", "budget", "schedule"),

@@ -79,7 +79,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     recompute_blocks(loss.model, config.train.recompute)
     sizes = batch_sizes(config, run, loss, train_set)
     module, kind, needed = _share(config, run, mesh, loss, stages)
-    state = _build_state(config, run, loss.model, module, stages)
+    state = _build_state(config, run, mesh, loss.model, module, stages)
     if kind is Stepper:
         kind, needed = with_rounds(config, state, run.group)
     stepper = kind(
@@ -126,16 +126,17 @@ def _build_loss(
 
 
 def _build_state(
-    config: TrainConfig, run: RunContext, model: nn.Module, module: nn.Module, stages: Stages | None
+    config: TrainConfig, run: RunContext, mesh: Mesh, model: nn.Module, module: nn.Module, stages: Stages | None
 ) -> TrainState:
-    """`model` with its optimizer, on `module`, what ranks share it by."""
+    """`model` with its optimizer, on `module`, what ranks share it by. Collective."""
     train = config.train
     optimizer = build_optimizer(
         config.optim,
         model,
         share_state=config.parallel.zero1,
         trust=config.trust,
-        decays=None if stages is None else stages.decays,
+        whole=None if stages is None else stages.groups,
+        mesh=mesh,
     )
     place_optimizer(optimizer, config.optim)
     return TrainState(

@@ -31,6 +31,7 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory_shares import Shares, find_shares
+from hpc_trainer.training.muon import MuonWithAdamw
 from hpc_trainer.training.optim import build_optimizer, is_put_back
 from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
@@ -56,6 +57,9 @@ class MemoryEstimate:
     """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none; or all of
     them, without reshard_after_forward. In param_dtype."""
     checkpoint: int
+    update: int = 0
+    """Muon: what its step makes besides, as far as that is more than activations and gathered weights, which are gone
+    by then."""
     communication: int = 0
     """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
     put_back: int = 0
@@ -119,6 +123,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         activations=kept,
         gathered=gathered,
         put_back=put_back_bytes(config, optimizer, copied=trained // share + here, gone=kept + gathered),
+        update=max(0, step_of_muon(config, optimizer, shares) - kept - gathered),
         checkpoint=num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()) * max(1, num_own)
@@ -171,6 +176,23 @@ def _whole_weights(config: TrainConfig, weights: int, sizes: list[int]) -> int:
     if config.parallel.strategy is not Strategy.fsdp:
         return 0
     return sum(sizes[:2]) + weights - sum(sizes) if config.parallel.reshard_after_forward else weights
+
+
+def step_of_muon(config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares) -> int:
+    """Bytes: weights as they were, in case the device skips the step; messages; Newton-Schulz of the largest matrix."""
+    train, parallel = config.train, config.parallel
+    if not isinstance(optimizer, MuonWithAdamw):
+        return 0
+    hidden: list[torch.Tensor] = optimizer.muon.param_groups[0]["params"]
+    shape = mesh_shape(parallel, config.hardware.world_size)
+    held = shares.num_bytes(hidden) // (config.hardware.world_size if parallel.zero1 else shape.dp_shard)
+    may_skip = train.max_skipped_steps is not None or config.precision.compute_dtype is Dtype.fp16
+    narrow = torch.bfloat16.itemsize
+    # Two at a time of: parts that are sent, matrices that came, what goes back.
+    messages = 2 * narrow * (held // torch.float32.itemsize) if shape.dp_shard * shape.tp > 1 else 0
+    # The matrix, the iterate and the next one; two products of rows by rows.
+    products: int = max((3 * each.numel() + 2 * min(each.shape) ** 2 for each in hidden), default=0)
+    return held * may_skip + messages + narrow * products
 
 
 def _communication(config: TrainConfig, trained: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,18 @@ class Mesh:
         stages = self.dim("pp")
         return None if stages is None else stages.get_group()
 
+    def copy_group(self) -> ProcessGroup | None:
+        """The ranks that hold one copy of this stage's weights in parts (dp_shard × tp); None: this rank alone.
+
+        Collective among all ranks: a group of both dimensions is made by each call.
+        """
+        wide = [name for name in ("dp_shard", "tp") if getattr(self.shape, name) > 1]
+        if self.devices is None or not wide:
+            return None
+        if len(wide) == 1:
+            return self.devices.get_group(wide[0])
+        return _group_of_alike(self.shape, lambda place: (place.pp, place.data // self.shape.dp_shard))
+
     def data_devices(self) -> DeviceMesh | None:
         """What FSDP2 shares weights out on: dp_shard, or dp_replicate and dp_shard; None for one data-parallel rank."""
         if self.devices is None or self.num_data_ranks == 1:
@@ -122,11 +135,21 @@ def _model_group(shape: MeshShape, group: RankGroup, devices: DeviceMesh) -> Any
         return devices.get_group("tp")
     if shape.tp == 1:
         return devices.get_group("pp")
+    return _group_of_alike(shape, lambda place: place.data)
+
+
+def _group_of_alike(shape: MeshShape, key: Callable[[Place], Any]) -> ProcessGroup | None:
+    """A group of the ranks whose places have this rank's key, a new one unless it is all of them.
+
+    Collective: all ranks make all groups, in one order. For ranks that are not along one dimension: stages lie apart.
+    """
     import torch.distributed as dist
 
-    # Not neighbours: stages lie apart. All ranks make all groups, in one order.
-    members: dict[int, list[int]] = {}
-    for rank in range(group.world_size):
-        members.setdefault(shape.place(rank).data, []).append(rank)
+    members: dict[Any, list[int]] = {}
+    for rank in range(shape.world_size):
+        members.setdefault(key(shape.place(rank)), []).append(rank)
+    if len(members) == 1:
+        return dist.group.WORLD
+    mine: ProcessGroup
     mine, _ = dist.new_subgroups_by_enumeration(list(members.values()))  # type: ignore[no-untyped-call]
     return mine

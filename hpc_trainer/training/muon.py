@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.decay import decay_groups, decaying
+from hpc_trainer.training.checkpoint.shards import is_sharded, own_part
+from hpc_trainer.training.decay import Grouping, decay_groups, decaying
 from hpc_trainer.training.fully_sharded import blocks
+from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 
@@ -20,7 +23,7 @@ class MuonWithAdamw(torch.optim.Optimizer):
     """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, whose state_dict is that of both.
 
     The first group is Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
-    group or loads a state here changes it there. `set_learning_rate` is given Muon's rate; AdamW's is a fixed multiple.
+    group or loads a state here changes it there. Learning rates are told by Muon's; AdamW's is a fixed multiple.
 
     On CUDA a step that must change nothing is told by `found_inf`, a number on the device as torch's fused optimizers
     take it (`_step_supports_amp_scaling`): torch's Muon knows none, so its matrices are put back, which costs a copy of
@@ -43,12 +46,9 @@ class MuonWithAdamw(torch.optim.Optimizer):
         super().__setstate__(state)
         self._share()
 
-    def set_learning_rate(self, lr: float) -> None:
-        """`lr` for Muon's matrices, its share for the weights of AdamW."""
-        for group in self.muon.param_groups:
-            group["lr"] = lr
-        for group in self.adamw.param_groups:
-            group["lr"] = lr * self.adamw_lr_ratio
+    def rates(self, lr: float) -> list[float]:
+        """Of each group: `lr` for Muon's matrices, its share for the weights of AdamW."""
+        return [lr] * len(self.muon.param_groups) + [lr * self.adamw_lr_ratio] * len(self.adamw.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -73,52 +73,101 @@ class MuonWithAdamw(torch.optim.Optimizer):
     def _muon_unless(self, bad: torch.Tensor, scale: torch.Tensor | None) -> None:
         """A step of Muon, taken back where `bad` (a bool on the device) is true; `scale`: of the gradients, if any."""
         weights = [each for group in self.muon.param_groups for each in group["params"] if each.grad is not None]
-        before = [each.clone() for each in weights]
+        before = [own_part(each).clone() for each in weights]
         for weight in weights:
             assert weight.grad is not None
+            gradient, momentum = own_part(weight.grad), self.state[weight].get("momentum_buffer")
             if scale is not None:
-                weight.grad.div_(scale)
-            momentum = self.state[weight].get("momentum_buffer")
-            still = torch.zeros_like(weight.grad) if momentum is None else momentum
-            weight.grad = torch.where(bad, still, weight.grad)  # a momentum that is drawn to itself stays
+                gradient.div_(scale)
+            still = torch.zeros_like(gradient) if momentum is None else own_part(momentum)
+            torch.where(bad, still, gradient, out=gradient)  # a momentum that is drawn to itself stays
         self.muon.step()
         for weight, was in zip(weights, before, strict=True):
-            weight.copy_(torch.where(bad, was, weight))
+            part = own_part(weight)
+            torch.where(bad, was, part, out=part)
 
 
-def build_muon(config: MuonConfig, model: nn.Module, speed: dict[str, Any]) -> MuonWithAdamw:
-    """Muon over the hidden matrices of `model`, AdamW over its other weights; `speed`: how AdamW computes.
+def build_muon(
+    config: MuonConfig, model: nn.Module, speed: dict[str, Any], *, share_state: bool = False,
+    whole: Grouping | None = None, mesh: Mesh | None = None,
+) -> torch.optim.Optimizer:  # fmt: skip
+    """Muon over the hidden matrices of `model`, AdamW over its other weights.
+
+    With `share_state` (ZeRO-1) each rank has whole matrices, and steps those alone; over weights in parts a rank makes
+    whole what is its share (`sharded_muon`). Collective then, and in each step.
+
+    Args:
+        speed: how AdamW computes.
+        whole: of a stage, what the whole model says of its weights.
+        mesh: what the weights were cut up on, if they were.
 
     Raises:
         ConfigError: this torch has no Muon, or there is no hidden matrix, or no such weight as `adamw_weights` names.
     """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"optim=muon needs torch 2.9 or newer, and this is {torch.__version__}. Use optim=adamw.")
+    groups = _groups(config, model, whole)
+    adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+    first, second = config.betas
+    kind = _kind_of_muon(model, mesh)
+
+    def make(groups: list[dict[str, Any]]) -> MuonWithAdamw:
+        muon = without_dynamo(
+            lambda: kind(
+                groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
+                adjust_lr_fn=config.adjust_lr.value,
+            )
+        )  # fmt: skip
+        adamw = without_dynamo(
+            lambda: torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
+        )
+        return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
+
+    if not share_state:
+        return make(groups)
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
+
+    return ZeroRedundancyOptimizer(groups, optimizer_class=make)  # type: ignore[arg-type]
+
+
+def _groups(config: MuonConfig, model: nn.Module, whole: Grouping | None) -> list[dict[str, Any]]:
+    """Muon's, and those of AdamW."""
+    if whole is None:
+        hidden, others = hidden_and_others(config, model)
+    else:
+        found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        hidden = [weight for name, weight in found.items() if name in whole.hidden]
+        others = [weight for name, weight in found.items() if name not in whole.hidden]
+    decay_of = decaying(model)
+    kinds = None if whole is None else whole.decays
+    rest = decay_groups({weight: decay_of[weight] for weight in others}, config.weight_decay, kinds)
+    return [{"params": hidden, "weight_decay": config.weight_decay}, *rest]
+
+
+def _kind_of_muon(model: nn.Module, mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
+    """Collective among all ranks where weights are in parts, also for a stage that has no hidden matrix."""
+    if not any(map(is_sharded, model.parameters())):
+        return torch.optim.Muon
+    assert mesh is not None, "weights in parts come with their mesh"
+    from hpc_trainer.training.sharded_muon import ShardedMuon  # late: a torch without Muon has no such class
+
+    return partial(ShardedMuon, ranks=mesh.copy_group())
+
+
+def hidden_and_others(config: MuonConfig, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """`split_weights` of a whole model. Raises ConfigError: as that does, or Muon or AdamW would have nothing."""
     hidden, others = split_weights(model, config.adamw_weights)
     if not hidden:
         raise ConfigError(
             f"optim=muon is for hidden matrices, and {type(model).__name__} has none: weights with two dimensions that "
             "are neither embeddings nor the output layer, nor of a norm. Use optim=adamw."
         )
-    muon = without_dynamo(
-        lambda: torch.optim.Muon(
-            hidden, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum, nesterov=config.nesterov,
-            ns_steps=config.ns_steps, adjust_lr_fn=config.adjust_lr.value,
-        )
-    )  # fmt: skip
-    adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
-    first, second = config.betas
-    decay_of = decaying(model)
-    groups = decay_groups({weight: decay_of[weight] for weight in others}, config.weight_decay)
-    if not groups:
+    if not others:
         raise ConfigError(
             f"optim=muon gives embeddings, norms and biases to AdamW, and {type(model).__name__} has none. Name some "
             "weights in optim.adamw_weights, or use optim=custom optim._target_=torch.optim.Muon."
         )
-    adamw = without_dynamo(
-        lambda: torch.optim.AdamW(groups, lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
-    )
-    return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
+    return hidden, others
 
 
 def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

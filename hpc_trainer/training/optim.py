@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.custom_optim import check_custom, refusal
-from hpc_trainer.training.decay import decay_groups, decaying
-from hpc_trainer.training.muon import MuonWithAdamw, build_muon
+from hpc_trainer.training.decay import Grouping, decay_groups, decaying
+from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.muon import MuonWithAdamw, build_muon, hidden_and_others
 from hpc_trainer.training.put_back import PutBack
 from hpc_trainer.training.sharded_sgd import ShardedSgd
 from hpc_trainer.training.without_dynamo import without_dynamo
@@ -23,15 +25,17 @@ from hpc_trainer.training.without_dynamo import without_dynamo
 
 def build_optimizer(
     config: OptimConfig, model: nn.Module, *, share_state: bool = False, trust: Sequence[str] = (),
-    decays: Collection[bool] | None = None,
+    whole: Grouping | None = None, mesh: Mesh | None = None,
 ) -> torch.optim.Optimizer:  # fmt: skip
     """SGD, AdamW, Muon or the class of `optim._target_` over the weights of `model` that require gradients, in groups.
 
     With `share_state` (ZeRO-1) each rank holds and updates a part of the moments, and its weights are handed to the
     others after each step; collective then, and in each step.
 
-    `decays`: the groups to make although they may be empty, by whether they decay: a stage of a model has those of the
-    whole. None: those that are not empty.
+    `whole`: of a stage, the groups of the whole model. None: those that are not empty.
+
+    `mesh`: what the weights were cut up on, if they were: Muon's ranks speak to each other then, at once and in each
+    step.
 
     Weights of two dimensions or more decay; biases, gains of norms and other vectors do not (`decaying`). All
     implementations compute each weight by itself, so all are deterministic (`_speed`).
@@ -43,15 +47,13 @@ def build_optimizer(
     trained = list(decay_of)
     if not trained:
         raise ConfigError("the model has no weight that requires a gradient: there is nothing to train.")
-    groups = decay_groups(decay_of, config.weight_decay, decays)
+    groups = decay_groups(decay_of, config.weight_decay, None if whole is None else whole.decays)
     speed = _speed(trained)
     kind: Any
     values: dict[str, Any]
     try:
         if isinstance(config, MuonConfig):
-            if share_state or any(is_sharded(weight) for weight in trained):
-                raise ConfigError("optim=muon needs whole matrices on each rank. Use parallel=ddp without zero1.")
-            return build_muon(config, model, speed)
+            return build_muon(config, model, speed, share_state=share_state, whole=whole, mesh=mesh)
         if isinstance(config, SgdConfig):
             kind = ShardedSgd if any(is_sharded(weight) for weight in trained) else torch.optim.SGD
             values = {"momentum": config.momentum, "nesterov": config.nesterov}
@@ -86,6 +88,19 @@ def build_optimizer(
         raise refusal(config, error) from error
 
 
+def grouping_of(config: OptimConfig, model: nn.Module) -> Grouping:
+    """Of a whole model, before a stage is cut out of it. Raises ConfigError: Muon finds nothing that is its."""
+    decay_of = decaying(model)
+    if not isinstance(config, MuonConfig):
+        return Grouping(decays=frozenset(decay_of.values()))
+    hidden, others = hidden_and_others(config, model)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    return Grouping(
+        decays=frozenset(decay_of[weight] for weight in others),
+        hidden=frozenset(names[id(weight)] for weight in hidden),
+    )
+
+
 def _speed(trained: list[nn.Parameter]) -> dict[str, bool]:
     """Which of torch's implementations: fused, one pass over all weights, on CUDA and the CPU; elsewhere the plain one.
 
@@ -111,12 +126,11 @@ def chosen_settings(config: OptimConfig, optimizer: torch.optim.Optimizer) -> li
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate of all groups."""
-    if isinstance(optimizer, MuonWithAdamw):
-        optimizer.set_learning_rate(lr)
-        return
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+    """Sets the learning rate of all groups; of Muon and AdamW each one's share."""
+    inner = getattr(optimizer, "optim", optimizer)  # ZeRO hands its groups down in its step
+    rates = inner.rates(lr) if isinstance(inner, MuonWithAdamw) else itertools.repeat(lr)
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        group["lr"] = rate
 
 
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:

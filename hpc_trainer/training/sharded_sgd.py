@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.sgd import sgd
 
-from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.checkpoint.shards import own_part
 
 
 class ShardedSgd(torch.optim.SGD):
@@ -30,17 +30,11 @@ class ShardedSgd(torch.optim.SGD):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             has_momenta = group["momentum"] != 0
             sgd(
-                [_part(weight) for weight in weights],
-                [_part(weight.grad) for weight in weights],
-                [_part(self.state[weight]["momentum_buffer"]) if has_momenta else None for weight in weights],
+                [own_part(weight) for weight in weights],
+                [own_part(weight.grad) for weight in weights],
+                [own_part(self.state[weight]["momentum_buffer"]) if has_momenta else None for weight in weights],
                 weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"],
                 dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],
                 has_sparse_grad=False, foreach=False, fused=True, grad_scale=scale, found_inf=bad,
             )  # fmt: skip
         return loss
-
-
-def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """As `local_tensor`, under no_grad, where nothing need be detached: that would be a dispatch each."""
-    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return part

@@ -19,7 +19,7 @@ from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.decay import decaying
+from hpc_trainer.training.decay import Grouping
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory import (
     MemoryEstimate,
@@ -28,10 +28,11 @@ from hpc_trainer.training.memory import (
     put_back_bytes,
     share_with_host,
     sizes_here,
+    step_of_muon,
     update,
 )
 from hpc_trainer.training.memory_shares import find_shares
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim import build_optimizer, grouping_of
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.recompute import recompute_blocks
@@ -56,8 +57,8 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
             precision=config.precision, device_type="cpu",
             param_dtype=gathered_dtype(config.parallel),
         )  # fmt: skip
-        decays = set(decaying(model).values())
-        found = [_estimate(config, dataset, stage, inputs, targets, decays) for stage in stages]
+        groups = grouping_of(config.optim, model)
+        found = [_estimate(config, dataset, stage, inputs, targets, groups) for stage in stages]
     seen: set[str] = set()
     checkpoint = 0
     for estimate, sizes in found:
@@ -70,12 +71,12 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
 
 def _total(estimate: MemoryEstimate) -> int:
     parts = (estimate.weights, estimate.gradients, estimate.optimizer, estimate.average, estimate.gathered)
-    return sum(parts) + estimate.activations + estimate.put_back
+    return sum(parts) + estimate.activations + estimate.put_back + estimate.update
 
 
 def _estimate(
     config: TrainConfig, dataset: MapDataset, stage: Stage, inputs: torch.Tensor, targets: torch.Tensor,
-    decays: set[bool],
+    groups: Grouping,
 ) -> tuple[MemoryEstimate, dict[str, int]]:  # fmt: skip
     """(of one stage, bytes of its tensors by name)."""
     train, accum = config.train, config.train.grad_accum_steps or 1
@@ -98,7 +99,7 @@ def _estimate(
         activations = int(activations * train.recompute_budget)
     if train.recompute.is_of_blocks and here:  # of the block that is computed again
         activations += kept_bytes(config, losses[1], batch, all_shares[1]) // len(here)
-    optimizer = build_optimizer(config.optim, model, trust=config.trust, decays=decays)
+    optimizer = build_optimizer(config.optim, model, trust=config.trust, whole=groups)
     note = update(config, losses[0], optimizer, batch)
     places = [] if stage.is_first else [stage.inputs]
     places += [] if stage.is_last else [stage.outputs]
@@ -131,6 +132,7 @@ def _estimate(
         activations=activations,
         gathered=gathered,
         put_back=put_back_bytes(config, optimizer, copied=copied, gone=activations + gathered),
+        update=max(0, step_of_muon(config, optimizer, shares) - activations - gathered),
         checkpoint=num_bytes(model.parameters()) * (1 + averaged)
         + buffers * (1 + shape.num_data_ranks * shape.tp + averaged)
         + sum(of_all.values()),

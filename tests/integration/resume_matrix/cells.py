@@ -65,6 +65,18 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"ranks": "2", "ema": "null"},
         ("optim=muon", "optim.adamw_lr=0.003", "parallel=ddp"),
     ),
+    "muon_fsdp": (
+        {"precision": "bf16", "ranks": "2", "model": "gpt", "ema": "null"},
+        ("parallel=fsdp", "optim=muon", "optim.adamw_lr=0.003", "model.num_layers=2"),
+    ),
+    "muon_zero1": (
+        {"ranks": "2", "point": "epoch_edge", "model": "gpt", "ema": "null"},
+        ("parallel.zero1=true", "optim=muon", "optim.adamw_lr=0.003"),
+    ),
+    "muon_fsdp_tp": (
+        {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null", "accum": "1"},
+        ("parallel=fsdp_tp", "optim=muon", "optim.adamw_lr=0.003"),
+    ),
     "chunked": (
         {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt", "accum": "1"},
         ("train.loss_chunk_size=96", "train.label_smoothing=0.1"),
@@ -167,6 +179,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     "pp_ddp": (
         {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "workers": "2"},
         ("parallel=pp", "parallel.pipeline_schedule=gpipe", "train.recompute=full", "model.num_layers=2"),
+    ),
+    "pp_muon": (
+        {"precision": "bf16", "ranks": "2", "model": "gpt", "ema": "null"},
+        ("parallel=pp", "model.num_layers=2", "optim=muon", "optim.adamw_lr=0.003"),
     ),
     "pp_compiled": (
         {"precision": "bf16", "ranks": "2", "point": "last_step", "model": "gpt", "compile": "true"},

@@ -51,6 +51,7 @@ def _problems(**changes: Any) -> list[str]:
         {**THREE, "train__ema_decay": 0.9},
         {**THREE, "parallel__strategy": Strategy.fsdp, "train__ema_decay": 0.9},
         {"parallel__strategy": Strategy.fsdp, "train__ema_decay": 0.9},
+        {**THREE, "parallel__strategy": Strategy.fsdp, "optim": MuonConfig()},
         {"train__grad_accum_steps": 1, "parallel__pipeline_schedule": PipelineSchedule["gpipe"]},
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "train__recompute": Recompute.full},
         {"train__ema_decay": 0.9, "train__channels_last": True, "model": ResnetConfig(width=8)},
@@ -126,7 +127,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "train.loss_chunk_size=null.",
     ),
     ({"precision__compute_dtype": Dtype.fp8}, "parallel.pipeline_parallel=2 and precision=fp8 do not go together yet."),
-    ({"optim": MuonConfig()}, "parallel.pipeline_parallel=2 and optim=muon do not go together yet. Use optim=adamw."),
     (
         {"train__grad_accum_steps": 1, "train__global_batch_size": 16, "train__batch_per_rank": True},
         "Use train.micro_batch_size=8 train.grad_accum_steps=2, or train.global_batch_size=32 train.grad_accum_steps=2",

@@ -175,10 +175,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"optim": MuonConfig(), "model": ResnetConfig()},
         "optim=muon is for hidden matrices, and model=resnet18 has convolutions alone. Use optim=adamw or sgd, or",
     ),
-    (
-        {"optim": MuonConfig(), "parallel__strategy": Strategy.fsdp, "hardware__tasks_per_node": 2},
-        "optim=muon makes whole matrices orthogonal, and parallel=fsdp shares them out among ranks. Use parallel=ddp",
-    ),
     ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite. Use 1e-08."),
     ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
     ({"optim__betas": [0.9, 1.0]}, "optim.betas[1]=1 must be in [0, 1). Use less than 1."),
@@ -499,6 +495,21 @@ def test_all_problems_are_told_at_once() -> None:
 def test_fp16_is_for_gpus_that_gain_by_it(gpu_type: str | None) -> None:
     changes = {"precision__compute_dtype": Dtype.fp16, "hardware__gpus_per_node": 1, "hardware__gpu_type": gpu_type}
     assert _problems(**changes) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel__strategy": Strategy.fsdp},
+        {"parallel__strategy": Strategy.fsdp, "parallel__data_parallel_replicate": 2},
+        {"parallel__strategy": Strategy.fsdp, "parallel__tensor_parallel": 2},
+        {"parallel__tensor_parallel": 2},
+        {"parallel__zero1": True},
+    ],
+)
+def test_muon_goes_with_each_way_to_share_weights_out(changes: dict[str, Any]) -> None:
+    data = {"model": GptConfig(), "data": SyntheticTokensConfig(vocab_size=64)}
+    assert _problems(optim=MuonConfig(), hardware__tasks_per_node=4, **data, **changes) == []
 
 
 def test_several_nodes_are_fine_on_slurm() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from hpc_trainer.config.schema.model import GptConfig
-from hpc_trainer.config.schema.optim import AdamwConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
@@ -40,10 +40,14 @@ TOLERANCE = 2e-6
 VOCABULARY, SEQ_LEN, GLOBAL_BATCH, ACCUM = 64, 8, 8, 2
 
 
+def sizes_of(num_layers: int = 1, dropout: float = 0.0) -> GptConfig:
+    return GptConfig(num_layers=num_layers, num_heads=2, embed_dim=16, dropout=dropout)
+
+
 def build(
     kind: str, group: RankGroup, *, seed: int = 3, dtype: Dtype = Dtype.fp32, dropout: float = 0.0, accum: int = ACCUM,
     recompute: Recompute = Recompute.none, num_layers: int = 1, compiled: LoopConfig | None = None,
-    parallel: ParallelConfig | None = None, offload: bool = False,
+    parallel: ParallelConfig | None = None, offload: bool = False, optim: OptimConfig | None = None,
 ) -> tuple[TrainState, Stepper, Mesh]:  # fmt: skip
     """Everything that a step needs. Collective; `seed` of rank 0 counts. `parallel`: instead of that of the kind.
     `offload`: moments in host memory.
@@ -51,8 +55,7 @@ def build(
     parallel = parallel or KINDS[kind][1]
     mesh = build_mesh(parallel, group)
     torch.manual_seed(seed + group.rank)  # weights must become rank 0's
-    sizes = GptConfig(num_layers=num_layers, num_heads=2, embed_dim=16, dropout=dropout)
-    model = Gpt(sizes, input_shape=(SEQ_LEN,), num_classes=VOCABULARY)
+    model = Gpt(sizes_of(num_layers, dropout), input_shape=(SEQ_LEN,), num_classes=VOCABULARY)
     share_layers(model, mesh, find_plan(model, mesh))
     torch.manual_seed(1000 + mesh.data_rank)
     loss = VotingLoss(model)
@@ -63,9 +66,10 @@ def build(
     recompute_blocks(model, recompute)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     module = share(loss, group, mesh, parallel, deterministic=True)
-    optim = AdamwConfig(lr=0.01, offload=offload)
+    optim = optim or AdamwConfig(lr=0.01, offload=offload)
+    optimizer = build_optimizer(optim, model, share_state=parallel.zero1, mesh=mesh)
     state = TrainState(
-        model=model, optimizer=build_optimizer(optim, model), scaler=build_scaler(precision, "cpu"),
+        model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"),
         guard=StepGuard(10), ema=build_ema(model, 0.9, module),
     )  # fmt: skip
     optim_place.PIECE = 1000  # bytes: many pieces a group

@@ -90,10 +90,11 @@ def build(
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     loss = VotingLoss(model)
     parallel = ParallelConfig(strategy=strategy, zero1=is_zero)
-    module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
+    mesh = build_mesh(parallel, group)
+    module = share(loss, group, mesh, parallel, deterministic=True)
     state = TrainState(
         model=model,
-        optimizer=build_optimizer(optim, model, share_state=is_zero),
+        optimizer=build_optimizer(optim, model, share_state=is_zero, mesh=mesh),
         scaler=build_scaler(precision, "cpu"),
         ema=build_ema(model, 0.9, module),
     )

@@ -169,6 +169,37 @@ def test_what_ranks_keep_for_what_they_send() -> None:
     assert diloco.checkpoint == local.checkpoint + diloco.communication
 
 
+def test_what_muon_makes_for_its_step() -> None:
+    """A copy of the matrices in case the step is skipped, messages of half of that, and the largest while it turns."""
+    words = ["optim=muon", "model.num_layers=4", "model.num_heads=8", "model.embed_dim=512", "data.seq_len=16"]
+    words += ["precision=fp32", "hardware.tasks_per_node=4", "train.global_batch_size=4"]
+    found = {
+        name: estimate(_config([*_GPT, *words, *more]))
+        for name, more in {
+            "ddp": ["parallel=ddp"], "zero1": ["parallel.zero1=true"], "fsdp": ["parallel=fsdp"],
+            "hsdp": ["parallel=hsdp"], "tp": ["parallel=tp", "parallel.tensor_parallel=4"],
+            "always": ["parallel=ddp", "train.max_skipped_steps=null"],
+        }.items()
+    }  # fmt: skip
+    matrices = 4 * 4 * 12 * 512**2
+    largest = 2 * (3 * 4 * 512**2 + 2 * 512**2)
+
+    def made(name: str) -> int:
+        assert found[name].update > 0
+        return found[name].update + found[name].activations + found[name].gathered
+
+    assert made("ddp") == matrices + largest
+    assert found["always"].update == max(0, largest - found["always"].activations)
+    assert made("zero1") == matrices // 4 + largest
+    assert made("fsdp") == made("tp") == 2 * matrices // 4 + largest
+    assert made("hsdp") == 2 * matrices // 2 + largest
+    stage = estimate(_config([*_GPT, *words, "parallel=pp", "hardware.tasks_per_node=2", "train.grad_accum_steps=2"]))
+    assert stage.update + stage.activations == matrices // 2 + largest
+    adamw = estimate(_config([*_GPT, *words[1:], "parallel=fsdp"]))
+    assert adamw.update == 0
+    assert found["fsdp"].optimizer == pytest.approx(adamw.optimizer - matrices // 4, rel=1e-4), "one moment, not two"
+
+
 def test_where_the_optimizer_works() -> None:
     large = ["model.num_layers=12", "model.num_heads=16", "model.embed_dim=1024"]
     plain, offloaded = _of_four(*large), _of_four(*large, "optim.offload=true")

@@ -23,9 +23,11 @@ from hpc_trainer.training import put_back
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.muon import MuonWithAdamw
 from hpc_trainer.training.optim import build_optimizer, step_unless
 from hpc_trainer.training.parallel import StopVote, VotingLoss
 from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.sharded_muon import ShardedMuon
 from hpc_trainer.training.spikes import SpikeGuard
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -110,6 +112,21 @@ def test_nor_does_one_whose_optimizer_knows_no_bad_steps(target: str, monkeypatc
         stepper.step(state, itertools.repeat(BATCH), lr=0.1, wish_to_stop=False)
     assert len(sent) == (1 if target == "torch.optim.SGD" else 3)
     assert all(each.device == META for each in sent)
+
+
+def test_nor_does_muon_over_parts() -> None:
+    """A step that the device may call bad. Messages are not of the meta device; they read nothing by themselves."""
+    with META:
+        hidden = [nn.Parameter(torch.empty(6, 9)), nn.Parameter(torch.empty(8, 4))]
+        other = nn.Parameter(torch.empty(3))
+    optimizer = MuonWithAdamw(ShardedMuon(hidden, ranks=None), _Fused([other], lr=0.1), adamw_lr_ratio=1.0)
+    for weight in (*hidden, other):
+        weight.grad = torch.empty_like(weight)
+    optimizer.found_inf = torch.empty((), device=META)  # type: ignore[attr-defined]
+    for _ in range(2):
+        optimizer.step()
+    assert all(optimizer.state[each]["momentum_buffer"].device == META for each in hidden)
+    assert optimizer.adamw.seen is optimizer.found_inf  # type: ignore[attr-defined]
 
 
 class _Held:

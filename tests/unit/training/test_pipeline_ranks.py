@@ -26,12 +26,17 @@ MODELS = {
     # Batch norm. Evaluations of both are of averaged weights.
     "resnet": [*BASE, "model=resnet18", "model.width=8", "data=synthetic_images", "data.num_samples=100",
                "data.num_eval=30", "data.image_size=8", "train.ema_decay=0.5", "optim=sgd"],
+    "muon": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
+             "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "optim=muon", "optim.adamw_lr=0.002",
+             "optim.adamw_weights=[blocks.0.*]"],
     # Overflows at first, and a growing scale later.
     "fp16": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=2", "model.num_heads=2",
              "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "precision=fp16",
              "precision.init_scale=524288", "precision.growth_interval=2"],
 }  # fmt: skip
 THREE = ("parallel=pp", "parallel.pipeline_parallel=2", "parallel.tensor_parallel=2")
+MUON = {"loss": 1e-5, "eval_loss": 1e-5, "grad_norm": 5e-4}
+"""Relative: bf16 rounds a gradient's last bits up or down before Newton-Schulz."""
 KEYS = ("loss", "grad_norm", "eval_loss", "eval_accuracy")
 
 
@@ -55,6 +60,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("2/resnet", "parallel=pp", "parallel.pipeline_schedule=gpipe"),
         job("2/fp16", "parallel=pp"),
         job("offload/gpt", "parallel=pp", "optim.offload=true"),
+        job("2/muon", "parallel=pp"),
     ]
     # The signal comes to the last stage's rank alone.
     for attempt, stop_at in ((1, 5), (2, None)):
@@ -75,6 +81,11 @@ def close(here: Path, there: Path, rel: float, keys: tuple[str, ...] = KEYS) -> 
         assert [each is None for each in one] == [each is None for each in other]
         for value, expected in zip(one, other, strict=True):
             assert value == expected or value == pytest.approx(expected, rel=rel, nan_ok=True), (one, other)
+
+
+def close_muon(here: Path, there: Path) -> None:
+    for key, rel in MUON.items():
+        close(here, there, rel, (key,))
 
 
 def tree(folder: Path) -> tuple[Any, Any]:
@@ -130,6 +141,20 @@ def test_moments_in_host_memory_change_no_bit(played: Path) -> None:
     )
     assert len(plain) > 3
     assert plain == offloaded
+
+
+def test_muon_in_two_stages_has_the_curve_of_one_rank(played: Path) -> None:
+    """With the same groups of weights, whichever stage holds them."""
+    close_muon(played / "2" / "muon", played / "1" / "muon")
+    here, there = (leaves(tree(played / which / "muon")[0]) for which in ("2", "1"))
+    assert list(here) == list(there), "the names of the whole model, in its order"
+    momenta = [name for name in there if name.endswith("momentum_buffer")]
+    assert len(momenta) == 2 * 4, "of two blocks: the first is AdamW's here"
+    for name, value in there.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.allclose(here[name], value, rtol=1e-2, atol=1e-3), name
+        else:
+            assert here[name] == value, name
 
 
 def test_an_overflow_in_one_stage_skips_the_step_in_all(played: Path) -> None:
@@ -231,6 +256,22 @@ def test_stages_with_data_parallel_ranks(played: Path, tmp_path: Path) -> None:
     close(tmp_path / "fsdp" / "gpt", played / "1" / "gpt", 1e-6)
     close(tmp_path / "back" / "gpt", played / "1" / "gpt", 1e-6)
     close(tmp_path / "four" / "gpt", tmp_path / "deep" / "gpt", 1e-6)
+
+
+@pytest.mark.long
+def test_muon_in_stages_with_more_ranks(played: Path, tmp_path: Path) -> None:
+    """Copies, parts, shared layers; a stage may have no matrix of Muon's; one rank goes on from it."""
+    fsdp = ("parallel=fsdp", "parallel.pipeline_parallel=2")
+    bare = ("optim.adamw_weights=[blocks.0.*,blocks.1.*]",)
+    jobs = [job("ddp/muon", "parallel=pp"), job("fsdp/muon", *fsdp), job("tp/muon", *THREE)]
+    jobs.append(job("back/muon", *fsdp, stop_at=5))
+    well(play_jobs(tmp_path, 4, "four", jobs))
+    jobs = [job("all/muon", *fsdp, *THREE[2:]), job("bare/muon", *fsdp, *THREE[2:], *bare)]
+    well(play_jobs(tmp_path, 8, "eight", jobs))
+    well(play_jobs(tmp_path, 1, "one", [job("back/muon", attempt=1), job("alone/muon", *bare)]))
+    for name in ("ddp", "fsdp", "tp", "back", "all"):
+        close_muon(tmp_path / name / "muon", played / "1" / "muon")
+    close_muon(tmp_path / "bare" / "muon", tmp_path / "alone" / "muon")
 
 
 @pytest.mark.long

@@ -142,7 +142,7 @@ def test_more_stages_than_parts() -> None:
 
 
 def test_weights_decay_in_a_stage_as_in_the_whole_model() -> None:
-    """Whether a rank has a group for them is asked of the whole one (`Stages.decays`)."""
+    """Whether a rank has a group for them is asked of the whole one (`Stages.groups`)."""
     model = nn.Sequential(nn.Linear(6, 9), nn.LayerNorm([5, 9]), nn.Linear(9, 9), nn.LayerNorm([5, 9]))
     whole = dict(zip(dict(model.named_parameters()), decaying(model).values(), strict=True))
     found: dict[str, bool] = {}
