@@ -58,13 +58,10 @@ class MemoryEstimate:
     them, without reshard_after_forward. In param_dtype."""
     checkpoint: int
     update: int = 0
-    """Muon: what its step makes besides, as far as that is more than activations and gathered weights, which are gone
-    by then."""
+    """What the optimizer's step makes besides (Muon's matrices; copies by which optim=custom puts a bad step back), as
+    far as that is more than activations and gathered weights, which are gone by then."""
     communication: int = 0
     """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
-    put_back: int = 0
-    """Of the copies of weights and moments that optim=custom needs for a step that may be put back, what is more than
-    the activations and gathered weights, which are gone by then."""
     host: int = 0
     """Of optimizer state that is in host memory (optim.offload)."""
     note: str | None = None
@@ -122,8 +119,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         average=averaged,
         activations=kept,
         gathered=gathered,
-        put_back=put_back_bytes(config, optimizer, copied=trained // share + here, gone=kept + gathered),
-        update=max(0, step_of_muon(config, optimizer, shares) - kept - gathered),
+        update=bytes_of_update(config, optimizer, shares, held=trained // share + here, gone=kept + gathered),
         checkpoint=num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()) * max(1, num_own)
@@ -178,7 +174,21 @@ def _whole_weights(config: TrainConfig, weights: int, sizes: list[int]) -> int:
     return sum(sizes[:2]) + weights - sum(sizes) if config.parallel.reshard_after_forward else weights
 
 
-def step_of_muon(config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares) -> int:
+def bytes_of_update(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares, *, held: int, gone: int
+) -> int:
+    """What the optimizer's step adds to the most that a rank holds, ≥ 0.
+
+    Args:
+        optimizer: as it is built on one rank.
+        held: bytes of the rank's weights that are trained, and of their moments on the device.
+        gone: bytes that the forward and backward passes need beside those, and the update does not.
+    """
+    made = _step_of_muon(config, optimizer, shares)
+    return max(0, made + held * _is_put_back(config, optimizer) - gone)
+
+
+def _step_of_muon(config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares) -> int:
     """Bytes: weights as they were, in case the device skips the step; messages; Newton-Schulz of the largest matrix."""
     train, parallel = config.train, config.parallel
     if not isinstance(optimizer, MuonWithAdamw):
@@ -222,19 +232,13 @@ def share_with_host(config: TrainConfig, held: int, sizes: Iterable[int], moment
     return min(held, int(max(PIECE, *sizes) * moments_per_byte)), held
 
 
-def put_back_bytes(config: TrainConfig, optimizer: torch.optim.Optimizer, *, copied: int, gone: int) -> int:
-    """What `put_back` adds to the most that a step holds. Of SGD, AdamW and Muon, on CPUs and with ZeRO-1 nothing.
-
-    Args:
-        optimizer: as it is built on one rank.
-        copied: bytes of the weights that are trained and of their moments on the device.
-        gone: bytes that the forward and backward passes need beside those, and the update does not.
-    """
+def _is_put_back(config: TrainConfig, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step keeps copies of all it changes. Of SGD, AdamW and Muon, on CPUs and with ZeRO-1 none does."""
     guard = build_guard(config)
     asks_scaler = config.precision.compute_dtype is Dtype.fp16 and not guard.sees_spikes
     if config.hardware.device_type != "cuda" or not guard.is_on or asks_scaler or config.parallel.zero1:
-        return 0
-    return max(0, copied - gone) if is_put_back(optimizer) else 0
+        return False
+    return is_put_back(optimizer)
 
 
 def sizes_here(model: nn.Module, shares: Shares, num_parts: int) -> list[int]:

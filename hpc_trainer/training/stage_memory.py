@@ -24,11 +24,10 @@ from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_
 from hpc_trainer.training.memory import (
     MemoryEstimate,
     bytes_of_moments,
+    bytes_of_update,
     kept_bytes,
-    put_back_bytes,
     share_with_host,
     sizes_here,
-    step_of_muon,
     update,
 )
 from hpc_trainer.training.memory_shares import find_shares
@@ -71,7 +70,7 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
 
 def _total(estimate: MemoryEstimate) -> int:
     parts = (estimate.weights, estimate.gradients, estimate.optimizer, estimate.average, estimate.gathered)
-    return sum(parts) + estimate.activations + estimate.put_back + estimate.update
+    return sum(parts) + estimate.activations + estimate.update
 
 
 def _estimate(
@@ -118,7 +117,7 @@ def _estimate(
     activations += accum * (between + handed)
     # A pipeline's stage stays whole from its first micro-batch to its last.
     gathered = int(weights * share_of_fp32(config.parallel.param_dtype)) * (config.parallel.strategy is Strategy.fsdp)
-    copied = shares.num_bytes(trained) // shape.dp_shard + on_device
+    held = shares.num_bytes(trained) // shape.dp_shard + on_device
     averaged = train.ema_decay is not None
     words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
     return MemoryEstimate(
@@ -131,8 +130,7 @@ def _estimate(
         average=(weights // shape.dp_shard + buffers) * averaged,
         activations=activations,
         gathered=gathered,
-        put_back=put_back_bytes(config, optimizer, copied=copied, gone=activations + gathered),
-        update=max(0, step_of_muon(config, optimizer, shares) - activations - gathered),
+        update=bytes_of_update(config, optimizer, shares, held=held, gone=activations + gathered),
         checkpoint=num_bytes(model.parameters()) * (1 + averaged)
         + buffers * (1 + shape.num_data_ranks * shape.tp + averaged)
         + sum(of_all.values()),

@@ -350,7 +350,7 @@ def test_copies_that_a_step_may_be_put_back_by(words: list[str], is_put_back: bo
     found = _of_four(*_GPUS, *small, *words)
     copied = found.weights + found.optimizer - found.activations - found.gathered
     assert copied > 0
-    assert found.put_back == (pytest.approx(copied, rel=0.02) if is_put_back else 0)
+    assert found.update == (pytest.approx(copied, rel=0.02) if is_put_back else 0)
     large = _of_four(*_GPUS, *small, *words, "data.seq_len=1024")
     assert large.activations > large.weights + large.optimizer
-    assert large.put_back == 0
+    assert large.update == 0
