@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import json
 import os
 import socket
@@ -74,6 +75,9 @@ def process_group(
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     yield RankGroup(rank=env.rank, world_size=env.world_size, device=device)
+    # DDP's reducer, if it is in a cycle, goes before the group: as the last one that holds it, it would wait for gloo's
+    # threads with Python's lock held, for which one of them may wait (torch 2.13, Reducer's destructor: 1 end of 60).
+    gc.collect()
     # Not in a finally: a failing rank must not wait here for the others, its exit is what ends them.
     dist.destroy_process_group()
 

@@ -2,6 +2,8 @@
 
 import json
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,25 @@ def messages(group: RankGroup) -> dict[str, Any]:
     }
 
 
+def steps(group: RankGroup) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """(what a rank sees in four steps, a weak reference to its DDP, which is in a cycle)."""
+    state, stepper = build_step(group, grad_accum_steps=2)
+    stepper.module.itself = [stepper.module]  # type: ignore[assignment]
+    sizes: list[int] = []
+    stepper.module.register_comm_hook(None, count_reductions(sizes))  # type: ignore[operator, union-attr]
+    batches = batches_of(rank=group.rank, world_size=group.world_size, grad_accum_steps=2, num_steps=4)
+    stops, losses = [], []
+    for step in range(4):
+        # Only the last rank wishes to stop, and only in the third step.
+        wish = group.rank == group.world_size - 1 and step == 2
+        result = stepper.step(state, batches, lr=0.1, wish_to_stop=wish)
+        stops.append(result.should_stop)
+        losses.append(group.sum(result.loss.clone()).item() / group.world_size)
+    weights = [weight.flatten().tolist() for weight in state.model.parameters()]
+    said = {"stops": stops, "bucket_sizes": sizes, "losses": losses, "weights": weights}
+    return said, weakref.ref(stepper.module)
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     env = read_rank_env(
@@ -45,19 +66,9 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     with process_group(
         env, torch.device("cpu"), rendezvous=folder / "rendezvous.json", address=None, timeout_s=60
     ) as group:
-        said = messages(group)
-        state, stepper = build_step(group, grad_accum_steps=2)
-        sizes: list[int] = []
-        stepper.module.register_comm_hook(None, count_reductions(sizes))  # type: ignore[operator, union-attr]
-        batches = batches_of(rank=rank, world_size=world_size, grad_accum_steps=2, num_steps=4)
-        stops = []
-        for step in range(4):
-            # Only the last rank wishes to stop, and only in the third step.
-            result = stepper.step(state, batches, lr=0.1, wish_to_stop=rank == world_size - 1 and step == 2)
-            stops.append(result.should_stop)
-            said.setdefault("losses", []).append(group.sum(result.loss.clone()).item() / world_size)
-        said |= {"stops": stops, "bucket_sizes": sizes}
-        said["weights"] = [weight.flatten().tolist() for weight in state.model.parameters()]
+        more, ddp = steps(group)
+        said = {**messages(group), **more}
+    said["is_gone"] = ddp() is None
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
 
 

@@ -41,6 +41,11 @@ def test_ranks_hear_each_other(said: list[dict[str, Any]]) -> None:
         assert each["sum"] == count * (count + 1) / 2
 
 
+def test_ddp_is_gone_before_the_group(said: list[dict[str, Any]]) -> None:
+    """Freed later, it waits for a thread that may wait for it: two of 45 pairs of ranks hung at their end."""
+    assert [each["is_gone"] for each in said] == [True] * len(said)
+
+
 def test_one_wish_stops_all_ranks_at_the_same_step(said: list[dict[str, Any]]) -> None:
     assert [each["stops"] for each in said] == [[False, False, True, False]] * len(said)
 
