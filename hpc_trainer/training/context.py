@@ -104,7 +104,6 @@ class RunContext:
     _result: dict[str, float] | None = None
     _signs: LifeSigns = field(init=False)
     _metrics: MetricsLog = field(init=False)
-    _late_vote: LateFlag = field(init=False, default_factory=LateFlag)
 
     def __post_init__(self) -> None:
         self._metrics = MetricsLog(self.paths.metrics)
@@ -249,15 +248,19 @@ class RunContext:
             self.agree_to_stop(step)
         return wish
 
-    def vote_to_stop(self, step: int) -> bool:
-        """True on all ranks if any rank got a stop signal. Collective. For the inside of an evaluation.
+    def evaluation_vote(self, step: int) -> Callable[[], bool]:
+        """For the inside of one evaluation: a collective call, True on all ranks if any rank got a stop signal.
 
         On several GPUs a signal is heard one call later: to read this call's vote would wait for the batch.
         After the last step the signal has to be some seconds old: the run is all but done, and may just make it.
         """
-        self.heartbeat(step)
-        after_s = _LAST_EVALUATION_S if step == self.num_steps else 0.0
-        return self._vote(after_s, read=self._late_vote.read)
+        after_s, late = _LAST_EVALUATION_S if step == self.num_steps else 0.0, LateFlag()
+
+        def vote() -> bool:
+            self.heartbeat(step)
+            return self._vote(after_s, read=late.read)
+
+        return vote
 
     def _vote(self, after_s: float, *, read: Callable[[torch.Tensor], bool]) -> bool:
         wish = self.stop.age_s > after_s

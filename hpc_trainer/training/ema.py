@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.checkpoint.stages import find_whole, set_whole
@@ -39,6 +41,9 @@ class AveragedWeights(nn.Module):
         model: as this rank holds it; weights may be DTensors.
         decay: in (0, 1), the share of the average that a step keeps.
         shared: what ranks share `model` by, with `model` in it; None: `model` itself.
+
+    Raises:
+        ConfigError: a module writes its state by a method of its own.
     """
 
     n_averaged: torch.Tensor
@@ -65,7 +70,7 @@ class AveragedWeights(nn.Module):
         is_first, pairs = self.n_averaged == 0, self._pairs()
         for indices in self._kinds:
             values, averages = zip(*(pairs[index] for index in indices), strict=True)
-            if is_first or not (averages[0].is_floating_point() or averages[0].is_complex()):
+            if is_first or not _is_averaged(averages[0]):
                 torch._foreach_copy_(averages, values)
             else:
                 torch._foreach_lerp_(averages, values, 1 - self._decay)
@@ -76,7 +81,9 @@ class AveragedWeights(nn.Module):
         """Inside, the model has the averages, and this object the model's weights; then each has its own bits again.
 
         So it is after an error too. Save nothing inside, and step no optimizer. Takes the memory of the largest weight
-        for a moment. Not collective.
+        for a moment. Not collective. Integers and truth values are the same in both, and stay.
+
+        Raises ConfigError: a buffer is not what it was.
         """
         count = 0
         try:
@@ -86,15 +93,16 @@ class AveragedWeights(nn.Module):
             self._launch()
             yield
         finally:
-            for pair in self._at_rest()[:count]:
+            # The last first: undone so, weights that overlap in memory (tied by `.data`) have their own bits too.
+            for pair in reversed(self._at_rest()[:count]):
                 _swap(*pair)
             self._launch()
 
     def _at_rest(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """All pairs; FSDP has let go of weights that are whole after a forward pass, and gathers them anew."""
+        """What differs; FSDP has let go of weights that are whole after a forward pass, and gathers them anew."""
         for reshard in self._reshard:
             reshard()
-        return self._pairs()
+        return [pair for pair in self._pairs() if _is_averaged(pair[1])]
 
     def _launch(self) -> None:
         """So that a forward pass is the same graph with averages and without, where operations are collected."""
@@ -109,8 +117,8 @@ def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[to
     # As they are now: after an evaluation FSDP shows whole ones. A buffer may become another tensor in a step.
     weights = list(model.parameters())
     places = {
-        id(buffer): (module._buffers, name)
-        for module in model.modules()
+        id(buffer): (module._buffers, name, f"{path}.{name}" if path else name, buffer.shape)
+        for path, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     }
@@ -118,10 +126,23 @@ def _pairing(model: nn.Module, outline: nn.Module) -> Callable[[], list[tuple[to
 
     @torch.no_grad()
     def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        now = [*weights, *(buffers[name] for buffers, name in places.values())]
+        now = [*weights]
+        for buffers, key, name, shape in places.values():
+            buffer = buffers[key]
+            if buffer is None or buffer.shape != shape:
+                found = "is None" if buffer is None else f"has the shape {list(buffer.shape)}"
+                raise ConfigError(
+                    f"train.ema_decay averages buffers, which must keep their shape: {name} had {list(shape)} when the "
+                    f"model was built, and {found} now. Register it at its full size, or use train.ema_decay=null."
+                )
+            now.append(buffer)
         return list(zip(map(local_tensor, now), averages, strict=True))
 
     return pairs
+
+
+def _is_averaged(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 @torch.no_grad()
@@ -160,7 +181,28 @@ def _outline(module: nn.Module, made: dict[int, Any]) -> nn.Module:
         outline.register_buffer(name, _copied(buffer, made), persistent=is_saved)
     for name, child in module._modules.items():
         outline.register_module(name, None if child is None else _outline(child, made))
+    _name_alike(outline, module)
     return outline
+
+
+def _name_alike(outline: nn.Module, module: nn.Module) -> None:
+    """The names in a state_dict of `outline` become those in one of `module`, whose hooks may give other ones.
+
+    Raises ConfigError: it has a method of its own for that, whose names nobody knows.
+    """
+    kind = type(module)
+    for method in ("state_dict", "_save_to_state_dict"):
+        if getattr(kind, method) is not getattr(nn.Module, method):
+            raise ConfigError(
+                f"train.ema_decay saves averages under the names of the model's state_dict, and {kind.__name__} "
+                f"has a {method} of its own. Rename by hooks (register_state_dict_post_hook, "
+                "register_load_state_dict_pre_hook), add to it by get_extra_state, or use train.ema_decay=null."
+            )
+    for hooks in ("_state_dict_pre_hooks", "_state_dict_hooks", "_load_state_dict_post_hooks"):
+        getattr(outline, hooks).update(getattr(module, hooks))
+    before: dict[int, Any] = module._load_state_dict_pre_hooks
+    for number, hook in before.items():  # each knows whether it is handed the module
+        outline._load_state_dict_pre_hooks[number] = partial(hook.hook, outline) if hook.with_module else hook
 
 
 def _copied(tensor: torch.Tensor | None, made: dict[int, Any]) -> Any:

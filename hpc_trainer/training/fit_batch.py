@@ -187,13 +187,14 @@ class Trials:
     refusals: dict[int, str] = field(default_factory=dict)
     _sample: tuple[torch.Tensor, torch.Tensor] | None = None
     _state: int = 0
+    _update: int = 0
     _is_countable: bool = True
     _least_too_large: int | None = None
 
     def unseen(self) -> _Unseen:
         """Within it trials are made; what they changed is as before after it."""
         unseen = _Unseen(self.loss)
-        self._state, self._sample = self._state_bytes(), self._one_sample()
+        (self._state, self._update), self._sample = self._bytes_besides(), self._one_sample()
         return unseen
 
     def fits(self, size: int, *, is_evaluation: bool = False) -> bool:
@@ -234,6 +235,7 @@ class Trials:
             run = (lambda: self._forward(size)) if is_evaluation else (lambda: self._pass(size))
             need = held + self._state + self.probe.measure(run, lambda: self._kept(size, is_evaluation))
             if not is_evaluation:
+                need = max(need, held + self._state + self._update)
                 self.needs[size] = need
             return _FITS if need <= self.probe.limit() * (1 - self.config.train.memory_margin) else _TOO_LARGE
         except Exception as error:
@@ -294,14 +296,18 @@ class Trials:
         ) as batches:
             return next(batches)
 
-    def _state_bytes(self) -> int:
-        """What will be held besides when training goes on: optimizer, average, and FSDP's parts for whole weights."""
+    def _bytes_besides(self) -> tuple[int, int]:
+        """(what will be held besides when training goes on, what a step's update needs beside that at least).
+
+        Held are the optimizer's state, the average, and FSDP's parts for whole weights.
+        """
         weights, buffers = num_bytes(self.loss.model.parameters()), num_bytes(self.loss.model.buffers())
         found = self._estimate(_LEAST_COUNTED)
         if found is not None:
-            return found.optimizer + found.average + found.gathered + found.weights - weights - buffers
+            held = found.optimizer + found.average + found.gathered + found.weights - weights - buffers
+            return held, found.gradients + found.activations + found.update if found.update else 0
         averaged = 0 if self.config.train.ema_decay is None else weights + buffers
-        return 2 * weights + averaged
+        return 2 * weights + averaged, 0
 
     def _estimate(self, size: int) -> MemoryEstimate | None:
         """Without memory; None if the model does not run on fake tensors, as one of a person's own need not."""

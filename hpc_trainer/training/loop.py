@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
@@ -144,7 +143,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
             group=run.group,
             batch_size=task.sizes.eval_batch_size,
             precision=config.precision,
-            should_stop=partial(run.vote_to_stop, step),
+            should_stop=run.evaluation_vote(step),
             num_shares=config.train.logical_ranks,
             seed=config.seed,
             step=step,

@@ -31,7 +31,7 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory_shares import Shares, find_shares
-from hpc_trainer.training.muon import MuonWithAdamw
+from hpc_trainer.training.muon import MuonWithAdamw, num_flops
 from hpc_trainer.training.optim import build_optimizer, is_put_back
 from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
@@ -39,6 +39,7 @@ from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.recompute import KEPT, recompute_blocks
 from hpc_trainer.training.rollback import build_guard
+from hpc_trainer.training.whole_matrices import share_work
 
 _AUTO_NOTE = "train.micro_batch_size=auto: the figures are of two samples, and the run takes as many as fit"
 
@@ -196,10 +197,15 @@ def _step_of_muon(config: TrainConfig, optimizer: torch.optim.Optimizer, shares:
     hidden: list[torch.Tensor] = optimizer.muon.param_groups[0]["params"]
     shape = mesh_shape(parallel, config.hardware.world_size)
     held = shares.num_bytes(hidden) // (config.hardware.world_size if parallel.zero1 else shape.dp_shard)
+    num_ranks = shape.dp_shard * shape.tp
     may_skip = train.max_skipped_steps is not None or config.precision.compute_dtype is Dtype.fp16
     narrow = torch.bfloat16.itemsize
     # Two at a time of: parts that are sent, matrices that came, what goes back.
-    messages = 2 * narrow * (held // torch.float32.itemsize) if shape.dp_shard * shape.tp > 1 else 0
+    dealt = [0] * num_ranks
+    for rank, each in zip(share_work([num_flops(each.shape) for each in hidden], num_ranks), hidden, strict=True):
+        dealt[rank] += each.numel()
+    most = max(dealt)
+    messages = narrow * (most + max(held // torch.float32.itemsize, most)) if num_ranks > 1 else 0
     # The matrix, the iterate and the next one; two products of rows by rows.
     products: int = max((3 * each.numel() + 2 * min(each.shape) ** 2 for each in hidden), default=0)
     return held * may_skip + messages + narrow * products
@@ -229,7 +235,11 @@ def share_with_host(config: TrainConfig, held: int, sizes: Iterable[int], moment
     """
     if not config.optim.offload:
         return held, 0
-    return min(held, int(max(PIECE, *sizes) * moments_per_byte)), held
+    sizes, host = list(sizes), held
+    if config.hardware.device_type == "cuda":
+        # torch pins each tensor in a block of a power of two: CachingHostAllocator, pytorch PR 171662.
+        host = held * sum(1 << (size - 1).bit_length() for size in sizes if size) // max(1, sum(sizes))
+    return min(held, int(max(PIECE, *sizes) * moments_per_byte)), host
 
 
 def _is_put_back(config: TrainConfig, optimizer: torch.optim.Optimizer) -> bool:

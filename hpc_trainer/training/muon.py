@@ -12,7 +12,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.shards import is_sharded, own_part
+from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.decay import Grouping, decay_groups, decaying
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.mesh import Mesh
@@ -73,17 +73,17 @@ class MuonWithAdamw(torch.optim.Optimizer):
     def _muon_unless(self, bad: torch.Tensor, scale: torch.Tensor | None) -> None:
         """A step of Muon, taken back where `bad` (a bool on the device) is true; `scale`: of the gradients, if any."""
         weights = [each for group in self.muon.param_groups for each in group["params"] if each.grad is not None]
-        before = [own_part(each).clone() for each in weights]
+        before = [local_tensor(each).clone() for each in weights]
         for weight in weights:
             assert weight.grad is not None
-            gradient, momentum = own_part(weight.grad), self.state[weight].get("momentum_buffer")
+            gradient, momentum = local_tensor(weight.grad), self.state[weight].get("momentum_buffer")
             if scale is not None:
                 gradient.div_(scale)
-            still = torch.zeros_like(gradient) if momentum is None else own_part(momentum)
+            still = torch.zeros_like(gradient) if momentum is None else local_tensor(momentum)
             torch.where(bad, still, gradient, out=gradient)  # a momentum that is drawn to itself stays
         self.muon.step()
         for weight, was in zip(weights, before, strict=True):
-            part = own_part(weight)
+            part = local_tensor(weight)
             torch.where(bad, was, part, out=part)
 
 
@@ -195,3 +195,12 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
     hidden = [weight for weight in found.values() if weight.ndim == 2 and decay_of[weight] and id(weight) not in apart]
     chosen = {id(weight) for weight in hidden}
     return hidden, [weight for weight in found.values() if id(weight) not in chosen]
+
+
+def num_flops(shape: torch.Size) -> float:
+    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
+
+    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
+    """
+    rows, columns = sorted(shape)
+    return 2.0 * rows * rows * (2 * columns + rows)

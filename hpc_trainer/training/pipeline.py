@@ -91,7 +91,7 @@ class PipelineStepper(Stepper):
         return self.place.stage.is_first or self.place.stage.is_last
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
-        """`model` is a stage, or its average: what takes inputs to logits, on the last stage, and to None elsewhere."""
+        """`model` is a stage: what takes inputs to logits, on the last stage, and to None elsewhere."""
         rows = self.place.stage.inputs.shape[0]
         return Relay(model, self.place, rows=rows, device=self.device)
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.shards import own_part
+from hpc_trainer.training.checkpoint.shards import local_tensor
+from hpc_trainer.training.muon import num_flops
 from hpc_trainer.training.whole_matrices import WholeMatrices
 
 try:
@@ -64,7 +65,7 @@ class ShardedMuon(torch.optim.Muon):
             [self._number[weight] for weight in weights], self._updates(group, weights), orthogonal
         )
         for weight, update in zip(weights, updates, strict=True):
-            part = own_part(weight)
+            part = local_tensor(weight)
             part.mul_(1 - group["lr"] * group["weight_decay"])
             part.add_(update, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape))
         return loss
@@ -73,18 +74,9 @@ class ShardedMuon(torch.optim.Muon):
         """What is to be made orthogonal, of one matrix after the other this rank's part; the momentum goes on."""
         for weight in weights:
             assert weight.grad is not None
-            state, gradient = self.state[weight], own_part(weight.grad)
+            state, gradient = self.state[weight], local_tensor(weight.grad)
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(weight)
-            momentum = own_part(state["momentum_buffer"])
+            momentum = local_tensor(state["momentum_buffer"])
             momentum.lerp_(gradient, 1 - group["momentum"])
             yield gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-
-
-def num_flops(shape: torch.Size) -> float:
-    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
-
-    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
-    """
-    rows, columns = sorted(shape)
-    return 2.0 * rows * rows * (2 * columns + rows)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.sgd import sgd
 
-from hpc_trainer.training.checkpoint.shards import own_part
+from hpc_trainer.training.checkpoint.shards import local_tensor
 
 
 class ShardedSgd(torch.optim.SGD):
@@ -30,9 +30,9 @@ class ShardedSgd(torch.optim.SGD):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             has_momenta = group["momentum"] != 0
             sgd(
-                [own_part(weight) for weight in weights],
-                [own_part(weight.grad) for weight in weights],
-                [own_part(self.state[weight]["momentum_buffer"]) if has_momenta else None for weight in weights],
+                [local_tensor(weight) for weight in weights],
+                [local_tensor(weight.grad) for weight in weights],
+                [local_tensor(self.state[weight]["momentum_buffer"]) if has_momenta else None for weight in weights],
                 weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"],
                 dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],
                 has_sparse_grad=False, foreach=False, fused=True, grad_scale=scale, found_inf=bad,

@@ -76,7 +76,7 @@ class Stepper:
         return True
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
-        """What takes inputs to logits; `model` is the trained one, or its average."""
+        """What takes inputs to logits: `model`, the trained one."""
         return for_evaluation(self.module, model)
 
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:

@@ -1,16 +1,17 @@
 """Matrices that ranks hold in parts, made whole on one rank each, worked on there, and handed back in parts.
 
 Newton-Schulz needs the whole of a matrix, and FSDP2 and tensor parallel leave no rank with one. Each matrix is made
-whole on one rank of those that hold a copy together (dp_shard × tp), so that all have about the same work. Of matrices
-with P elements on n ranks, in 16 bits, a step:
+whole on one rank of those that hold a copy together (dp_shard × tp), so that all have as equal work as whole matrices
+allow. Of matrices with P elements on n ranks, well fewer than matrices, in 16 bits, a step:
 
                         collectives    bytes a rank receives    works on           has whole at a time
     this way            2              4 P (n - 1) / n²         P / n elements     one matrix
     all on all ranks    1              2 P (n - 1) / n          P elements         all that are in the message
 
 From two ranks on no more is sent this way, and the work is divided. Both collectives are all-to-alls of all matrices
-together, however many there are; their sizes are known before, so nobody waits for a device. Copies (HSDP's
-dp_replicate) do the same work beside each other, and send each other nothing.
+together, however many there are; their sizes are known before, so nobody waits for a device. With more ranks the
+largest share is more than P / n: of a 12-layer GPT's 48 matrices 1.8 times that on 64 ranks, 3.6 times on 128. Copies
+(HSDP's dp_replicate) do the same work beside each other, and send each other nothing.
 """
 
 from __future__ import annotations

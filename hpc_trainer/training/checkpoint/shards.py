@@ -52,12 +52,6 @@ def local_tensor(tensor: Any) -> torch.Tensor:
     return local
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """As `local_tensor`, under no_grad, where nothing need be detached: that would be a dispatch each."""
-    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return part
-
-
 def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
     """`local`, a tensor of the shape and number format of `local_tensor(tensor)`, in its place; a plain one as it is.
 

@@ -205,6 +205,38 @@ def test_a_loop_that_finished_is_done_when_it_has_returned(start: Start) -> None
     assert json.loads(run.paths.result.read_text())["metrics"] == {"accuracy": 0.5}
 
 
+class _Late:
+    """As LateFlag on a GPU: the answer is that of the call before."""
+
+    def __init__(self) -> None:
+        self.before = False
+
+    def read(self, number: torch.Tensor) -> bool:
+        told, self.before = self.before, number.item() > 0
+        return told
+
+
+class _Pair(RankGroup):
+    """Two ranks, of which the other never votes."""
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def test_each_evaluation_has_votes_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last vote of one, read late, is no answer in the next: there a signal may have to be older."""
+    monkeypatch.setattr("hpc_trainer.training.context.LateFlag", _Late)
+    run = start()
+    run.restore()
+    run.group = _Pair(world_size=2)
+    vote = run.evaluation_vote(10)
+    assert not vote()
+    run.stop.request("test")
+    assert [vote(), vote()] == [False, True]
+    last = run.evaluation_vote(run.num_steps)
+    assert [last(), last()] == [False, False], "a signal of this moment lets the last evaluation end"
+
+
 def test_a_stop_without_a_save_is_said(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = start()
     run.restore()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.ema import AveragedWeights, build_ema
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
@@ -227,6 +228,75 @@ def test_a_run_that_is_stopped_in_an_evaluation_saves_its_own_weights(tmp_path: 
     evaluations = [[json.loads(line).get("eval_loss") for line in lines if "eval_loss" in line] for lines in metrics]
     assert evaluations[0] == evaluations[1]
     assert len(evaluations[0]) == 2
+
+
+def test_weights_that_overlap_in_memory_have_their_own_bits_back() -> None:
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    net[1].weight.data = net[0].weight.data  # tied, but two parameters
+    net.register_buffer("row", net[0].weight.data[0])
+    averaged = _built(net)
+    averaged.update()
+    with torch.no_grad():
+        net[0].weight.add_(1.0)
+    averaged.update()
+    before, averages = _bits(net), _bits(averaged)
+    with averaged.swapped_in():
+        assert not torch.equal(net[0].weight, before["0.weight"])
+    _assert_same(before, _bits(net))
+    _assert_same(averages, _bits(averaged))
+
+
+class _Renamed(nn.Module):
+    """Its state has another name than its weight, by hooks of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_state_dict_post_hook(self._out)
+        self.register_load_state_dict_pre_hook(self._into)
+
+    @staticmethod
+    def _out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        state[f"{prefix}gain"] = state.pop(f"{prefix}weight")
+
+    @staticmethod
+    def _into(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        assert module.weight.shape == (3,)
+        state[f"{prefix}weight"] = state.pop(f"{prefix}gain")
+
+
+def test_names_that_hooks_give_are_those_of_torch_s_average() -> None:
+    net = nn.Sequential(_Renamed())
+    averaged, theirs = _built(net), AveragedModel(net)
+    assert list(averaged.state_dict()) == ["n_averaged", "module.0.gain"] == list(theirs.state_dict())
+    with torch.no_grad():
+        theirs.module[0].weight.fill_(7.0)
+    averaged.load_state_dict(theirs.state_dict())
+    assert averaged.module.get_submodule("0").weight.tolist() == [7.0] * 3
+    assert net[0].weight.tolist() != [7.0] * 3
+
+
+class _Packed(nn.Linear):
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}packed"] = self.weight
+
+
+def test_a_state_dict_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="_Packed has a _save_to_state_dict of its own"):
+        _built(nn.Sequential(_Packed(2, 2)))
+
+
+@pytest.mark.parametrize(("now", "found"), [(None, "is None"), (torch.zeros(5), r"has the shape \[5\]")])
+def test_a_buffer_of_another_shape_is_said_before_anything_changes(now: torch.Tensor | None, found: str) -> None:
+    net = _Net()
+    averaged = _built(net)
+    averaged.update()
+    before = _bits(averaged)
+    net.counting._buffers["total"] = now
+    for change in (averaged.update, lambda: averaged.swapped_in().__enter__()):
+        with pytest.raises(ConfigError, match=rf"counting.total had \[\] when the model was built, and {found}"):
+            change()
+    _assert_same(before, _bits(averaged))
 
 
 def test_without_a_decay_there_is_none() -> None:

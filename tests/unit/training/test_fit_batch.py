@@ -21,6 +21,7 @@ from hpc_trainer.training import fit_batch
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.device_memory import is_out_of_memory
 from hpc_trainer.training.fit_batch import largest
+from hpc_trainer.training.memory import estimate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import two_ranks_say
@@ -39,7 +40,7 @@ class Room:
     """A probe of a device on which `most` samples fit."""
 
     def __init__(self, most: int) -> None:
-        self.most, self.tried = most, list[int]()
+        self.most, self.tried, self.trials = most, list[int](), list[fit_batch.Trials]()
 
     def limit(self) -> int:
         return 10**12
@@ -62,6 +63,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
 
     def limited(trials: Any, size: int) -> None:
         room.tried.append(size)
+        room.trials.append(trials)
         passes(trials, size)  # really: its traces are what the tests look for
         if size > room.most:
             raise torch.OutOfMemoryError("CUDA out of memory. (test)")
@@ -103,6 +105,18 @@ def test_it_is_the_run_that_was_given_the_size(more: tuple[str, ...], room: Room
     manifest = read_json(step / "manifest.json") or {}
     assert manifest["meta"]["made_with"]["fit"] == {"micro_batch_size": 8, "grad_accum_steps": 3}
     assert [each["micro_batch_size"] for _, each in Journal(found.paths).fits()] == [8]
+
+
+def test_an_update_that_needs_more_than_a_small_batch_counts(room: Room, tmp_path: Path) -> None:
+    """Newton-Schulz of muon, beside short sequences; a pass of the probe here needs nothing."""
+    words = ["model=gpt", "data=text_bytes", "model.num_layers=2", "model.num_heads=2", "model.embed_dim=128"]
+    words += ["data.seq_len=4", "optim=muon", "train.global_batch_size=4", "train.num_steps=1"]
+    found = estimate(config_of(*words, "train.micro_batch_size=2"))
+    assert found.update > 0
+    train_here(config_of(*words, AUTO), tmp_path / "run")
+    (needs,) = {tuple(trials.needs.values()) for trials in room.trials}
+    held = found.optimizer + found.average + found.gathered
+    assert set(needs) == {held + found.gradients + found.activations + found.update}
 
 
 def test_a_resume_keeps_what_was_found(room: Room, tmp_path: Path) -> None:

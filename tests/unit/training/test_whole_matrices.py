@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.training.sharded_muon import num_flops
+from hpc_trainer.training.muon import num_flops
 from hpc_trainer.training.whole_matrices import WholeMatrices, share_work
 
 
