@@ -242,8 +242,7 @@ class RunContext:
         if step == self.num_steps:
             self.heartbeat(step)
             return False
-        self.heartbeat(step)
-        wish = self._vote(0.0, read=lambda votes: votes.item() > 0)
+        wish = self._vote(step, 0.0, lambda votes: votes.item() > 0)
         if wish:
             self.agree_to_stop(step)
         return wish
@@ -251,18 +250,14 @@ class RunContext:
     def evaluation_vote(self, step: int) -> Callable[[], bool]:
         """For the inside of one evaluation: a collective call, True on all ranks if any rank got a stop signal.
 
-        On several GPUs a signal is heard one call later: to read this call's vote would wait for the batch.
-        After the last step the signal has to be some seconds old: the run is all but done, and may just make it.
+        On several GPUs a signal is heard one call later: to read this call's vote would wait for the batch. After the
+        last step the signal has to be some seconds old: the run is all but done, and may just make it.
         """
-        after_s, late = _LAST_EVALUATION_S if step == self.num_steps else 0.0, LateFlag()
+        after_s = _LAST_EVALUATION_S if step == self.num_steps else 0.0
+        return partial(self._vote, step, after_s, LateFlag().read)
 
-        def vote() -> bool:
-            self.heartbeat(step)
-            return self._vote(after_s, read=late.read)
-
-        return vote
-
-    def _vote(self, after_s: float, *, read: Callable[[torch.Tensor], bool]) -> bool:
+    def _vote(self, step: int, after_s: float, read: Callable[[torch.Tensor], bool]) -> bool:
+        self.heartbeat(step)
         wish = self.stop.age_s > after_s
         return wish if self.world_size == 1 else read(self.group.sum(torch.full((), float(wish), device=self.device)))
 
