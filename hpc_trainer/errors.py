@@ -25,7 +25,6 @@ A message says what happened, the rule, the value, the fix, and where there is o
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -134,6 +133,8 @@ class StuckError(HpcTrainerError):
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`Did you mean NAME? `, for a message: the nearest of `known`, whatever the case; nothing if none is near."""
+    import difflib  # late: every command and rank imports this module, and few make a mistake
+
     names = {each.lower(): each for each in known}
     close = difflib.get_close_matches(wrong.lower(), names, n=1)
     return f"Did you mean {names[close[0]]}? " if close else ""

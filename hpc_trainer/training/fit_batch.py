@@ -233,9 +233,9 @@ class Trials:
         held = self.probe.held()
         try:
             run = (lambda: self._forward(size)) if is_evaluation else (lambda: self._pass(size))
-            need = held + self._state + self.probe.measure(run, lambda: self._kept(size, is_evaluation))
+            passing = self.probe.measure(run, lambda: self._kept(size, is_evaluation))
+            need = held + self._state + (passing if is_evaluation else max(passing, self._update))
             if not is_evaluation:
-                need = max(need, held + self._state + self._update)
                 self.needs[size] = need
             return _FITS if need <= self.probe.limit() * (1 - self.config.train.memory_margin) else _TOO_LARGE
         except Exception as error:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,20 @@ def run_child(program: str, folder: Path, *words: str) -> None:
         capture_output=True, text=True, timeout=900, check=False, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
+
+
+def has_long(request: pytest.FixtureRequest) -> bool:
+    """True if any long test of the file that asks was chosen."""
+    return any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
+
+
+def said_by(kinds: Mapping[str, tuple[int, Any]], folder: Path) -> dict[str, list[Any]]:
+    """What each rank of the kinds that were played wrote to KIND-RANK.json; `kinds`: with how many ranks."""
+    return {
+        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(world_size)]
+        for kind, (world_size, _) in kinds.items()
+        if (folder / f"{kind}-0.json").exists()
+    }
 
 
 def check_cell(folder: Path, source: str, goal: str) -> None:

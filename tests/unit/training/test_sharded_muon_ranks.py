@@ -17,7 +17,7 @@ from hpc_trainer.training import sharded_muon
 
 sys.path.insert(0, str(Path(__file__).parent))
 from muon_ways import KINDS
-from test_reshard_ranks import run_child
+from test_reshard_ranks import has_long, run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
@@ -39,19 +39,14 @@ def _kinds(*left_out: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the kinds said that are needed: all of them if any long test was chosen."""
-    is_long = any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
     path = tmp_path_factory.mktemp("muon")
-    run_child("sharded_muon_child.py", path, *(KINDS if is_long else SAMPLE))
+    run_child("sharded_muon_child.py", path, *(KINDS if has_long(request) else SAMPLE))
     return path
 
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> Said:
-    return {
-        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(KINDS[kind][0])]
-        for kind in KINDS
-        if (folder / f"{kind}-0.json").exists()
-    }
+    return said_by(KINDS, folder)
 
 
 @pytest.mark.parametrize("kind", _kinds("single"))
