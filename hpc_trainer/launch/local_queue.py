@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     wanted = [specs[run_id] for run_id in arguments.run_ids if run_id in specs]
     for run_id in arguments.run_ids:
         if run_id not in specs:
-            print(f"{run_id} is not run: {'; '.join(faults) or 'specs.jsonl does not hold it'}.", flush=True)
+            sys.stderr.write(f"{run_id} is not run: {'; '.join(faults) or 'specs.jsonl does not hold it'}.\n")
     run_queue(paths, wanted, arguments.max_parallel, stop, archive=arguments.archive)
     return 0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.operate.lost import submission_told_by
+from hpc_trainer.operate.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.runs.beat import read_heartbeat, read_result
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -90,6 +90,12 @@ def read_folder(
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
     submission, index = newest_in(book, latest) or (None, 0)
     own_jobs = {each.job_id for each in book.submissions}
+    if (
+        submission is not None
+        and not doubts
+        and is_of_unknown_job(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
+    ):
+        doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
     told = submission_told_by(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
     submission, index = (told, 0) if told is not None else (submission, index)
     markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
@@ -142,11 +148,18 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
         (state, cause), node = _decide_local(folder), None
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
-    if folder.doubt is not None and not state.is_active:
+    if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
         return RunState.UNKNOWN, folder.doubt, node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
         return RunState.PREEMPTED, "DONE is missing", node
     return state, cause, node
+
+
+def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
+    """True if Slurm has the run's job, or its own process lives: a queue that lives may be done with this run."""
+    if folder.submission is not None and folder.submission.executor == "slurm":
+        return view.queue is not None and folder.job_id in view.queue
+    return folder.current is not None and bool(is_alive(folder.current.process))
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
