@@ -146,10 +146,10 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
         state, cause, node = _decide_slurm(folder, view)
     else:
         (state, cause), node = _decide_local(folder), None
+    if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
+        state, cause = RunState.UNKNOWN, folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
-    if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
-        return RunState.UNKNOWN, folder.doubt, node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
         return RunState.PREEMPTED, "DONE is missing", node
     return state, cause, node

@@ -161,7 +161,8 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
 def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     """The run, UNKNOWN if a job that no file tells of may have it, or if it would be submitted without its spec."""
     if run.state is RunState.COMPLETED or (run.state.is_active and not run.waits_in_sweep):
-        return run
+        job_id = lost.job_of(run.run_id) if run.state is RunState.UNKNOWN else None
+        return run if job_id is None else dataclasses.replace(run, job_id=job_id)
     cause = None if run.state is RunState.CANCELLED else lost.cause(run.run_id)
     if cause is not None:
         job_id = lost.job_of(run.run_id) or run.job_id

@@ -73,11 +73,11 @@ class Journal:
         is_whole = True
         for number, record in records(self._paths.attempts, faults):
             try:
-                if record is None or not _apply(attempts, record):
-                    is_whole = is_whole and record is not None
-                    continue
-                # A start tells of a newer attempt than any line before it; the newest one's end is what counts of it.
-                is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
+                if record is None:
+                    is_whole = False
+                elif _apply(attempts, record):
+                    # A start is newer than any line before it; the newest attempt's end is what counts of it.
+                    is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
             except (KeyError, ValueError) as error:
                 tell(faults, self._paths.attempts, f"{type(error).__name__}: {error}", number)
                 is_whole = False
@@ -192,9 +192,9 @@ def _is_end_of_newest(attempts: Mapping[int, Attempt], record: Mapping[str, Any]
 
 
 def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
-    """True if the record tells anything about an attempt; a newer version may write events that this one knows not.
+    """True if the record tells how an attempt goes.
 
-    Raises KeyError or ValueError: it is damaged, or of an attempt whose start is lost.
+    Raises KeyError or ValueError: it is damaged, of a newer version, or of an attempt whose start is lost.
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
@@ -209,8 +209,10 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
             process=as_text(record.get("process", "")),
         )
         return True
-    if event not in ("resume", "guard", "end"):
+    if event == "fit":
         return False
+    if event not in ("resume", "guard", "end"):
+        raise ValueError(f"event {event[:20]!r} is of a newer version")
     if number not in attempts:
         raise ValueError(f"it is of attempt {number}, and no line tells of its start")
     if event == "resume":

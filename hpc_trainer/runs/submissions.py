@@ -185,6 +185,8 @@ class _Reader:
         elif event == "waiting":
             why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")))
             self.waiting.update(dict.fromkeys(_run_ids(record["run_ids"]), why))
+        else:
+            raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
         self.intents[intent.uuid] = intent

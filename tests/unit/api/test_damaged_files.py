@@ -7,6 +7,8 @@ import io
 import os
 import random
 import secrets
+import shutil
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from hpc_trainer.cli.report_verb import run_report
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
 from hpc_trainer.cli.why_verb import run_why
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import HpcTrainerError, UntrustedFileError
+from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.spec import read_spec
@@ -48,26 +50,30 @@ _SWEEPS_OWN = ("specs.jsonl", "submissions.jsonl")
 @pytest.fixture(params=["slurm", "local"])
 def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     specs = make_specs(9, f"cluster={request.param}", "snapshot.mode=off")
-    found = Bed(tmp_path, specs, PlayedSlurm(), request.param)
+    in_memory = Path("/dev/shm")  # each try takes the whole sweep back: on a disk that is most of its time
+    folder = tempfile.mkdtemp(dir=in_memory if in_memory.is_dir() else tmp_path)
+    found = Bed(Path(folder), specs, PlayedSlurm(), request.param)
     play(found, monkeypatch)
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(found.paths.folder.parent))
     try:
         yield found
     finally:
         found.close()
+        shutil.rmtree(folder)
 
 
 class Tries:
     """Plays tries and keeps what went wrong."""
 
     def __init__(self, bed: Bed, seed: int) -> None:
-        self.bed, self.chance = bed, random.Random(seed)
+        self.bed, self.chance, self.kind = bed, random.Random(seed), ""
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._grid = make_grid(bed.paths.folder, bed.sweep.specs, Executor(bed.executor))
 
     def play(self, file: str, kind: str, verb: str) -> None:
         """Damages a file, gives a verb, looks at what came of it, and takes the damage back."""
+        self.kind = kind
         damage(self.bed.paths.folder / file, kind, self.chance)
         what = f"{self.bed.executor}: {file}: {kind}: {verb}"
         self.counts["tries"] += 1
@@ -78,7 +84,7 @@ class Tries:
             self._refused(what, file, verb, error)
         except OSError as error:  # main() turns it into a message
             self._refused(what, file, verb, error)
-        except Exception:  # noqa: BLE001  (whatever it is: it is what is looked for)
+        except Exception:  # whatever it is: it is what is looked for
             self.counts["tracebacks"] += 1
             self.wrong.append(f"{what}\n{traceback.format_exc()[-1500:]}")
         finally:
@@ -100,7 +106,7 @@ class Tries:
             state = shown.get(run_id)
             if run_id in submitted and state is not None and state.is_active:
                 continue
-            if state is None or not may_show(index, state, file):
+            if state is None or not may_show(index, state, file, self.kind, self.bed.executor):
                 self.counts["wrong states"] += 1
                 self.wrong.append(f"{what}: run {index} is {state}")
 
@@ -224,11 +230,11 @@ def test_a_sample_of_damage(bed: Bed) -> None:
 
 
 @pytest.mark.long
-def test_every_damage_to_every_file_under_every_verb(bed: Bed) -> None:
+def test_damage_to_every_file_under_every_verb(bed: Bed) -> None:
     tries = Tries(bed, _seed())
     table = [(file, kind, verb) for file in bed.files() for kind in (*BYTES, *KINDS) for verb in _VERBS]
-    for file, kind, verb in table:
+    tries.chance.shuffle(table)
+    for file, kind, verb in table[: _FULL // 2]:
         tries.play(file, kind, verb)
-    while tries.counts["tries"] < _FULL // 2:
-        tries.play(*tries.chance.choice(table))
+    assert tries.counts["tries"] == _FULL // 2
     _expect_nothing_wrong(tries)
