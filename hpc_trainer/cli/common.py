@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from hpc_trainer.config.user import read_user_config
+from hpc_trainer.operate.lost import told_few
+from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.runs.layout import default_runs_dir
 from hpc_trainer.runs.states import RunState
 
@@ -36,6 +38,12 @@ def console() -> Console:
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, width=int(os.environ.get("COLUMNS", "200")))
+
+
+def warn(status: SweepStatus) -> None:
+    """What cannot be read of a sweep, on standard error: for verbs whose output has no place for notes."""
+    for fault in told_few(status.faults):
+        print(f"Note: {fault}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.api import known_of, plan_grid, retry, submit_grid, top_up
-from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup
+from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
@@ -77,6 +77,7 @@ def run_submit(
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
+    warn(status)
     again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
     if names and list(names) != [status.sweep.name]:  # a sweep's name alone takes no cancel back
         again.add(RunState.CANCELLED)

@@ -17,6 +17,7 @@ from hpc_trainer.cli.common import (
     resolve_runs_dir,
     short_duration,
     short_number,
+    warn,
 )
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
@@ -141,6 +142,7 @@ def run_logs(
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
     status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
+    warn(status)
     run = runs[0] if len(runs) == 1 else _most_interesting(runs)
     files = log_files(status, run, rank)
     if as_json:
@@ -174,6 +176,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     if not names and sweep is None:
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    warn(status)
     set_umask(any(run.spec.config["paths"]["group_readable"] for run in runs))
     cancelled = cancel_runs(status, runs, save=save)
     if as_json:
@@ -188,6 +191,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
 def run_results(name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool) -> None:
     """Prints the table of results."""
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    warn(status)
     if as_json:
         rows = result_rows(status)
         print_json(sort_rows(rows, sort) if sort else rows)

@@ -35,6 +35,12 @@ ROOT = "train"
 _NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
 
 
+_ENDLESS = (
+    "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
+    "Look at the files of --config-dir that this command chooses."
+)
+
+
 def conf_dir() -> Path:
     """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
@@ -118,6 +124,8 @@ class Composer:
             raise self._explain(error, overrides) from error
         except (UnicodeError, YAMLError) as error:
             raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(_ENDLESS) from error
 
     def compose(self, overrides: Sequence[str]) -> TrainConfig:
         """One composed configuration as dataclasses, interpolations resolved; Hydra's own `compose`, 0.1 s."""

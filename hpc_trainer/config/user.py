@@ -29,13 +29,16 @@ def read_user_config() -> dict[str, Any]:
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        flat = dict(_flatten(loaded, "")) if isinstance(loaded, dict) else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deep, or a part of it holds itself. Write dotted keys.") from error
     if loaded is None:  # empty, or comments only
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must map dotted keys to values, as `cluster.account: my_account`.")
-    return dict(_flatten(loaded, ""))
+    return flat
 
 
 def _flatten(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:

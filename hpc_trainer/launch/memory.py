@@ -15,6 +15,7 @@ from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.memory_ways import ways
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import is_number
 from hpc_trainer.runs.spec import RunSpec
 
 # The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
@@ -102,9 +103,9 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
 def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
     """GB, of the first of these runs that has told; of many, no more than a few are asked."""
     for spec in runs[:_MOST]:
-        peak = (read_json(sweep.run(spec.run_id).memory) or {}).get("peak")
-        if isinstance(peak, (int, float)):
-            return peak / 1e9
+        peak: Any = (read_json(sweep.run(spec.run_id).memory) or {}).get("peak")
+        if is_number(peak):
+            return float(peak) / 1e9
     return None
 
 

@@ -36,6 +36,8 @@ class Known:
     """Shapes that Slurm has accepted in this sweep before."""
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
     """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
+    notes: tuple[str, ...] = ()
+    """What of the sweep's files cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ def build_plan(
         waiting=fitted.waiting,
         binding=fitted.binding,
         notes=(
+            *known.notes,
             *limits.notes,
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),

@@ -39,6 +39,8 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
+    if len(runs) == len(status.runs):  # the whole sweep: also what is the sweep's and stands in none of its files
+        jobs += status.lost_jobs
     cancel_jobs(jobs)
     cancel_jobs(_jobs(saving), signal="USR2")
     for run in chosen:

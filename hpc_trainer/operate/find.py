@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpc_trainer.errors import RunStateError
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.operate.lost import known_specs
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
+from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.runs.submissions import read_ledger
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
     """Every sweep under `runs_dir`, the one submitted last first."""
-    folders = [path.parent for path in runs_dir.glob("*/specs.jsonl")]
+    folders = {path.parent for name in SWEEP_FILES for path in runs_dir.glob(f"*/{name}")}
     return [SweepPaths(folder) for folder in sorted(folders, key=_newest_change, reverse=True)]
 
 
 def _newest_change(folder: Path) -> float:
-    files = (folder / "sweep.json", folder / "submissions.jsonl", folder / "specs.jsonl")
-    return max(path.stat().st_mtime for path in files if path.exists())
+    files = (folder / name for name in SWEEP_FILES)
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
@@ -30,7 +31,7 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     """
     if name is not None:
         as_path = Path(name)
-        if (as_path / "specs.jsonl").exists():
+        if SweepPaths(as_path).exists:
             return SweepPaths(as_path.absolute())
         return SweepPaths(runs_dir.absolute() / name)
     sweeps = list_sweeps(runs_dir)
@@ -47,7 +48,7 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
     Raises:
         RunStateError: a name fits nothing.
     """
-    if sweep is None and len(names) == 1 and (runs_dir / names[0] / "specs.jsonl").exists():
+    if sweep is None and len(names) == 1 and SweepPaths(runs_dir / names[0]).exists:
         status = read_status(find_sweep(runs_dir, names[0]))
         return status, status.runs
     if sweep is not None or not names:
@@ -55,11 +56,19 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
         return status, find_runs(status, names)
     for candidate in list_sweeps(runs_dir):
         # Specs tell names without asking the scheduler.
-        if all(any(fits(run_id, name) for run_id in read_specs(candidate)) for name in names):
+        if all(any(fits(run_id, name) for run_id in _run_ids(candidate)) for name in names):
             status = read_status(SweepPaths(candidate.folder.absolute()))
             return status, find_runs(status, names)
     status = read_status(find_sweep(runs_dir, None))
     return status, find_runs(status, names)
+
+
+def _run_ids(sweep: SweepPaths) -> Iterable[str]:
+    """Of a sweep that others may have changed none: who names it is told so."""
+    try:
+        return known_specs(sweep, read_ledger(sweep), [])
+    except UntrustedFileError:
+        return ()
 
 
 def fits(run_id: str, name: str) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.runs.files import read_json
+from hpc_trainer.errors import UntrustedFileError
+from hpc_trainer.operate.lost import is_of_unknown_job, submission_told_by
+from hpc_trainer.runs.beat import read_heartbeat, read_result
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, Submission, newest_of_run
+from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission, newest_in, read_ledger
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
 
 
@@ -45,6 +48,10 @@ class RunFolder:
     markers: frozenset[str]
     waits: str | None
     """Why the run waits in the sweep's own queue; None if it does not."""
+    faults: tuple[str, ...] = ()
+    """What of its files cannot be read."""
+    doubt: str | None = None
+    """What is lost that may tell of a later attempt or a later end than what was read."""
 
     @property
     def current(self) -> Attempt | None:
@@ -65,26 +72,62 @@ class RunFolder:
         return on_slurm and DONE not in self.markers and self.waits is None
 
 
-def read_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
-    submission, index = newest_of_run(paths, latest) or (None, 0)
+def read_folder(
+    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, jobs: Collection[str] = ()
+) -> RunFolder:
+    """What lies in the folder of a run; what is damaged is told in `faults`.
+
+    Args:
+        latest: the run's newest submission among the sweep's, and its index in there.
+        jobs: ids of all arrays that the sweep's submissions tell of.
+    """
+    faults, journal_faults = Faults(), Faults()
+    heartbeat = read_heartbeat(paths.heartbeat, faults)
+    book = _read_book(paths)
+    story = Journal(paths).read_story(journal_faults)
+    lost = _lost_attempt(paths, story.attempts, heartbeat)
+    faults += [*book.damage, *journal_faults, *lost]
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
+    submission, index = newest_in(book, latest) or (None, 0)
+    own_jobs = {each.job_id for each in book.submissions}
+    if (
+        submission is not None
+        and not doubts
+        and is_of_unknown_job(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
+    ):
+        doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
+    told = submission_told_by(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
+    submission, index = (told, 0) if told is not None else (submission, index)
     markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
     return RunFolder(
         paths=paths,
         submission=submission,
         element=index,
         job_id=submission.element_id(index) if submission else None,
-        attempts=Journal(paths).read(),
-        heartbeat=_numbers_only(read_json(paths.heartbeat) or {}),
-        result=(read_json(paths.result) or {}) if DONE in markers else {},
+        attempts=story.attempts,
+        heartbeat=heartbeat,
+        result=read_result(paths.result, faults) if DONE in markers else {},
         markers=markers,
         waits=waits,
+        faults=tuple(f"{paths.run_id}: {each}" for each in faults),
+        doubt=doubts[0] if doubts else None,
     )
 
 
-def _numbers_only(beat: Mapping[str, Any]) -> dict[str, Any]:
-    """A heartbeat without what no worker writes: a damaged file must not hide the other runs."""
-    numbers = {key: value for key, value in beat.items() if isinstance(value, (int, float))}
-    return {**numbers, "metrics": beat["metrics"]} if isinstance(beat.get("metrics"), dict) else numbers
+def _read_book(paths: RunPaths) -> Ledger:
+    """The run's own submissions.jsonl; one that others may have changed costs this run only."""
+    try:
+        return read_ledger(paths)
+    except UntrustedFileError as error:
+        return Ledger(damage=(str(error),))
+
+
+def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> Faults:
+    """An attempt that has left a sign of life or an error, and no line in the journal."""
+    number = attempts[-1].attempt + 1 if attempts else 0
+    if heartbeat.get("attempt", -1) >= number:
+        return [f"attempts.jsonl has lost attempt {heartbeat['attempt']}"]
+    return ["attempts.jsonl has lost attempt 0"] if not attempts and paths.failure(0).exists() else []
 
 
 def journal_settles(attempt: Attempt | None) -> bool:
@@ -103,11 +146,20 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
         state, cause, node = _decide_slurm(folder, view)
     else:
         (state, cause), node = _decide_local(folder), None
+    if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
+        state, cause = RunState.UNKNOWN, folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
         return RunState.PREEMPTED, "DONE is missing", node
     return state, cause, node
+
+
+def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
+    """True if Slurm has the run's job, or its own process lives: a queue that lives may be done with this run."""
+    if folder.submission is not None and folder.submission.executor == "slurm":
+        return view.queue is not None and folder.job_id in view.queue
+    return folder.current is not None and bool(is_alive(folder.current.process))
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
+from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
 from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, journal_settles, read_folder
-from hpc_trainer.runs.files import read_json
+from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.spec import RunSpec, read_specs
+from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
@@ -85,6 +87,10 @@ class SweepStatus:
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
+    faults: list[str] = field(default_factory=list)
+    """What cannot be read of the sweep's files and its runs'; `notes` begins with it."""
+    lost_jobs: tuple[str, ...] = ()
+    """Arrays of this sweep in the queue of which no file tells what runs they are for."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -113,29 +119,57 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     Raises:
         RunStateError: there is no such sweep.
     """
-    specs = read_specs(sweep)
+    ledger = read_ledger(sweep)
+    faults: Faults = []
+    specs = known_specs(sweep, ledger, faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
-    ledger = read_ledger(sweep)
     submissions = latest_of_each_run(ledger.submissions)
+    jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
     notes: list[str] = []
     folders = {
-        run_id: read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id)) for run_id in specs
+        run_id: read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id), jobs)
+        for run_id in specs
     }
     asked = [folder for folder in folders.values() if folder.needs_scheduler]
-    view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
+    # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
+    is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
+    was_on_slurm = is_torn and sweep.scripts.is_dir()
+    view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting) or was_on_slurm)
     unsettled = {
         folder.submission.uuid: folder.submission for folder in asked if folder.submission and folder.job_id is None
     }
     found = {uuid: find_by_uuid((view.queue or {}).values(), sweep.name, uuid) for uuid in unsettled}
     folders = {run_id: _with_found_job(folder, found) for run_id, folder in folders.items()}
     runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
+    lost = find_lost_jobs(
+        sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
+        needs_submit=any(run.state.needs_submit for run in runs),
+    )  # fmt: skip
+    if ledger.damage and was_on_slurm and view.queue is None:
+        lost = dataclasses.replace(lost, unseen=ledger.damage[0])
+    faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
     status = SweepStatus(
-        sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
-    )
+        sweep=sweep, runs=[_doubted(run, lost) for run in runs], notes=[*told_few(faults), *notes], ledger=ledger,
+        top_up_job=_top_up_job(sweep, ledger, view), faults=faults, lost_jobs=lost.arrays,
+    )  # fmt: skip
     if status.waiting:
-        notes.append(_waiting_note(status, view))
+        status.notes.append(_waiting_note(status, view))
     return status
+
+
+def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
+    """The run, UNKNOWN if a job that no file tells of may have it, or if it would be submitted without its spec."""
+    if run.state is RunState.COMPLETED or (run.state.is_active and not run.waits_in_sweep):
+        job_id = lost.job_of(run.run_id) if run.state is RunState.UNKNOWN else None
+        return run if job_id is None else dataclasses.replace(run, job_id=job_id)
+    cause = None if run.state is RunState.CANCELLED else lost.cause(run.run_id)
+    if cause is not None:
+        job_id = lost.job_of(run.run_id) or run.job_id
+        return dataclasses.replace(run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, waits_in_sweep=False)
+    if run.spec.is_lost and run.state.needs_submit:
+        return dataclasses.replace(run, state=RunState.UNKNOWN, cause=LOST_SPEC)
+    return run
 
 
 def _top_up_job(sweep: SweepPaths, ledger: Ledger, view: SchedulerView) -> str | None:
@@ -179,7 +213,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
-    known = sorted(each.parent.name for each in parent.glob("*/specs.jsonl"))
+    known = sorted({each.parent.name for name in SWEEP_FILES for each in parent.glob(f"*/{name}")})
     listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
     return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
 
@@ -235,7 +269,7 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
 def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
     """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
     newest = folder.attempts[-1] if folder.attempts else None
-    return (read_json(folder.paths.failure(newest.attempt)) or {}) if newest else {}
+    return read_failure(folder.paths.failure(newest.attempt)) if newest else {}
 
 
 def _stop_s(beat: Mapping[str, Any]) -> float | None:
@@ -249,7 +283,7 @@ def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _speed(beat: Mapping[str, Any]) -> Mapping[str, float]:
     found = {**beat, **_metrics(beat)}
-    return {key: found[key] for key in SPEED if isinstance(found.get(key), (int, float))}
+    return {key: found[key] for key in SPEED if is_number(found.get(key))}
 
 
 def _step(folder: RunFolder) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
-from hpc_trainer.runs.files import check_trusted, read_lines, write_json
+from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -214,8 +214,8 @@ class RunContext:
         if self.is_rank_zero:
             self._tracker = self.make_tracker(self.step)
             self._metrics.rewind(self.step)
-            for record in read_lines(self.paths.metrics):
-                self.saver.saw_metrics(record["step"], record)
+            for record in read_metrics(self.paths.metrics):
+                self.saver.saw_metrics(record["step"], {key: each for key, each in record.items() if each is not None})
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
             restarts = restarts_without_progress(Journal(self.paths).read())
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
@@ -228,7 +228,7 @@ class RunContext:
 
     def last_evaluation(self) -> dict[str, float] | None:
         """The newest evaluation in metrics.jsonl, if it is of the step resumed at; else None. Collective."""
-        newest = [each for each in read_lines(self.paths.metrics) if "eval_loss" in each][-1:]
+        newest = [each for each in read_metrics(self.paths.metrics) if "eval_loss" in each][-1:]
         here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
         return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, read_json, set_umask
-from hpc_trainer.runs.journal import Journal, failures_of_storage
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, set_umask
+from hpc_trainer.runs.journal import Journal, failures_of_storage, log_header
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
@@ -68,7 +69,7 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
         print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")
         return ExitCode.FAILED
     attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
-    _redirect_output(paths, attempt, env.rank)
+    _redirect_output(paths, attempt, env)
 
     os.environ.update(config.cluster.env)
     # cuBLAS keeps its workspace fixed, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
@@ -88,7 +89,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
     newest = earlier[-1] if earlier else None
     if newest is None or newest.restart_count >= env.restart_count or newest.state is RunState.REQUEUED:
         return None
-    code = (read_json(paths.failure(newest.attempt)) or {}).get("exit_code")
+    code = read_failure(paths.failure(newest.attempt)).get("exit_code")
     if code == ExitCode.STORAGE and failures_of_storage(paths) <= max_failures:
         return None  # a lost node looks like this, and Slurm has started the job elsewhere
     # srun may have ended rank 0 before it could journal another rank's error.
@@ -116,10 +117,16 @@ def _run_of_element(sweep: SweepPaths, uuid: str) -> str:
     raise RunStateError(f"{sweep.submissions} holds no run for array {uuid}, element {index!r}.")
 
 
-def _redirect_output(paths: RunPaths, attempt: int, rank: int) -> None:
-    """From here on this rank, and whatever it starts, prints into its own log."""
-    print(f"{paths.run_id}: attempt {attempt}, rank {rank} logs to {paths.log(attempt, rank)}", flush=True)
-    descriptor = os.open(paths.log(attempt, rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+def _redirect_output(paths: RunPaths, attempt: int, env: RankEnv) -> None:
+    """From here on this rank, and whatever it starts, prints into its own log, which says first whose it is."""
+    log = paths.log(attempt, env.rank)
+    print(f"{paths.run_id}: attempt {attempt}, rank {env.rank} logs to {log}", flush=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, f"{log_header(attempt, env.job_id, env.restart_count)}\n".encode())
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

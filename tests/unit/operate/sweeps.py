@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import parse_record
 from hpc_trainer.runs.spec import RunSpec, append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import write_confirmation, write_intent
@@ -31,7 +32,7 @@ class SweepOnDisk:
             self.paths, executor=executor, hardware="cpu_x1", run_ids=[spec.run_id for spec in self.specs]
         )
         write_confirmation(self.paths, intent, job_id)
-        lines = [json.loads(line) for line in self.paths.submissions.read_text().splitlines()]
+        lines = list(read_lines(self.paths.submissions))  # without their checksums
         for line in lines[-2:]:
             line["time"] -= age_s
         self.paths.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -71,7 +72,7 @@ class SweepOnDisk:
     def _backdate(self, index: int, age_s: float) -> None:
         path = self.run(index).attempts
         lines = path.read_text().splitlines()
-        last = json.loads(lines[-1])
+        last = parse_record(lines[-1].encode())  # without its checksum
         last["time"] -= age_s
         path.write_text("".join(line + "\n" for line in (*lines[:-1], json.dumps(last))))
 

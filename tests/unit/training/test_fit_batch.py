@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def test_another_device_is_searched_anew_and_memory_that_ended_means_less(room: 
         "changes-the-schedule: fit.grad_accum_steps: 3 -> 4", "changes-the-schedule: fit.micro_batch_size: 8 -> 6",
     ]  # fmt: skip
     room.tried = []
-    run.paths.attempts.write_text(run.paths.attempts.read_text().replace('["cpu"]', '["NVIDIA H200"]'))
+    lines = [json.dumps(record).replace('["cpu"]', '["NVIDIA H200"]') for record in read_lines(run.paths.attempts)]
+    run.paths.attempts.write_text("".join(f"{line}\n" for line in lines))
     train_here(config, tmp_path, attempt=2)
     assert room.tried[-1] == 24
 
