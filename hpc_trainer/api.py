@@ -145,8 +145,11 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     )
 
 
-def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
+def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) -> Submitted:
     """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
+
+    Args:
+        take_back: take back the cancel of cancelled ones; False leaves them cancelled.
 
     Raises:
         RunStateError: the sweep has no such run.
@@ -157,7 +160,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
     if missing or not run_ids:
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    done = submit_grid(grid, retry_failed=True, revive=True)
+    done = submit_grid(grid, retry_failed=True, revive=take_back)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
-from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, journal_settles, read_folder
+from hpc_trainer.operate.run_state import (
+    RunFolder,
+    SchedulerView,
+    decide,
+    ended_before_it_began,
+    journal_settles,
+    read_folder,
+)
+from hpc_trainer.operate.unstarted import last_words
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
@@ -54,7 +62,7 @@ class RunStatus:
     @property
     def error(self) -> Mapping[str, Any]:
         """The first error that it recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
-        return (self.attempts[-1].error if self.attempts else {}) or self.failure
+        return self.failure or (self.attempts[-1].error if self.attempts else {})
 
     @property
     def reason(self) -> str | None:
@@ -204,6 +212,8 @@ def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = F
 def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
     state, cause, node = decide(folder, view)
     failure = _first_failure(folder) if state is RunState.FAILED else {}
+    if ended_before_it_began(folder, state):
+        failure = last_words(folder)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:

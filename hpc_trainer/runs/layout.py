@@ -166,7 +166,10 @@ class SweepPaths:
         return self.folder / "code"
 
     def requeue_request(self, job_id: str, restart_count: int) -> Path:
-        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file."""
+        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file.
+
+        It holds the run's folder: the batch script looks for the cancel marker there before it acts.
+        """
         return self.scripts / f"requeue-{job_id}-{restart_count}"
 
     def run(self, run_id: str) -> RunPaths:

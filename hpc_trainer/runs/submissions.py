@@ -40,6 +40,10 @@ class Submission:
     parallelism: int | None = None
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    after: str | None = None
+    """Of a successor: the uuid of the submission that it follows. None before there was this field."""
+    num_attempts: tuple[int, ...] = ()
+    """Of the local executor: how many attempts each run had before; () before there was this field."""
     doubt_time: float | None = None
     """When sbatch gave up without an answer: the scheduler may still take the job after that."""
     job_id: str | None = None
@@ -80,12 +84,13 @@ class Ledger:
 
 def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
-    parallelism: int | None = None, code: str | None = None,
+    parallelism: int | None = None, code: str | None = None, after: str | None = None,
+    num_attempts: Sequence[int] = (),
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
-        kind=kind, parallelism=parallelism, code=code,
+        kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
     )  # fmt: skip
     append_lines(
         paths.submissions,
@@ -99,6 +104,8 @@ def write_intent(
                 "run_ids": list(run_ids),
                 "parallelism": parallelism,
                 "code": code,
+                **({"after": after} if after else {}),
+                **({"num_attempts": list(num_attempts)} if num_attempts else {}),
                 "time": intent.time,
             }
         ],
@@ -195,6 +202,8 @@ def _parse_intent(record: dict[str, Any]) -> Submission:
         kind=str(record.get("kind", "array")),
         parallelism=None if record.get("parallelism") is None else int(record["parallelism"]),
         code=None if record.get("code") is None else str(record["code"]),
+        after=None if record.get("after") is None else str(record["after"]),
+        num_attempts=tuple(int(number) for number in record.get("num_attempts") or ()),
     )
 
 
@@ -208,10 +217,25 @@ def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Sub
 def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
     """The run's newest submission: `latest` of the sweep's, or a successor job that an attempt submitted after it.
 
+    By what each successor says that it follows, not by time: two hosts wrote the two files, and their clocks differ.
+
     Raises:
         UntrustedFileError: others may have changed the run's submissions.jsonl.
     """
     successors = read_ledger(paths).submissions
-    if not successors or (latest is not None and latest[0].time > successors[-1].time):
+    if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest
     return successors[-1], 0
+
+
+def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
+    """True if the last of these followed `submission`, over others or at once."""
+    by_uuid = {each.uuid: each for each in successors}
+    newest = root = successors[-1]
+    for _ in successors:
+        if root.after is None:
+            return submission.time <= newest.time  # written before successors said what they follow
+        if root.after not in by_uuid:
+            break
+        root = by_uuid[root.after]
+    return root.after == submission.uuid
