@@ -16,6 +16,9 @@ from hpc_trainer.runs.submissions import SUCCESSOR, Submission, newest_of_run
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
 
+End = tuple[RunState, str | None, str | None]
+"""State, cause and node of a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
@@ -23,6 +26,8 @@ class SchedulerView:
 
     queue: Mapping[str, QueueEntry] | None
     accounting: Mapping[str, AccountingEntry] | None
+    remembered: Mapping[str, End] = field(default_factory=dict)
+    """What the accounting said of jobs before: it may have forgotten them."""
     accounted: frozenset[str] = field(init=False)
     """Jobs and arrays of which the accounting has any row."""
 
@@ -184,6 +189,8 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.accounting.get(job_id or "")
+    if account is None and job_id in view.remembered:
+        return view.remembered[job_id]
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
         is_cancelled = account is not None and account.state == "CANCELLED"

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
+from hpc_trainer.operate.known_ends import read_ends, record_ends
 from hpc_trainer.operate.run_state import (
+    End,
     RunFolder,
     SchedulerView,
     decide,
@@ -132,12 +134,19 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     }
     asked = [folder for folder in folders.values() if folder.needs_scheduler]
     view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
+    if any(folder.job_id not in (view.queue or {}) and not journal_settles(folder.current) for folder in asked):
+        view = dataclasses.replace(view, remembered=read_ends(sweep))
     unsettled = {
         folder.submission.uuid: folder.submission for folder in asked if folder.submission and folder.job_id is None
     }
     found = {uuid: find_by_uuid((view.queue or {}).values(), sweep.name, uuid) for uuid in unsettled}
     folders = {run_id: _with_found_job(folder, found) for run_id, folder in folders.items()}
-    runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
+    decided = {run_id: decide(folder, view) for run_id, folder in folders.items()}
+    record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
+    runs = [
+        _status_of(specs[run_id], folder, decided[run_id], ledger.refused.get(run_id))
+        for run_id, folder in folders.items()
+    ]
     status = SweepStatus(
         sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
     )
@@ -209,8 +218,8 @@ def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = F
         return SchedulerView(queue, None)
 
 
-def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
-    state, cause, node = decide(folder, view)
+def _status_of(spec: RunSpec, folder: RunFolder, decided: End, refused: str | None) -> RunStatus:
+    state, cause, node = decided
     failure = _first_failure(folder) if state is RunState.FAILED else {}
     if ended_before_it_began(folder, state):
         failure = last_words(folder)

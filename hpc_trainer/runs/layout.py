@@ -141,6 +141,11 @@ class SweepPaths:
         return self.folder / "submissions.jsonl"
 
     @property
+    def ends(self) -> Path:
+        """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
+        return self.folder / "ends.jsonl"
+
+    @property
     def lock(self) -> Path:
         """Held by the one `submit` at work."""
         return self.folder / "submit.lock"
