@@ -99,7 +99,7 @@ def _remove_if_dead(paths: SweepPaths) -> None:
     held = read_json(paths.lock) or {}
     holder = str(held.get("holder", ""))
     try:
-        age = time.time() - float(held.get("time", paths.lock.stat().st_mtime))
+        age = _now_there(paths) - paths.lock.stat().st_mtime
     except FileNotFoundError:
         return  # released in this moment
     alive = is_alive(holder) if holder else (None if age < _NAMELESS_S else False)
@@ -109,6 +109,16 @@ def _remove_if_dead(paths: SweepPaths) -> None:
             f"know it is gone, remove {paths.lock}."
         )
     _remove_if_still(paths, held)
+
+
+def _now_there(paths: SweepPaths) -> float:
+    """The time by the clock that stamps the sweep's files: the holder's host and ours may be minutes apart."""
+    probe = paths.lock.with_name(f".{paths.lock.name}.{process_name()}.now")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _remove_if_still(paths: SweepPaths, held: dict[str, Any]) -> None:

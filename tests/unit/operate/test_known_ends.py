@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 from hpc_trainer.api import submit_grid
 from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
@@ -109,3 +113,25 @@ def test_remembered_ends_that_cannot_be_read_or_written_matter_to_nobody(
         sweep.paths.ends.write_text(damage)
         sweep.paths.ends.chmod(0o600)
     assert _one(sweep).state is S.CANCELLED
+
+
+@pytest.mark.usefixtures("no_slurm")
+@pytest.mark.parametrize("behind_s", [-120.0, 120.0])
+def test_a_local_submit_on_a_login_node_with_another_clock_is_at_work(tmp_path: Path, behind_s: float) -> None:
+    """Its queue lives: the attempt before it, by a clock that is ahead, is not the newest submission's."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "local", make_specs(1))
+    sweep.submit("elsewhere:1:1.00", "local")
+    sweep.start(executor="local", job_id="local-1")
+    sweep.end(state=S.FAILED, cause="exception")
+    run_id = sweep.specs[0].run_id
+    intent = write_intent(sweep.paths, executor="local", hardware="cpu_x1", run_ids=[run_id], num_attempts=[1])
+    write_confirmation(sweep.paths, intent, process_name())
+    lines = [json.loads(line) for line in sweep.paths.submissions.read_text().splitlines()]
+    for line in lines[-2:]:
+        line["time"] -= behind_s
+    sweep.paths.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert _one(sweep).state is S.PENDING
+    sweep.start(attempt=1, executor="local", job_id="local-2", pid=os.getpid())
+    assert _one(sweep).state is S.RUNNING
+    sweep.end(attempt=1, state=S.FAILED, cause="exception")
+    assert _one(sweep).state is S.FAILED
