@@ -48,7 +48,7 @@ class Scenario:
 SCENARIOS: dict[str, Scenario] = {}
 _MODULES = (
     "accounting", "batch_shell", "cancels", "controller", "moments", "nodes", "preemption", "ranks", "requeues",
-    "timeouts",
+    "storage", "timeouts",
 )  # fmt: skip
 
 
