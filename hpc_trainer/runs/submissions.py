@@ -169,7 +169,10 @@ def read_ledger(paths: Book) -> Ledger:
                     refused.pop(run_id, None)
                 taken[intent.uuid] = {key: waiting.pop(key) for key in intent.run_ids if key in waiting}
             elif record["event"] == "confirmed":
-                intents[record["uuid"]] = replace(intents[record["uuid"]], job_id=str(record["job_id"]))
+                intent = intents[record["uuid"]]
+                for run_id in intent.run_ids if intent.dropped else ():
+                    waiting.pop(run_id, None)  # the scheduler's answer was late, and it has the job
+                intents[intent.uuid] = replace(intent, job_id=str(record["job_id"]), dropped=False)
             elif record["event"] == "doubt":
                 intents[record["uuid"]] = replace(intents[record["uuid"]], doubt_time=float(record["time"]))
             elif record["event"] == "refused":

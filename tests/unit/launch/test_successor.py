@@ -24,6 +24,7 @@ from hpc_trainer.runs.submissions import (
     newest_of_run,
     read_ledger,
     write_confirmation,
+    write_dropped,
     write_intent,
 )
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -166,6 +167,20 @@ def test_a_retry_from_a_login_node_whose_clock_is_behind_starts(sweep: SweepPath
     sweep.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert worker_newer(sweep, run, "200_0") is None
     assert worker_newer(sweep, run, "101_1") == "200_0"
+
+
+def test_a_successor_that_was_given_up_too_early_leaves(sweep: SweepPaths, run: RunPaths) -> None:
+    """By a clock that is ahead its sbatch seemed dead: the run was submitted again, and then it was accepted."""
+    (first,) = read_ledger(sweep).submissions
+    intent = write_intent(
+        run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR, after=first.uuid
+    )
+    write_dropped(run, intent, "the scheduler does not know it")
+    again = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id])
+    write_confirmation(sweep, again, "200")
+    write_confirmation(run, intent, "102")
+    assert worker_newer(sweep, run, "102") == "200_0"
+    assert worker_newer(sweep, run, "200_0") is None
 
 
 def worker_newer(sweep: SweepPaths, run: RunPaths, job_id: str) -> str | None:
