@@ -12,6 +12,8 @@ import pytest
 from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.drill import DrillReport, _come_back
+from hpc_trainer.operate.drill_kinds import Drill
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
@@ -183,3 +185,19 @@ def test_a_local_run_gets_a_signal_after_its_marker(tmp_path: Path) -> None:
         for process in (rank, queue):
             process.kill()
             process.communicate()
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_drill_does_not_bring_back_what_somebody_cancels_meanwhile(tmp_path: Path) -> None:
+    """The drill has killed the run, and is about to retry it."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "local", make_specs(1))
+    sweep.submit("elsewhere:1:1.00", "local")
+    sweep.start(executor="local", job_id="local-1", pid=2**22 + 1)
+    sweep.end(state=RunState.FAILED, cause="killed")
+    sweep.mark("CANCEL")
+    report = DrillReport(run_id=sweep.specs[0].run_id, drill=Drill.kill, how="", newest_checkpoint=None)
+    brought_back: list[str] = []
+    attempt = read_status(sweep.paths).runs[0].attempts[0]
+    _come_back(report, sweep.paths, attempt, brought_back.append, 0.0, 1.0)
+    assert brought_back == []
+    assert report.problems == ["somebody has cancelled it meanwhile: it stays so"]
