@@ -160,8 +160,11 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     )
 
 
-def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
+def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) -> Submitted:
     """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
+
+    Args:
+        take_back: take back the cancel of cancelled ones; False leaves them cancelled.
 
     Raises:
         RunStateError: the sweep has no such run.
@@ -174,7 +177,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
         why = " ".join(["", *(f"{fault}." for fault in faults[:3]), WRITE_AGAIN]) if missing else ""
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.{why}")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    done = submit_grid(grid, retry_failed=True, revive=True)
+    done = submit_grid(grid, retry_failed=True, revive=take_back)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 

@@ -117,7 +117,7 @@ def _trials(
                 sweep=grid.sweep,
                 spec=spec,
                 start=partial(submit_grid, grid, command_line=sys.argv),
-                bring_back=partial(retry, grid.sweep, [spec.run_id]),
+                bring_back=partial(retry, grid.sweep, [spec.run_id], take_back=False),
             )
         )
     return trials, plan

@@ -79,7 +79,8 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
     again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
-    if names and list(names) != [status.sweep.name]:  # a sweep's name alone takes no cancel back
+    take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
+    if take_back:
         again.add(RunState.CANCELLED)
     wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
     if not wanted:
@@ -88,7 +89,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
         raise RunStateError(
             f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )
-    done = retry(status.sweep, wanted)
+    done = retry(status.sweep, wanted, take_back=take_back)
     print_json(submit_json(done)) if as_json else print_submitted(done)
 
 

@@ -13,7 +13,6 @@ from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
-from hpc_trainer.runs.reading import as_text, as_time
 
 # Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
 _EXPIRY_S = 300.0
@@ -100,11 +99,11 @@ def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
 def _remove_if_dead(paths: SweepPaths) -> None:
     held = read_json(paths.lock, [])
     try:
-        info = paths.lock.lstat()
+        info, now = paths.lock.lstat(), _now_there(paths)
     except FileNotFoundError:
         return  # released in this moment
-    holder, age = _holder_and_time(held or {})
-    age = time.time() - (info.st_mtime if age is None else age)
+    holder = _holder_of(held or {})
+    age = now - info.st_mtime
     # A lock without a text was made by a process that was killed in it; a damaged one may have a living holder.
     is_damaged = not holder and info.st_size > 0
     alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
@@ -118,11 +117,19 @@ def _remove_if_dead(paths: SweepPaths) -> None:
     _remove_if_still(paths, held)
 
 
-def _holder_and_time(held: Mapping[str, Any]) -> tuple[str, float | None]:
+def _holder_of(held: Mapping[str, Any]) -> str:
+    holder = held.get("holder", "")
+    return holder if isinstance(holder, str) else ""
+
+
+def _now_there(paths: SweepPaths) -> float:
+    """The time by the clock that stamps the sweep's files: the holder's host and ours may be minutes apart."""
+    probe = paths.lock.with_name(f".{paths.lock.name}.{process_name()}.now")
     try:
-        return as_text(held.get("holder", "")), as_time(held["time"]) if "time" in held else None
-    except ValueError:
-        return "", None
+        probe.touch()
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _remove_if_still(paths: SweepPaths, held: dict[str, Any] | None) -> None:

@@ -17,6 +17,7 @@ from typing import NoReturn
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.pace import JOB_START
 
 # Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
@@ -205,8 +206,9 @@ def _tail(folder: str, is_array: bool, exit_codes: Sequence[tuple[int, int]]) ->
     return [
         "code=$?",
         f'request={shlex.quote(f"{folder}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
-        # rm first: a request is for this incarnation alone.
-        f'if [ -e "$request" ]; then rm -f -- "$request"; scontrol requeue Incomplete "{job}"; fi',
+        # rm first: a request is for this incarnation alone. It names the run's folder: the marker is read last.
+        f'if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; '
+        f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"; fi',
         *([f"case $code in{cases} esac"] if cases else []),
         "exit $code",
     ]

@@ -96,10 +96,16 @@ def _find_job(paths: SweepPaths, intent: Submission) -> str | None:
 
 
 def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:
-    """The array that started one of the intent's runs after it was written: also where there is no accounting."""
+    """The array that started one of the intent's runs, and is no other submission's: also without accounting.
+
+    Not by time: the clocks of the login node and of the compute node differ.
+    """
+    others = {each.job_id for each in read_ledger(paths).submissions}
     for index, run_id in enumerate(intent.run_ids):
-        for attempt in Journal(paths.run(run_id)).read():
+        run = paths.run(run_id)
+        others |= {each.job_id for each in read_ledger(run).submissions}
+        for attempt in Journal(run).read():
             is_its = "_" not in attempt.job_id if intent.kind == SUCCESSOR else attempt.job_id.endswith(f"_{index}")
-            if attempt.start_time >= intent.time and is_its:
+            if attempt.executor == "slurm" and is_its and array_of(attempt.job_id) not in others:
                 return array_of(attempt.job_id)
     return None

@@ -22,7 +22,7 @@ from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive
-from hpc_trainer.runs.states import DONE, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
 from hpc_trainer.training.checkpoint.folders import committed
 
@@ -188,6 +188,9 @@ def _come_back(
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)
+    if report.drill is not Drill.cancel and paths.marker(CANCEL).exists():
+        report.problems.append("somebody has cancelled it meanwhile: it stays so")
+        return
     if not run.state.is_active:
         bring_back(report.run_id)
     elif run.state is RunState.REQUEUED:

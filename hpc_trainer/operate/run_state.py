@@ -16,7 +16,11 @@ from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission, newest_in, read_ledger
+from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
+
+End = tuple[RunState, str | None, str | None]
+"""State, cause and node of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class SchedulerView:
 
     queue: Mapping[str, QueueEntry] | None
     accounting: Mapping[str, AccountingEntry] | None
+    remembered: Mapping[str, End] = field(default_factory=dict)
+    """What the accounting said of jobs before: it may have forgotten them."""
     accounted: frozenset[str] = field(init=False)
     """Jobs and arrays of which the accounting has any row."""
 
@@ -61,9 +67,11 @@ class RunFolder:
             return newest
         if self.submission.executor == "slurm":
             return newest if newest.job_id == self.job_id else None
-        if newest.start_time < self.submission.time:
-            return None
-        return newest
+        if self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
+            is_its = len(self.attempts) > self.submission.num_attempts[self.element]
+        else:
+            is_its = newest.start_time >= self.submission.time
+        return newest if is_its else None
 
     @property
     def needs_scheduler(self) -> bool:
@@ -131,7 +139,9 @@ def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[s
 
 
 def journal_settles(attempt: Attempt | None) -> bool:
-    return attempt is not None and attempt.has_ended and attempt.state is not RunState.REQUEUED
+    if attempt is None or not attempt.has_ended or attempt.cause == UNEXPLAINED:
+        return False
+    return attempt.state is not RunState.REQUEUED
 
 
 def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
@@ -231,8 +241,15 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.accounting.get(job_id or "")
+    if account is None and job_id in view.remembered:
+        return view.remembered[job_id]
+    if current is not None and current.cause == UNEXPLAINED and current.state is not None:
+        # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
+        is_cancelled = account is not None and account.state == "CANCELLED"
+        return (RunState.CANCELLED, "cancelled", None) if is_cancelled else (current.state, cause, None)
     if account is not None and (ended := _ended_by_accounting(account, current)):
-        return ended, cause or f"Slurm: {account.state} ({account.exit_code})", account.node
+        told = None if ended_before_it_began(folder, ended) else cause
+        return ended, told or f"Slurm: {account.state} ({account.exit_code})", account.node
     assert folder.submission is not None
     if time.time() - folder.submission.time < _LAG_S:
         return RunState.PENDING, None, None
@@ -257,15 +274,35 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
     if account.state == "COMPLETED":
         # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
         return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
-    if account.state == "FAILED" and current is not None and current.state is RunState.REQUEUED:
-        return RunState.PREEMPTED  # saved, and then nobody could requeue it: the next submit brings it back
-    if account.state == "FAILED" and current is None and account.exit_code in _STOP_EXIT_CODES:
-        return RunState.PREEMPTED  # stopped before Python had its handlers: nothing ran, nothing failed
+    if account.state == "FAILED" and _was_interrupted(account.exit_code, current):
+        return RunState.PREEMPTED
     return _ENDED.get(account.state)
 
 
+def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
+    """True if what Slurm calls FAILED says nothing against the run: the next submit brings it back."""
+    if exit_code in _SHELL_KILLED:
+        return True
+    if current is None:
+        return exit_code in _STOP_EXIT_CODES  # stopped before Python had its handlers: nothing ran, nothing failed
+    # Saved, and then nobody could requeue it. Another code is of a later start, that ended before its worker began.
+    return current.state is RunState.REQUEUED and exit_code in (_LEFT_EXIT_CODES | _STOP_EXIT_CODES)
+
+
+# A signal of the batch shell itself, by `scancel --batch`, `--full`, an epilog or a killer: it is not the run's doing.
+_SHELL_KILLED = {"0:9", "0:12", "0:15"}
 # SIGTERM and SIGUSR2 as Slurm shows them: the batch shell's signal, a shell's code, or srun's own way (seen: 15:0).
 _STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
+# What a worker leaves with that has saved, also under the codes that replace ours (launch/plan.py), and what srun says
+# when it ended the other ranks.
+_LEFT_EXIT_CODES = {f"{code}:0" for code in (74, 75, *range(79, 126), 137, 9)}
+
+
+def ended_before_it_began(folder: RunFolder, state: RunState) -> bool:
+    """True if a job failed whose worker wrote nothing: its set-up lines, the environment, or the frozen code."""
+    on_slurm = folder.submission is not None and folder.submission.executor == "slurm"
+    current = folder.current
+    return on_slurm and state is RunState.FAILED and (current is None or current.state is RunState.REQUEUED)
 
 
 def _state_in_queue(entry: QueueEntry, current: Attempt | None, *, is_successor: bool) -> RunState:

@@ -10,8 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
+from hpc_trainer.operate.known_ends import read_ends, record_ends
 from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
-from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, journal_settles, read_folder
+from hpc_trainer.operate.run_state import (
+    End,
+    RunFolder,
+    SchedulerView,
+    decide,
+    ended_before_it_began,
+    journal_settles,
+    read_folder,
+)
+from hpc_trainer.operate.unstarted import last_words
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
@@ -56,7 +66,7 @@ class RunStatus:
     @property
     def error(self) -> Mapping[str, Any]:
         """The first error that it recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
-        return (self.attempts[-1].error if self.attempts else {}) or self.failure
+        return self.failure or (self.attempts[-1].error if self.attempts else {})
 
     @property
     def reason(self) -> str | None:
@@ -136,12 +146,19 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
     was_on_slurm = is_torn and sweep.scripts.is_dir()
     view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting) or was_on_slurm)
+    if any(folder.job_id not in (view.queue or {}) and not journal_settles(folder.current) for folder in asked):
+        view = dataclasses.replace(view, remembered=read_ends(sweep))
     unsettled = {
         folder.submission.uuid: folder.submission for folder in asked if folder.submission and folder.job_id is None
     }
     found = {uuid: find_by_uuid((view.queue or {}).values(), sweep.name, uuid) for uuid in unsettled}
     folders = {run_id: _with_found_job(folder, found) for run_id, folder in folders.items()}
-    runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
+    decided = {run_id: decide(folder, view) for run_id, folder in folders.items()}
+    record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
+    runs = [
+        _status_of(specs[run_id], folder, decided[run_id], ledger.refused.get(run_id))
+        for run_id, folder in folders.items()
+    ]
     lost = find_lost_jobs(
         sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
         needs_submit=any(run.state.needs_submit for run in runs),
@@ -235,9 +252,11 @@ def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = F
         return SchedulerView(queue, None)
 
 
-def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
-    state, cause, node = decide(folder, view)
+def _status_of(spec: RunSpec, folder: RunFolder, decided: End, refused: str | None) -> RunStatus:
+    state, cause, node = decided
     failure = _first_failure(folder) if state is RunState.FAILED else {}
+    if ended_before_it_began(folder, state):
+        failure = last_words(folder)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpc_trainer.operate.unstarted import NOT_STARTED
 from hpc_trainer.runs.states import RunState
 
 
@@ -97,6 +98,15 @@ BY_CAUSE: dict[str, Verdict] = {
     "storage": Verdict(
         "Storage or data failed more often than cluster.max_failures allows (exit 74).",
         ("check quota and free space", _RETRY),
+    ),
+    NOT_STARTED: Verdict(
+        "It ended before its worker began: by a line of cluster.setup, the environment, or the frozen code.",
+        (
+            "hpc-trainer logs {run}",
+            "mend cluster.setup, cluster.python or the environment, then the same `hpc-trainer submit` with "
+            "--retry-failed: the same run goes on, with the cluster's settings of now",
+            _RETRY + " if the cause lies outside the configuration: retry takes the settings of the first submit",
+        ),
     ),
     "killed": Verdict(
         "Its process was killed from outside (kill -9, or the machine ran out of memory).", (_LOGS, _RETRY)

@@ -13,6 +13,7 @@ from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.operate.unstarted import NOT_STARTED
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
@@ -71,7 +72,8 @@ def _verdict(run: RunStatus) -> Verdict:
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
-    return BY_CAUSE.get(run.cause or "", BY_STATE[RunState.FAILED])
+    cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
+    return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
 
 
 def _met_its_end(run: RunStatus) -> bool:
@@ -100,8 +102,8 @@ def _flag(run: RunStatus) -> str:
 def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     error = run.error
     if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
-        where = f"rank {error.get('rank')} on {error.get('node')}"
-        yield f"{where}: {error.get('type')}: {str(error.get('message', '')).strip()}"
+        where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
+        yield f"{where}: {str(error.get('message', '')).strip()}"
         frames = [
             line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
         ]

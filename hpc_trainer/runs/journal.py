@@ -265,5 +265,28 @@ def restarts_without_progress(attempts: list[Attempt]) -> int:
 
 def failures_of_storage(paths: RunPaths) -> int:
     """How often storage or data (exit 74) brought the run down since a person submitted it."""
-    failures = (read_failure(paths.failure(each.attempt)) for each in newest_chain(Journal(paths).read()))
-    return sum(failure.get("exit_code") == ExitCode.STORAGE for failure in failures)
+    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read()))
+
+
+def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
+    failure = read_failure(paths.failure(attempt.attempt)) or attempt.error
+    return failure.get("exit_code") == ExitCode.STORAGE
+
+
+def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
+    """How many starts of a job in a row, up to this one, told no end but a failure of storage, and got no further.
+
+    Slurm's count of restarts needs no file; what the journal has of a start takes it out of the count.
+    """
+    told = {each.restart_count: each for each in attempts if each.job_id == job_id}
+    count = 1
+    while count <= restart_count:
+        earlier, later = told.get(restart_count - count), told.get(restart_count - count + 1)
+        if earlier is not None:
+            is_failure = earlier.error.get("exit_code") == ExitCode.STORAGE
+            begins = [None if each is None else each.resumed_step for each in (earlier, later)]
+            got_on = None not in begins and begins[1] > begins[0]  # type: ignore[operator]
+            if (earlier.has_ended and not is_failure) or got_on:
+                break
+        count += 1
+    return count

@@ -31,6 +31,8 @@ class JobInfo:
     run_time_s: float | None
     time_limit_s: float | None
     partition: str = ""
+    reason: str = ""
+    """Why the job is in this state; "None" if Slurm gives no reason."""
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Seconds until the time limit by Slurm's own clock; None if it has none."""
@@ -70,6 +72,7 @@ def parse_job(text: str) -> JobInfo:
         run_time_s=parse_duration(fields.get("RunTime", "")),
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
         partition=fields.get("Partition", ""),
+        reason=fields.get("Reason", ""),
     )
 
 

@@ -147,3 +147,12 @@ def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) 
     argv = ["sacct", "-n", "-P", "-X", "-S", start, "--name", job_name(sweep, uuid), "-o", _ACCOUNTING_FIELDS]
     entries = _accounting(argv, timeout_s)
     return next((array_of(job_id) for job_id in entries), None)
+
+
+def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
+    """False only where sacct itself says that this site keeps no accounting."""
+    try:
+        run_slurm(["sacct", "-n", "-X", "-S", "now", "-o", "JobID"], timeout_s=timeout_s)
+    except SlurmError as error:
+        return "disabled" not in str(error)
+    return True

@@ -23,6 +23,6 @@ export SUBMITIT_EXECUTOR=slurm
 srun --unbuffered --output /shared/runs/golden/slurm/%A_%a_%t_log.out --output /shared/runs/golden/slurm/%A_%a.out --open-mode=append --kill-on-bad-exit=1 -- python3 -u -m hpc_trainer.worker --sweep-dir /shared/runs/golden --array 0123456789abcdef0123456789abcdef
 code=$?
 request=/shared/runs/golden/slurm/requeue-"${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}-${SLURM_RESTART_COUNT:-0}"
-if [ -e "$request" ]; then rm -f -- "$request"; scontrol requeue Incomplete "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"; fi
+if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; [ -e "$run/CANCEL" ] || scontrol requeue Incomplete "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"; fi
 exit $code
 

@@ -124,9 +124,9 @@ def test_a_refused_array_is_an_error_and_the_next_submit_works(folder: Path, fak
 def test_the_arrays_before_a_refused_one_stand(folder: Path, fake_slurm: FakeSlurm) -> None:
     grid = make_grid(folder, [make_spec(*SLURM), make_spec(*SLURM, "hardware=gpu_x16")])
     script = (fake_slurm.bin / "sbatch").read_text()
-    refuse = 'if grep -q gpus-per-node "$1"; then echo "sbatch: error: no GPUs today" >&2; exit 1; fi\n'
+    refuse = 'if grep -q gpus-per-node "$1"; then echo "sbatch: error: Invalid GPUs today" >&2; exit 1; fi\n'
     (fake_slurm.bin / "sbatch").write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{refuse}"))
-    with pytest.raises(SubmitError, match="no GPUs today"):
+    with pytest.raises(SubmitError, match="Invalid GPUs today"):
         submit(grid)
     (fake_slurm.bin / "sbatch").write_text(script)
     (array,) = submit(grid)
@@ -136,6 +136,24 @@ def test_the_arrays_before_a_refused_one_stand(folder: Path, fake_slurm: FakeSlu
 def test_a_lost_reply_is_not_submitted_twice(folder: Path, fake_slurm: FakeSlurm) -> None:
     grid = make_grid(folder, make_specs(3, *SLURM))
     fake_slurm.lose_reply()
+    (array,) = submit(grid)
+    assert array.job_id == "101"
+    assert submit(grid) == []
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("end", ["exit 137", "kill -9 $$", "echo 'logger: no route to the log host' >&2; exit 1"])
+def test_a_wrapper_that_fails_after_the_job_was_accepted_makes_no_second_array(
+    end: str, folder: Path, fake_slurm: FakeSlurm
+) -> None:
+    """A site's own `sbatch` around Slurm's, that is killed or fails at work of its own, and swallows the answer."""
+    grid = make_grid(folder, make_specs(3, *SLURM))
+    wrapper, real = fake_slurm.bin / "sbatch", fake_slurm.bin / "real" / "sbatch"
+    real.parent.mkdir()
+    wrapper.rename(real)
+    asked = f'case "$*" in --test-only*) exec "{real}" "$@" ;; esac\n'
+    wrapper.write_text(f'#!/bin/sh\n{asked}"{real}" "$@" > /dev/null\n{end}\n')
+    wrapper.chmod(0o755)
     (array,) = submit(grid)
     assert array.job_id == "101"
     assert submit(grid) == []

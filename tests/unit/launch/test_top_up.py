@@ -119,7 +119,8 @@ def test_a_limit_that_nobody_told_is_found_by_halves(folder: Path, fake_slurm: F
 
 def test_a_refused_top_up_job_loses_nothing(folder: Path, limited: FakeSlurm) -> None:
     sbatch = limited.bin / "sbatch"
-    refuse = 'case "$*" in *--begin*) echo "sbatch: error: this partition takes GPU jobs only" >&2; exit 1 ;; esac\n'
+    words = "sbatch: error: Invalid job: this partition takes GPU jobs only"
+    refuse = f'case "$*" in *--begin*) echo "{words}" >&2; exit 1 ;; esac\n'
     sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
     grid = make_grid(folder, make_specs(9, "cluster=slurm"))
     done = submit_grid(grid).outcome

@@ -1,0 +1,60 @@
+"""What Slurm's accounting once said of a run's end: it forgets jobs, and a run that was cancelled must stay so.
+
+The sweep's ends.jsonl has a line for each end that only the accounting knows. Whatever verb of the sweep's owner learns
+of one appends it, by a single write; a line that is there twice says the same twice. Somebody who may only read the
+sweep goes without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.operate.run_state import End, RunFolder, SchedulerView, journal_settles
+from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import as_text
+from hpc_trainer.runs.states import CANCEL, RunState
+
+
+def read_ends(sweep: SweepPaths) -> Mapping[str, End]:
+    """Job id -> its last known end; {} if nothing was recorded, or others may have changed the file."""
+    ends: dict[str, End] = {}
+    if not sweep.ends.exists():
+        return ends
+    with contextlib.suppress(HpcTrainerError, OSError):
+        check_trusted(sweep.ends)
+        for record in read_lines(sweep.ends):
+            with contextlib.suppress(KeyError, ValueError):
+                node = record.get("node")
+                end = RunState(record["state"]), as_text(record["cause"]), None if node is None else as_text(node)
+                ends[as_text(record["job_id"])] = end
+    return ends
+
+
+def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
+    """Records the ends that the accounting has told now. Never raises: a full disk, or a reader, must not matter."""
+    news: list[Mapping[str, Any]] = [
+        {"job_id": folder.job_id, "state": end[0].value, "cause": end[1], "node": end[2], "time": time.time()}
+        for folder, end in decided
+        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_id or "") != end
+    ]
+    with contextlib.suppress(OSError):
+        if news and sweep.folder.stat().st_uid == os.getuid():
+            append_lines(sweep.ends, news, sealed=True)
+            sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)
+
+
+def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
+    state, cause, _ = end
+    is_over = not state.is_active and state not in (RunState.NEW, RunState.COMPLETED)
+    if not is_over or cause is None or folder.job_id is None or view.queue is None or view.accounting is None:
+        return False
+    if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
+        return False
+    # A job of which nobody knows anything is called FAILED, too.
+    return folder.job_id not in view.queue and (state is not RunState.FAILED or folder.job_id in view.accounting)
