@@ -83,14 +83,14 @@ def test_arrays_of_one_hardware_share_whatever_their_shape() -> None:
 def test_what_is_at_work_counts() -> None:
     active = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=5, num_active=3)
     (array,) = fit([_array(10, 8)], Limits(), [active]).now
-    assert (array.parallelism, array.after) == (5, None)
+    assert (array.parallelism, array.after) == (5, ())
     most = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=8, num_active=7)
     (array,) = fit([_array(6, 8)], Limits(), [most]).now
-    assert (array.parallelism, array.after) == (6, "7"), "all of it later rather than one at a time for good"
+    assert (array.parallelism, array.after) == (6, ("7",)), "all of it later rather than one at a time for good"
     (array,) = fit([_array(10, 3)], Limits(), [active]).now
-    assert (array.parallelism, array.after) == (3, "7"), "begins when the other has ended"
+    assert (array.parallelism, array.after) == (3, ("7",)), "begins when the other has ended"
     (array,) = fit([_array(10, 3)], Limits(), [dataclasses.replace(active, hardware="gpu_x1")]).now
-    assert (array.parallelism, array.after) == (3, None), "another shape has its own"
+    assert (array.parallelism, array.after) == (3, ()), "another shape has its own"
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
