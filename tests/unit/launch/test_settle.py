@@ -188,7 +188,8 @@ def test_an_sbatch_that_hands_over_during_the_look_is_not_missed(
         squeue.write_text(
             squeue.read_text()
             + f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{intent.uuid}|x"\n'
-            + f'touch "$here/seen"; kill -9 {sbatch.pid}\n'
+            + f'touch "$here/seen"; kill -9 {sbatch.pid}; '
+            + f"until grep -q 'State:.*Z' /proc/{sbatch.pid}/status; do :; done\n"
         )
         assert _adopted(sweep) == ["900"]
 
