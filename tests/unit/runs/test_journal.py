@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.runs.journal import Attempt, Journal, restarts_without_progress
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.journal import Attempt, Journal, failures_of_storage, restarts_without_progress, successor_jobs
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import SUCCESSOR, write_confirmation, write_dropped, write_intent
 
 
 @pytest.fixture
@@ -97,4 +99,78 @@ def _attempts(*rows: tuple[str, int | None]) -> list[Attempt]:
     ],
 )
 def test_restarts_without_progress(rows: list[tuple[str, int | None]], count: int) -> None:
-    assert restarts_without_progress(_attempts(*rows)) == count
+    assert restarts_without_progress(_attempts(*rows), ()) == count
+
+
+# --- the budgets of a run whose jobs succeed each other ---
+
+
+def _succeed(paths: RunPaths, job_id: str) -> None:
+    """An attempt asks for another job to go on with the run, and sbatch accepts it as `job_id`."""
+    intent = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[paths.run_id], kind=SUCCESSOR)
+    write_confirmation(paths, intent, job_id)
+
+
+def _fail(journal: Journal, paths: RunPaths, attempt: int, job_id: str, exit_code: int = 74) -> None:
+    """An attempt that resumes at step 30 and fails."""
+    _start(journal, attempt, job_id)
+    journal.resume(attempt, 30)
+    write_json(paths.failure(attempt), {"exit_code": exit_code})
+    journal.end(attempt, state=RunState.REQUEUED, cause="storage", action="requeue")
+
+
+def _counts(journal: Journal, paths: RunPaths) -> tuple[int, int]:
+    return failures_of_storage(paths), restarts_without_progress(journal.read(), successor_jobs(paths))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir(mode=0o700)
+    return paths
+
+
+def test_the_budgets_go_on_in_a_successor_job_and_begin_anew_when_a_person_submits(
+    journal: Journal, paths: RunPaths
+) -> None:
+    assert _counts(journal, paths) == (0, 0)
+    _fail(journal, paths, 0, "7_0")
+    assert _counts(journal, paths) == (1, 0)
+    _fail(journal, paths, 1, "7_0")
+    assert _counts(journal, paths) == (2, 1)
+    _succeed(paths, "8")
+    _fail(journal, paths, 2, "8")
+    assert _counts(journal, paths) == (3, 2)
+    _succeed(paths, "9")
+    _fail(journal, paths, 3, "9")
+    assert _counts(journal, paths) == (4, 3)
+    _fail(journal, paths, 4, "20_3")  # `retry`: an array of the sweep
+    assert _counts(journal, paths) == (1, 0)
+    _succeed(paths, "21")
+    _fail(journal, paths, 5, "21")
+    assert _counts(journal, paths) == (2, 1)
+
+
+def test_the_journals_own_word_is_enough(journal: Journal, paths: RunPaths) -> None:
+    """The confirmation of the successor may be missing: its writer was killed."""
+    _fail(journal, paths, 0, "7_0")
+    journal.end(0, state=RunState.REQUEUED, cause="timeout", action="successor")
+    _fail(journal, paths, 1, "8")
+    assert _counts(journal, paths) == (2, 1)
+
+
+def test_a_successor_that_never_was_is_no_link(journal: Journal, paths: RunPaths) -> None:
+    _fail(journal, paths, 0, "7_0")
+    intent = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[paths.run_id], kind=SUCCESSOR)
+    write_dropped(paths, intent, "refused")
+    _fail(journal, paths, 1, "8_0")
+    assert _counts(journal, paths) == (1, 0)
+
+
+@pytest.mark.parametrize("exit_code", [1, 75, 76, 78])
+def test_only_failures_of_storage_count_against_their_budget(journal: Journal, paths: RunPaths, exit_code: int) -> None:
+    _fail(journal, paths, 0, "7_0")
+    _fail(journal, paths, 1, "7_0", exit_code)
+    _start(journal, 2, "7_0")  # it has not failed
+    _fail(journal, paths, 3, "7_0")
+    assert failures_of_storage(paths) == 2
