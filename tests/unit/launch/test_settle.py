@@ -81,10 +81,9 @@ def _intent(paths: SweepPaths, *, age_s: float = 0.0) -> Submission:
 
 def _backdate(book: Book, age_s: float) -> None:
     """The last line was written `age_s` ago."""
-    *before, last = book.submissions.read_text().splitlines()
-    record = json.loads(last)
-    record["time"] -= age_s
-    book.submissions.write_text("".join(line + "\n" for line in (*before, json.dumps(record))))
+    lines = list(read_lines(book.submissions))
+    lines[-1]["time"] -= age_s
+    book.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _show(fake: FakeSlurm, intent: Submission, job_id: str = "900_0") -> Callable[[], None]:
