@@ -187,9 +187,9 @@ def test_an_sbatch_that_hands_over_during_the_look_is_not_missed(
         squeue = fake_slurm.bin / "squeue"
         squeue.write_text(
             squeue.read_text()
-            + f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{intent.uuid}|x"\n'
-            + f'touch "$here/seen"; kill -9 {sbatch.pid}; '
-            + f"until grep -q 'State:.*Z' /proc/{sbatch.pid}/status; do :; done\n"
+            + 'if [ ! -e "$here/seen" ]; then touch "$here/seen"\n'
+            + f'echo "900_0|PENDING||Priority|{intent.uuid}" >> "$here/queue"; kill -9 {sbatch.pid}\n'
+            + f"until grep -q 'State:.*Z' /proc/{sbatch.pid}/status; do :; done\nfi\n"
         )
         assert _adopted(sweep) == ["900"]
 
@@ -225,19 +225,21 @@ def test_what_other_jobs_wrote_proves_nothing(
 ) -> None:
     """An array of before, one in which the run was another element, a successor job of that one."""
     if job_id == "800_0":
-        run_ids = [spec.run_id for spec in make_specs(2, "cluster=slurm")]
-        _start(sweep.run(run_ids[0]), job_id)
+        before = _intent(sweep, age_s=7200)
+        write_confirmation(sweep, before, "800")
+        _start(sweep.run(before.run_ids[0]), job_id)
         intent = _intent(sweep)
         clock.slept.append(600.0)
     else:
         intent = _intent(sweep, age_s=600)
         _start(sweep.run(intent.run_ids[0]), job_id)
-    assert _adopted(sweep) == []
+    assert _adopted(sweep) == (["800"] if job_id == "800_0" else [])
 
 
 def test_a_job_that_has_gone_is_known_by_the_accounting(sweep: SweepPaths, fake_slurm: FakeSlurm, clock: Clock) -> None:
     intent = _intent(sweep, age_s=600)
-    fake_slurm.answer("sacct", "900_0|FAILED|1:0|n1|5\n900_1|COMPLETED|0:0|n1|5\n")
+    named = f"fakecluster|{sweep.name}-{intent.uuid[:8]}|{intent.uuid}"
+    fake_slurm.answer("sacct", f"900_0|FAILED|1:0|n1|5|{named}\n900_1|COMPLETED|0:0|n1|5|{named}\n")
     assert _adopted(sweep) == ["900"]
     (call,) = fake_slurm.calls("sacct")
     assert f"--name {sweep.name}-{intent.uuid[:8]}" in call

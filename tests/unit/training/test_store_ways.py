@@ -109,6 +109,26 @@ def test_what_was_whole_before_and_is_damaged_now_does_not_count_as_kept(make_st
     assert names(store.folder) == ["step-00000001", "step-00000002.bad-1", "step-00000003"]
 
 
+def test_what_was_read_through_once_is_not_read_again_at_every_save(
+    make_store: MakeStore, save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may have a hundred gigabytes: each save would read all that are kept."""
+    for step in (1, 2):
+        save(make_store(keep_last=9), step)
+    store, real, counts = make_store(keep_last=9, attempt=1), os.readv, [0]
+
+    def readv(descriptor: int, buffers: Any) -> int:
+        counts[-1] += Path(f"/proc/self/fd/{descriptor}").readlink().parent.name == "step-00000001"
+        return real(descriptor, buffers)
+
+    monkeypatch.setattr(os, "readv", readv)
+    for step in (3, 4, 5):
+        save(store, step)
+        counts.append(0)
+    assert counts[0] > 0, "a look before anything is deleted"
+    assert counts[1:] == [0, 0, 0]
+
+
 def test_a_step_that_was_put_away_is_saved_and_counted_anew(make_store: MakeStore, save: Save) -> None:
     """After a rollback the same steps come again."""
     store = make_store(keep_last=1)

@@ -15,6 +15,7 @@ from hpc_trainer.runs.files import read_json, read_lines, write_json
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runs.submissions import read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.save_plan import DEADLINE
@@ -54,7 +55,9 @@ class Job:
             f"*job*) echo 'JobId=101 Partition=main Restarts=0 {job}' ;;\n*) echo '{partition}' ;;\nesac\n"
         )
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        self.fake.answer("sacct", f"101_0|{sacct}|0:0|n1|5\n" if sacct else "")
+        (submission,) = read_submissions(self.sweep)
+        named = f"fakecluster|sweep-{submission.uuid[:8]}|{submission.uuid}"
+        self.fake.answer("sacct", f"101_0|{sacct}|0:0|n1|5|{named}\n" if sacct else "")
         self.fake.forget_calls()
 
     def stop(self, *, signal: str = "SIGTERM", restart_count: int = 0) -> Stop:
