@@ -290,6 +290,8 @@ def test_a_lost_reply_to_the_top_up_job_keeps_no_run_back_and_places_no_second_o
     done = submit_grid(grid).outcome
     assert (done.top_up, sum(len(array.run_ids) for array in done.arrays), len(done.waiting)) == (None, 5, 4)
     assert any("Socket timed out" in note for note in done.notes)
+    assert not any("No top-up job" in note for note in done.notes), "there may be one"
+    assert not [call for call in limited.calls("scontrol") if "update" in call], "nobody knows its id"
     limited.catch_up()
     limited.answer("scontrol", LIMITS.format(size=4, used=6))
     again = submit_grid(grid).outcome
