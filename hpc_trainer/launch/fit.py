@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.slurm.limits import Limits, SubmitCap
 
+# A dependency is one argument of a command (128 KiB on Linux); the newest end last.
+_MOST_AWAITED = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayPlan:
@@ -29,7 +32,7 @@ class ArrayPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveArray:
-    """An array that was submitted before and has not ended."""
+    """An array that was submitted before and has not ended, or the successor job of one run."""
 
     job_id: str
     hardware: str
@@ -107,7 +110,7 @@ def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveA
     after: tuple[str, ...] = ()
     wanted = sum(len(chunk.specs) for chunk in chunks)
     if active and left < min(wanted, total / 2):  # others have most of it: all of it when they have all ended
-        left, after = total, tuple(each.job_id for each in active)
+        left, after = total, tuple(each.job_id for each in active[-_MOST_AWAITED:])
     share, extra = divmod(max(left, 0), len(chunks))
     for index, chunk in enumerate(chunks):
         parallelism = min(len(chunk.specs), max(1, share + (index < extra)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.submissions import read_submissions
+from hpc_trainer.runs.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.array_player import Played, play, read_jobs
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs
@@ -87,6 +87,23 @@ def test_what_little_is_left_of_an_earlier_array_takes_little(folder: Path, fake
     assert len(array.run_ids) == 10
     assert "#SBATCH --array=0-9%6" in fake_slurm.script(array.job_id), "two of eight places are taken"
     assert "--dependency" not in fake_slurm.calls("sbatch")[-1]
+
+
+def test_a_successor_job_counts_as_what_it_goes_on_with(folder: Path, fake_slurm: FakeSlurm) -> None:
+    """Two elements of the first array are left, and one run goes on in a job of its own: three of three places."""
+    specs = make_specs(13, "cluster=slurm", cluster__array_parallelism=3)
+    submit(make_grid(folder, specs[:3]))
+    run = SweepPaths(folder).run(specs[0].run_id)
+    run.folder.mkdir(mode=0o700)
+    intent = write_intent(run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR)
+    write_confirmation(run, intent, "102")
+    (fake_slurm.folder / "number").write_text("102\n")
+    queue = fake_slurm.folder / "queue"
+    lines = [line for line in queue.read_text().splitlines() if not line.startswith("101_0|")]
+    queue.write_text("".join(line + "\n" for line in (*lines, f"102|PENDING||Dependency|{intent.uuid}")))
+    (array,) = submit(make_grid(folder, specs))
+    assert (array.job_id, len(array.run_ids)) == ("103", 10)
+    assert "--dependency=afterany:101:102" in fake_slurm.calls("sbatch")[-1]
 
 
 def test_an_array_that_was_cut_for_want_of_room_may_run_as_many_as_before(folder: Path, fake_slurm: FakeSlurm) -> None:

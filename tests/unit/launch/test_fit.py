@@ -93,6 +93,17 @@ def test_what_is_at_work_counts() -> None:
     assert (array.parallelism, array.after) == (3, ()), "another shape has its own"
 
 
+def test_thousands_at_work_are_not_all_named() -> None:
+    """sbatch takes the dependency as one argument, which Linux bounds by 128 KiB."""
+    many = [
+        ActiveArray(job_id=str(10_000_000 + number), hardware="cpu_x1", parallelism=1, num_active=1)
+        for number in range(20_000)
+    ]
+    (array,) = fit([_array(10, 8)], Limits(), many).now
+    assert len(":".join(array.after)) < 100_000
+    assert array.after[-1] == many[-1].job_id
+
+
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(
     st.integers(1, 60),
