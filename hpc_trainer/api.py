@@ -237,9 +237,13 @@ def known_of(sweep: SweepPaths) -> Known:
 def _known(status: SweepStatus) -> Known:
     waiting = frozenset(run.run_id for run in status.waiting)
     active: Counter[str] = Counter()
+    successors: list[ActiveArray] = []
     for run in status.runs:
         if run.state.is_active and run.run_id not in waiting and run.submission is not None:
             active[run.submission.uuid] += 1
+            if run.submission.kind == SUCCESSOR and run.job_id is not None:
+                alone = ActiveArray(job_id=run.job_id, hardware=run.submission.hardware, parallelism=1, num_active=1)
+                successors.append(alone)
     accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
     ids = {run_id for each in accepted for run_id in each.run_ids}
     return Known(
@@ -251,12 +255,15 @@ def _known(status: SweepStatus) -> Known:
             if run.state.is_active and run.job_id is not None and run.run_id not in waiting
         ),
         top_up_job=status.top_up_job,
-        active=tuple(
-            ActiveArray(
-                job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
-                parallelism=each.parallelism or len(each.run_ids),
-            )
-            for each in accepted if active[each.uuid]
+        active=(
+            *(
+                ActiveArray(
+                    job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
+                    parallelism=each.parallelism or len(each.run_ids),
+                )
+                for each in accepted if active[each.uuid]
+            ),
+            *successors,
         ),
         stop_s=_slowest_stops(status),
         shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids and not run.spec.is_lost),

@@ -171,7 +171,7 @@ class _SlurmSubmission:
             after = array.after
             if array.behind is not None and index >= array.behind:
                 earlier = [each for each in self._done if each.hardware == array.hardware]
-                after = earlier[-array.behind].job_id if len(earlier) >= array.behind else after
+                after = (earlier[-array.behind].job_id,) if len(earlier) >= array.behind else after
             self._submit_what_fits(array, after)
         if self._top_up is not None:
             new = [f"{each.job_id}_{index}" for each in self._done for index in range(len(each.run_ids))]
@@ -199,7 +199,7 @@ class _SlurmSubmission:
             self._renew()
             self._top_up = TopUpJob.place(self._paths, left[0])
 
-    def _submit_what_fits(self, array: ArrayPlan, after: str | None) -> None:
+    def _submit_what_fits(self, array: ArrayPlan, after: Sequence[str]) -> None:
         """The whole array, or, where the cluster has less room than it said, the largest half that it takes."""
         shape = array.shape
         key = (shape.partition, shape.account, shape.qos)
@@ -232,7 +232,7 @@ class _SlurmSubmission:
         self._refused.update({spec.run_id for spec in specs} - {spec.run_id for spec in kept})
         return kept
 
-    def _submit(self, array: ArrayPlan, after: str | None) -> SubmittedArray:
+    def _submit(self, array: ArrayPlan, after: Sequence[str]) -> SubmittedArray:
         paths = self._paths
         run_ids = [spec.run_id for spec in array.specs]
         self._renew()
@@ -244,7 +244,7 @@ class _SlurmSubmission:
             parallelism=array.parallelism,
             code=self._plan.code,
         )
-        options = [f"--dependency=afterany:{after}"] if after else []
+        options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
         job_id = hand_over(paths, intent, _request_of(self._plan, array, intent.uuid), options)
         return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
 

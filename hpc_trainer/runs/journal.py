@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import SUCCESSOR
+from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 
 T = TypeVar("T")
 
@@ -239,19 +239,30 @@ def _optional(convert: Callable[[object], T], value: object) -> T | None:
     return None if value is None else convert(value)
 
 
-def newest_chain(attempts: list[Attempt]) -> list[Attempt]:
-    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other."""
+def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[Attempt]:
+    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other.
+
+    Args:
+        successors: `successor_jobs` of the run. The journal alone does not tell: after an error another rank than the
+            one that writes it may have asked for the successor.
+    """
     chain = attempts[-1:]
     for attempt in reversed(attempts[:-1]):
-        if attempt.job_id != chain[0].job_id and attempt.action != SUCCESSOR:
+        follows = attempt.action == SUCCESSOR or chain[0].job_id in successors
+        if attempt.job_id != chain[0].job_id and not follows:
             break
         chain.insert(0, attempt)
     return chain
 
 
-def restarts_without_progress(attempts: list[Attempt]) -> int:
+def successor_jobs(paths: RunPaths) -> frozenset[str]:
+    """Ids of the jobs that attempts of this run submitted to go on with it."""
+    return frozenset(each.job_id for each in read_ledger(paths).submissions if each.job_id is not None)
+
+
+def restarts_without_progress(attempts: list[Attempt], successors: Collection[str]) -> int:
     """How often in a row the run started at the same step as the start before it, since a person submitted it."""
-    chain = newest_chain(attempts)
+    chain = newest_chain(attempts, successors)
     if not chain or chain[-1].resumed_step is None:
         return 0
     newest, count = chain[-1], 0
@@ -265,7 +276,7 @@ def restarts_without_progress(attempts: list[Attempt]) -> int:
 
 def failures_of_storage(paths: RunPaths) -> int:
     """How often storage or data (exit 74) brought the run down since a person submitted it."""
-    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read()))
+    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
 def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
 from hpc_trainer.runs.files import check_trusted, write_json
-from hpc_trainer.runs.journal import Journal, restarts_without_progress
+from hpc_trainer.runs.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
 from hpc_trainer.runs.states import DONE
@@ -217,7 +217,7 @@ class RunContext:
             for record in read_metrics(self.paths.metrics):
                 self.saver.saw_metrics(record["step"], {key: each for key, each in record.items() if each is not None})
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
-            restarts = restarts_without_progress(Journal(self.paths).read())
+            restarts = restarts_without_progress(Journal(self.paths).read(), successor_jobs(self.paths))
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
         restarts = self.group.broadcast(restarts)
         if restarts >= self.max_no_progress:

@@ -75,17 +75,18 @@ def _play(fake: FakeSlurm, job: str = "JobState=RUNNING Restarts=0", requeue: st
     fake.forget_calls()
 
 
-def _stop(sweep: SweepPaths, rank: int = 0, restart_count: int = 0) -> Stop:
+def _stop(sweep: SweepPaths, rank: int = 0, restart_count: int = 0, *, job_id: str = "101_0", attempt: int = 0) -> Stop:
     (spec,) = make_specs(1, "cluster=slurm")
     flag = StopFlag()
     flag.request("SIGTERM")
     env = RankEnv(
         rank=rank, local_rank=0, world_size=1, local_world_size=1, node_rank=0, num_nodes=1, launcher="slurm",
-        job_id="101_0", restart_count=restart_count, node="n1",
+        job_id=job_id, restart_count=restart_count, node="n1",
     )  # fmt: skip
     return Stop(
-        config=spec.typed(), paths=sweep.run(spec.run_id), env=env, flag=flag, attempt=restart_count, saved_step=7
-    )
+        config=spec.typed(), paths=sweep.run(spec.run_id), env=env, flag=flag, attempt=attempt or restart_count,
+        saved_step=7,
+    )  # fmt: skip
 
 
 def _ends(run: RunPaths) -> list[tuple[str, str, str]]:
@@ -307,6 +308,29 @@ def test_storage_errors_bring_the_run_back_within_their_budget(sweep: SweepPaths
     fake_slurm.forget_calls()
     assert _fail(last, ExitCode.STORAGE)[-1] == ("FAILED", "storage", "none"), "three times, says cluster.max_failures"
     assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_budget_holds_over_successor_jobs(sweep: SweepPaths, fake_slurm: FakeSlurm, rank: int) -> None:
+    """Where the site refuses requeues each attempt is another job: the disk fails in all of them, by whatever rank."""
+    _play(fake_slurm, requeue=DISABLED)
+    error: dict[str, Any] = {"rank": rank, "exit_code": int(ExitCode.STORAGE), "message": "the disk is gone"}
+    job_id, max_failures = "101_0", 1
+    for attempt in range(max_failures + 1):
+        stops = [_stop(sweep, each, job_id=job_id, attempt=attempt) for each in sorted({0, rank}, reverse=True)]
+        for stop in stops:
+            stop.config.cluster.max_failures = max_failures
+        if attempt:
+            Journal(stops[0].paths).start(
+                attempt, job_id=job_id, restart_count=0, node="n1", pid=1, executor="slurm", world_size=4
+            )
+        write_json(stops[0].paths.failure(attempt), error)
+        for stop in stops:  # the first to fail acts; rank 0 journals
+            conclude_failure(stop, cause="storage", error=error, is_first=stop.env.rank == rank)
+        successors = [str(each.job_id) for each in read_ledger(stops[0].paths).submissions]
+        assert len(successors) == min(attempt + 1, max_failures)
+        job_id = successors[-1]
+    assert _ends(stops[0].paths)[-1] == ("FAILED", "storage", "none")
 
 
 def test_another_rank_than_0_brings_the_run_back_and_leaves_the_journal_alone(
