@@ -72,10 +72,9 @@ class Journal:
         attempts: dict[int, Attempt] = {}
         is_whole = True
         for number, record in records(self._paths.attempts, faults):
+            is_whole = is_whole and record is not None
             try:
-                if record is None:
-                    is_whole = False
-                elif _apply(attempts, record):
+                if record is not None and _apply(attempts, record):
                     # A start is newer than any line before it; the newest attempt's end is what counts of it.
                     is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
             except (KeyError, ValueError) as error:
