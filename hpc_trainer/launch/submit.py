@@ -24,6 +24,7 @@ from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
+from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start
 
 
@@ -263,7 +264,7 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
 
 def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.Popen[bytes]:
     paths = plan.grid.sweep
-    argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
+    argv = [sys.executable, *start_words("hpc_trainer.launch.local_queue"), "--sweep-dir", str(paths.folder)]
     for intent in intents:
         argv += ["--intent", intent.uuid]
     if plan.code is not None:

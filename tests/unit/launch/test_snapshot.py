@@ -212,6 +212,18 @@ def test_code_that_sounds_like_a_secret_is_frozen(project: Path, runs: Path, nam
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_what_was_left_out_for_its_name_is_listed(project: Path, runs: Path, mode: SnapshotMode) -> None:
+    secrets = ["my_lab/.ENV", "my_lab/KEY.PEM", "my_lab/conf/Secrets.yaml", "my_lab/deploy_key", "my_lab/api_key.txt"]
+    write_files(project, dict.fromkeys([*secrets, "my_lab/api_key.py", "my_lab/tokens.txt", "my_lab/ignored.key"], ""))
+    (project / ".gitignore").write_text("ignored.key\n")
+    code = frozen(runs, mode=mode, exclude=["deploy_key"])
+    wanted = sorted({*secrets} - {"my_lab/deploy_key"} | ({"my_lab/ignored.key"} if mode.value == "copy" else set()))
+    assert code.left_out == tuple(f"{project}/{name}" for name in wanted)
+    assert code.provenance()["left_out"] == list(code.left_out)
+    assert {"my_lab/api_key.py", "my_lab/tokens.txt"} <= set(names(code, "project"))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_excluded_files_are_left_out(project: Path, runs: Path, mode: SnapshotMode) -> None:
     write_files(project, {"my_lab/raw/a.py": "", "my_lab/b_old.py": "", "sub/my_lab/raw/c.py": "", "sub/d.py": ""})
     left = {"mode": mode, "exclude": ["my_lab/raw/", "*_old.py"]}
