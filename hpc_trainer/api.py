@@ -21,8 +21,8 @@ from hpc_trainer.launch.settle import settle_intents, settle_successor
 from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.operate.status import SweepStatus, read_status
-from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.spec import Shape, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger

@@ -122,7 +122,7 @@ def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
     """Writes the files into `folder`, which must not exist. Not flushed to the disk: the archive has been."""
     below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
     for each in (folder, *(folder / name for name in sorted(below))):
-        each.mkdir()
+        each.mkdir(mode=0o755)  # a default ACL may give the group more than the umask lets
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         if mode == LINK:

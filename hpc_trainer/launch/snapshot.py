@@ -53,6 +53,7 @@ from hpc_trainer.launch.frozen_worker import (
 )
 from hpc_trainer.runs.files import check_trusted, fsync_folder
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import RunSpec
 
 _FORMAT = 1
@@ -323,7 +324,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
         SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
     """
     archive = snapshot.archive(paths)
-    paths.code.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.code)
     check_trusted(paths.code)
     if archive.exists():
         check_trusted(archive)

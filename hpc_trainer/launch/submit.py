@@ -22,6 +22,7 @@ from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
 from hpc_trainer.runtime.start import start_words
@@ -162,7 +163,7 @@ class _SlurmSubmission:
 
     def run(self) -> Outcome:
         plan = self._plan
-        self._paths.scripts.mkdir(parents=True, exist_ok=True)
+        make_folder(self._paths.scripts)
         if plan.waiting:
             # All of them, also those that are about to be submitted: a kill in between leaves them to the top-up job.
             self._wait_for_room("; ".join(plan.binding))
@@ -248,7 +249,7 @@ class _SlurmSubmission:
 def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
     """Starts one detached queue for all arrays; it outlives this command and its terminal."""
     paths = plan.grid.sweep
-    paths.local_logs.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.local_logs)
     intents = [
         write_intent(
             paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs], code=plan.code

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 
@@ -30,7 +31,7 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
     chosen = [run for run in runs if run.state.is_active]
     for run in chosen:
         paths = status.sweep.run(run.run_id)
-        paths.folder.mkdir(exist_ok=True)
+        make_folder(paths.folder)
         write_json(paths.marker(CANCEL), {"time": time.time()})
     # A run that an earlier cancel marked may still have its job: that scancel may have failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and not _has_left(run)]

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, read_json, set_umask
+from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, read_json
 from hpc_trainer.runs.journal import Journal, failures_of_storage
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import read_submissions
@@ -55,14 +56,14 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
         if paths.marker(marker).exists():
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
-    paths.folder.mkdir(exist_ok=True)
+    make_folder(paths.folder)
     check_trusted(paths.folder)
     newer = _newer_job(sweep, paths, env)
     if newer is not None:
         print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
         return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
     failed = failed_before(paths, env, config.cluster.max_failures)
     if failed is not None:
         print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")
