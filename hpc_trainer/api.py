@@ -22,8 +22,9 @@ from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.operate.lost import told_few
 from hpc_trainer.operate.status import SweepStatus, read_status
-from hpc_trainer.runs.files import check_place, set_umask
+from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.spec import WRITE_AGAIN, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
@@ -291,7 +292,7 @@ def _checked(
     """
     plan = build_plan(grid, known, retry_failed=retry_failed)
     code = read_code(plan.specs, grid.sweep.folder.parent)
-    plan = dataclasses.replace(plan, code=code.digest if code else None)
+    plan = _with_code(plan, code)
     if grid.executor is not Executor.slurm or not plan.specs:
         return plan, code
     if not has_slurm():
@@ -300,9 +301,15 @@ def _checked(
     try:
         are_new = any(spec.shape not in known.shapes for spec in plan.specs)
         fitted = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
-        return ask_slurm(dataclasses.replace(fitted, code=plan.code), known.shapes), code
+        return ask_slurm(_with_code(fitted, code), known.shapes), code
     except SlurmError as error:
         if must_answer:
             raise
         note = f"the cluster's limits were not looked at: {error}"
         return dataclasses.replace(plan, notes=(*plan.notes, note)), code
+
+
+def _with_code(plan: SweepPlan, code: Snapshot | None) -> SweepPlan:
+    if code is None:
+        return plan
+    return dataclasses.replace(plan, code=code.digest, notes=(*plan.notes, *code.notes), left_out=code.left_out)

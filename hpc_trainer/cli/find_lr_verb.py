@@ -20,8 +20,8 @@ from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.find_lr import find_lr
 from hpc_trainer.operate.lr_curve import Curve
 from hpc_trainer.operate.lr_plot import draw
-from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.lr_range import VARIABLE, LrRange
+from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import RunSpec
 
 _FEWEST_STEPS = 10
@@ -54,7 +54,7 @@ def run_find_lr_verb(
     curve = _test(given, config_dirs, trust, plan, timeout_s)
     set_umask(grid.group_readable)
     plot = grid.sweep.run(spec.run_id).lr_range
-    plot.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(plot.parent)
     plot.write_text(draw(curve, f"{spec.run_id}: loss over learning rate"), encoding="utf-8")
     value = _optim_lr(curve, spec)
     if as_json:

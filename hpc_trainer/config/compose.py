@@ -22,6 +22,7 @@ from yaml import YAMLError
 
 from hpc_trainer.config.hydra_parts import HydraParts
 from hpc_trainer.config.load import to_typed
+from hpc_trainer.config.own_files import check_config_dir
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
 from hpc_trainer.config.user import read_user_config
@@ -58,6 +59,7 @@ class Composer:
         for folder in config_dirs:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder} must be a folder; there is none.")
+            check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
         self._fast: FastComposer | None = None

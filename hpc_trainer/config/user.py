@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.own_files import check_own_file
 from hpc_trainer.errors import ConfigError
 
 
@@ -21,10 +22,12 @@ def read_user_config() -> dict[str, Any]:
 
     Raises:
         ConfigError: the file is no mapping of dotted keys to values.
+        UntrustedFileError: others own it or may write it.
     """
     path = user_config_path()
     if not path.is_file():
         return {}
+    check_own_file(path)
     import yaml  # comes with OmegaConf; SafeLoader builds plain values only
 
     try:

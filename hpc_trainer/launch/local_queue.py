@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.launch.submitit_bridge import start_local, worker_command
-from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
+from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
@@ -144,7 +144,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
         message = f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}"
         with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
-            folder.folder.mkdir(exist_ok=True)
+            make_folder(folder.folder)
             job_id = f"local-{run.process.pid}"
             number = journal.attempt_number(job_id, 0)
             journal.start(

@@ -13,6 +13,7 @@ from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
+from hpc_trainer.runs.modes import make_folder, set_file_mode
 
 # Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
 _EXPIRY_S = 300.0
@@ -41,6 +42,7 @@ class SubmitLock:
             _remove_if_dead(self._paths)
             return False
         with os.fdopen(descriptor, "w") as file:
+            set_file_mode(descriptor)
             file.write(f'{{"holder": "{self._name}", "time": {time.time()}}}\n')
         return True
 
@@ -73,7 +75,7 @@ def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[SubmitLoc
     Raises:
         SubmitError: another process holds it; says which.
     """
-    paths.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.folder)
     lock, deadline = SubmitLock(paths), time.monotonic() + wait_s
     while not _acquired(lock, paths, may_wait=time.monotonic() < deadline):
         time.sleep(2.0)

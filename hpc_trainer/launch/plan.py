@@ -59,6 +59,8 @@ class SweepPlan:
     notes: tuple[str, ...] = ()
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
+    left_out: tuple[str, ...] = ()
+    """Files that are not frozen because of their names, and links that lead to what is not frozen."""
     known: Known = field(default_factory=Known)
     exit_codes: tuple[tuple[int, int], ...] = ()
     """(ours, instead): exit codes that the site's RequeueExit has taken."""

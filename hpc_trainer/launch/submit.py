@@ -23,9 +23,11 @@ from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
+from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start
 
 
@@ -163,7 +165,7 @@ class _SlurmSubmission:
 
     def run(self) -> Outcome:
         plan = self._plan
-        self._paths.scripts.mkdir(parents=True, exist_ok=True)
+        make_folder(self._paths.scripts)
         if plan.waiting:
             # All of them, also those that are about to be submitted: a kill in between leaves them to the top-up job.
             self._wait_for_room("; ".join(plan.binding))
@@ -256,7 +258,7 @@ class _SlurmSubmission:
 def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
     """Starts one detached queue for all arrays; it outlives this command and its terminal."""
     paths = plan.grid.sweep
-    paths.local_logs.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.local_logs)
     intents = [
         write_intent(
             paths,
@@ -277,7 +279,7 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
 
 def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.Popen[bytes]:
     paths = plan.grid.sweep
-    argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
+    argv = [sys.executable, *start_words("hpc_trainer.launch.local_queue"), "--sweep-dir", str(paths.folder)]
     for intent in intents:
         argv += ["--intent", intent.uuid]
     if plan.code is not None:

@@ -54,7 +54,7 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
 
 def _mark(status: SweepStatus, run: RunStatus) -> None:
     paths = status.sweep.run(run.run_id)
-    paths.folder.mkdir(exist_ok=True)
+    make_folder(paths.folder)
     if not paths.marker(CANCEL).exists():
         write_json(paths.marker(CANCEL), {"time": time.time()})
 

@@ -34,6 +34,7 @@ from hpc_trainer.runtime.decide import (
 )
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
@@ -210,7 +211,7 @@ def _ask_requeue(job_id: str) -> Answer:
 def _submit_successor(stop: Stop) -> bool:
     """Another process, which knows how to submit: a worker does not (its layer lies below launch/)."""
     job_id = stop.env.job_id
-    argv = [sys.executable, "-m", "hpc_trainer", "successor", str(stop.paths.folder), "--after", job_id]
+    argv = [sys.executable, *start_words("hpc_trainer"), "successor", str(stop.paths.folder), "--after", job_id]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_SUCCESSOR_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -12,9 +12,10 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, set_umask
+from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error
 from hpc_trainer.runs.journal import Journal, failures_of_storage, log_header
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import newest_of_run, read_submissions
@@ -67,14 +68,14 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
 
 def _start_attempt(config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:
     run_id = paths.run_id
-    paths.folder.mkdir(exist_ok=True)
+    make_folder(paths.folder)
     check_trusted(paths.folder)
     newer = _newer_job(sweep, paths, env)
     if newer is not None:
         print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
         return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
     failed = failed_before(paths, env, config.cluster.max_failures)
     if failed is not None:
         print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")
