@@ -14,6 +14,7 @@ from typing import Any
 from hpc_trainer.api import submit_grid
 from hpc_trainer.cli.common import console, print_json, print_table
 from hpc_trainer.cli.grid_verbs import stop_queues
+from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.lr_scaling import lr_factor
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
@@ -26,7 +27,7 @@ from hpc_trainer.runs.spec import RunSpec
 
 _FEWEST_STEPS = 10
 _ROWS = 12
-_OWN = ("cluster=", "sweep_name=", "paths.runs_dir=")
+_OWN = ("sweep_name=", "paths.runs_dir=")
 
 
 def run_find_lr_verb(
@@ -39,8 +40,8 @@ def run_find_lr_verb(
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --from={first:g} greater than 0 and less than "
             f"--to={last:g}. Use --steps 100 --from 1e-7 --to 10."
         )
-    given = [each for each in overrides if not each.startswith("cluster=")]
-    grid = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust)
+    here = overrides_for_here(overrides, "find-lr")
+    grid = freeze_grid(here, config_dirs=config_dirs, trust=trust)
     if len(grid.specs) != 1:
         raise ConfigError(
             f"find-lr takes one configuration, and this is a grid of {len(grid.specs)}. Choose one point."
@@ -51,7 +52,7 @@ def run_find_lr_verb(
     if not as_json:
         print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
     plan = LrRange(first=first, last=last, num_steps=steps)
-    curve = _test(given, config_dirs, trust, plan, timeout_s)
+    curve = _test(here, config_dirs, trust, plan, timeout_s)
     set_umask(grid.group_readable)
     plot = grid.sweep.run(spec.run_id).lr_range
     plot.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ def run_find_lr_verb(
     if as_json:
         print_json(_json(curve, spec, value, plot))
     else:
-        _show(curve, spec, value, plot, given)
+        _show(curve, spec, value, plot, overrides)
     if value is None:
         sys.exit(1)
 
@@ -73,7 +74,7 @@ def _test(
     job_ids: list[str] = []
     try:
         forced = [
-            "cluster=local", f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
+            f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
             "train.early_stop.patience=null", "schedule=constant", "schedule.warmup_steps=0", "tracker=none",
             "schedule.decay_steps=null", "schedule.every_steps=null",
             "checkpoint.resume_from=null", "checkpoint.keep_best=null", "sweep_name=find-lr",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpc_trainer.config.fast_compose import FastComposer
 
 ROOT = "train"
+_EXECUTOR = "cluster.executor"
 # What OmegaConf says of a value that an enum has not.
 _NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
 
@@ -205,6 +206,10 @@ def _nearest(wrong: str, known: Sequence[str]) -> str:
     return f"{did_you_mean(wrong, known)}Valid: {', '.join(known)}."
 
 
+def _named(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~").split("@")[0]
+
+
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
     """What stands before the command line: the person's own file, and `cluster=slurm` where sbatch is on PATH.
 
@@ -213,7 +218,7 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
     Raises:
         ConfigError: the file is no mapping of dotted keys to values.
     """
-    named = {override.split("=", 1)[0].lstrip("+~").split("@")[0] for override in given}
+    named = {_named(override) for override in given}
     own = read_user_config()
     if "cluster" not in named and "cluster" not in own:
         yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
@@ -221,6 +226,21 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
         is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
         if key not in named and not is_overruled:
             yield f"{key}={override_value(value)}"
+
+
+def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
+    """`given`, for a verb that starts its ranks on this machine: all that `cluster=` fixes holds, but who starts runs.
+
+    Without a `cluster=` on the command line or in the person's own file it is `cluster=local`, also where sbatch is.
+
+    Raises:
+        ConfigError: `given` names another executor; or the person's own file cannot be read.
+    """
+    for line in given:
+        if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
+            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or give the runs to submit.")
+    is_chosen = any(_named(line) == "cluster" for line in given) or "cluster" in read_user_config()
+    return [*given, *([] if is_chosen else ["cluster=local"]), f"{_EXECUTOR}=local"]
 
 
 def override_value(value: Any) -> str:
