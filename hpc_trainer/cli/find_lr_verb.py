@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.api import submit_grid
 from hpc_trainer.cli.common import console, print_json, print_table
 from hpc_trainer.cli.grid_verbs import stop_queues
-from hpc_trainer.config.compose import overrides_for_here
+from hpc_trainer.config.compose import override_value, overrides_for_here
 from hpc_trainer.config.lr_scaling import lr_factor
+from hpc_trainer.config.schema.early_stop import EarlyStopConfig
+from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.find_lr import find_lr
@@ -75,9 +78,9 @@ def _test(
     try:
         forced = [
             f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
-            "train.early_stop.patience=null", "schedule=constant", "schedule.warmup_steps=0", "tracker=none",
-            "schedule.decay_steps=null", "schedule.every_steps=null",
-            "checkpoint.resume_from=null", "checkpoint.keep_best=null", "sweep_name=find-lr",
+            "schedule=constant", *_at_defaults("schedule", ScheduleConfig()), "tracker=none",
+            *_at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
+            "checkpoint.keep_best=null", "checkpoint.best_mode=auto", "sweep_name=find-lr",
             f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
         ]  # fmt: skip
         own = [each for each in given if not each.startswith((*_OWN, "schedule"))]
@@ -90,6 +93,13 @@ def _test(
     finally:
         stop_queues(job_ids)  # after Ctrl-C, or when the time is over: nothing is left at work
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _at_defaults(section: str, fresh: ScheduleConfig | EarlyStopConfig) -> Iterator[str]:
+    """What the configuration chose for it would have no effect on the test, and be refused."""
+    for each in dataclasses.fields(fresh):
+        value = getattr(fresh, each.name)
+        yield f"{section}.{each.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"
 
 
 def _optim_lr(curve: Curve, spec: RunSpec) -> float | None:

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -24,6 +24,7 @@ from hpc_trainer.config.hydra_parts import HydraParts
 from hpc_trainer.config.load import to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.config.unreadable import unreadable
 from hpc_trainer.config.user import read_user_config
 from hpc_trainer.errors import ConfigError, did_you_mean
 
@@ -85,8 +86,8 @@ class Composer:
         loader = GlobalHydra.instance().config_loader()
         try:
             parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-        except (OverrideParseException, HydraException) as error:
-            raise ConfigError(f"{error}\nAn override reads KEY=VALUE, as optim.lr=1e-3.") from error
+        except (HydraException, ValueError) as error:  # a ValueError: a number of more digits than Python reads
+            raise ConfigError(unreadable(overrides, error)) from error
         keyless = next((each.input_line for each in parsed if not each.key_or_group), None)
         if keyless is not None:
             raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
@@ -111,6 +112,7 @@ class Composer:
         for override in self.parse(overrides):
             # A typed section takes no new key, yet Hydra's `+` would add it and only the dataclass would notice.
             problem = self._problem_of_key(override, overrides) if override.is_add() else None
+            problem = problem or self._problem_of_choice(override)
             if problem:
                 raise ConfigError(problem)
         try:
@@ -174,6 +176,17 @@ class Composer:
         if key.partition(".")[0] in {"hydra", *FREE_KEYS}:
             return None
         return self._problem_in(override, base(), groups)
+
+    def _problem_of_choice(self, override: Override) -> str | None:
+        """What is wrong with the value for a group: a name, or names. Hydra would end in a TypeError or ValueError."""
+        key, value = override.key_or_group, override.value()
+        if isinstance(value, dict) or key not in self.choices_of_root():
+            return None
+        names = value if isinstance(value, list) else [value]
+        is_none = (value is None and not override.is_add()) or (override.is_delete() and value == "")
+        if is_none or (names and all(isinstance(name, str) and name.strip("?/ ") for name in names)):
+            return None
+        return f"{override.input_line}: a choice of {key} is a name. {_nearest(str(value), self.choices(key))}"
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group

@@ -8,7 +8,7 @@ from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.custom_optim import custom_optim_problems
 from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, LrScaling, MuonConfig, SgdConfig
-from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
+from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -22,11 +22,6 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"optim.lr_scaling={optim.lr_scaling.value} needs the batch that optim.lr is meant for. Use "
             f"optim.lr_base_batch={config.train.global_batch_size}, or optim.lr_scaling=none."
-        )
-    if optim.lr_scaling is LrScaling.none and optim.lr_base_batch is not None:
-        yield (
-            f"optim.lr_base_batch={optim.lr_base_batch} is for optim.lr_scaling=linear or sqrt, and that is none. "
-            "Leave it out, or choose one."
         )
     if isinstance(optim, (SgdConfig, MuonConfig)):
         yield from between("optim.momentum", optim.momentum, 0, 1, high_open=True)
@@ -66,11 +61,8 @@ def _schedule(schedule: ScheduleConfig, num_steps: int) -> Iterator[str]:
             f"train.num_steps={num_steps}. Use {nearest}."
         )
         return
-    for key, of in (("decay_steps", ScheduleName.wsd), ("every_steps", ScheduleName.step)):
-        value = getattr(schedule, key)
-        yield from at_least(f"schedule.{key}", value, 1, nullable=True)
-        if value is not None and schedule.name is not of:
-            yield f"schedule.{key}={value} is for schedule={of.value}, and this is {schedule.name.value}. Leave it out."
+    for key in ("decay_steps", "every_steps"):
+        yield from at_least(f"schedule.{key}", getattr(schedule, key), 1, nullable=True)
     left = num_steps - schedule.warmup_steps
     if schedule.decay_steps is not None and schedule.decay_steps > left:
         most = f"{left}, the steps after the warm-up. Use {left}."

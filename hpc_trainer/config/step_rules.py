@@ -10,7 +10,7 @@ from hpc_trainer.config.rank_rules import accum_steps
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute, TrainConfig
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
@@ -67,11 +67,6 @@ def _budget(config: TrainConfig) -> Iterator[str]:
     train = config.train
     yield from between("train.recompute_budget", train.recompute_budget, 0, 1)
     if train.recompute is not Recompute.budget:
-        if train.recompute_budget != LoopConfig().recompute_budget:
-            yield (
-                f"train.recompute_budget={train.recompute_budget:g} is for train.recompute=budget, and it is "
-                f"{train.recompute.value}. Use train.recompute=budget train.compile=true."
-            )
         return
     if not train.compile:
         yield (
@@ -90,12 +85,6 @@ def _compile(config: TrainConfig) -> Iterator[str]:
     train, model = config.train, config.model
     scope, mode = train.compile_scope, train.compile_mode
     if not train.compile:
-        for key, value, usual in (("scope", scope, CompileScope.model), ("mode", mode, CompileMode.default)):
-            if value is not usual:
-                yield (
-                    f"train.compile_{key}={value.value} says how to compile, and train.compile=false. "
-                    f"Use train.compile=true, or train.compile_{key}={usual.value}."
-                )
         return
     if train.recompute.is_of_blocks and scope is CompileScope.model:
         yield (

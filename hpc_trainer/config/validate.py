@@ -15,9 +15,11 @@ from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.communication_rules import communication_problems
 from hpc_trainer.config.device_rules import device_problems
+from hpc_trainer.config.effect_rules import effect_problems
 from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.fsdp_rules import fsdp_problems
 from hpc_trainer.config.guard_rules import guard_problems
+from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.monitor_rules import monitor_problems
@@ -80,6 +82,10 @@ def _with_absolute_path(data: DataConfig) -> DataConfig:
 def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
     """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s."""
     memo = memo or Memo()
+    wrong = list(item_problems(config))
+    if wrong:  # the rules below take types for granted
+        yield from wrong
+        return
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
@@ -101,6 +107,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from target_problems(config)
     yield from memo.of(param_problems, config.params)
     yield from origin_problems(config.checkpoint)
+    yield from effect_problems(config)
 
 
 def _general(config: TrainConfig) -> Iterator[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hpc_trainer.config.schema.effect import only_with
 
 
 class ScheduleName(str, enum.Enum):
@@ -23,11 +25,16 @@ class ScheduleConfig:
     its last `decay_steps` only. step: × `gamma` every `every_steps`."""
     warmup_steps: int = 0
     """Steps of linear warm-up from lr / warmup_steps, ≥ 0 and < train.num_steps. one_cycle rises from lr / 25."""
-    min_lr_ratio: float = 0.0
+    min_lr_ratio: float = field(
+        default=0.0,
+        metadata=only_with(
+            "schedule.name=linear", "schedule.name=cosine", "schedule.name=wsd", "schedule.name=one_cycle"
+        ),
+    )
     """The last learning rate as a share of the peak, in [0, 1]; not of constant and step."""
-    decay_steps: int | None = None
+    decay_steps: int | None = field(default=None, metadata=only_with("schedule.name=wsd"))
     """wsd: the last steps, in which the rate falls, ≥ 1; null: a fifth of train.num_steps."""
-    every_steps: int | None = None
+    every_steps: int | None = field(default=None, metadata=only_with("schedule.name=step"))
     """step: steps between two falls, ≥ 1; null: a third of train.num_steps."""
-    gamma: float = 0.1
+    gamma: float = field(default=0.1, metadata=only_with("schedule.name=step"))
     """step: the factor of each fall, in (0, 1]."""
