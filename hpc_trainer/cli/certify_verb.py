@@ -98,7 +98,7 @@ def _trials(
     every_steps = max(1, num_steps // 8)
     short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={every_steps}"]
     schedule = specs[0].config["schedule"]
-    if int(schedule["warmup_steps"]) >= num_steps:
+    if int(schedule["warmup_steps"] or 0) >= num_steps:
         short.append(f"schedule.warmup_steps={num_steps // 4}")
     if int(schedule["decay_steps"] or 0) > num_steps // 2:
         short.append("schedule.decay_steps=null")  # a fifth of the steps

@@ -23,7 +23,7 @@ from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.monitor_rules import monitor_problems
-from hpc_trainer.config.optim_rules import optim_problems
+from hpc_trainer.config.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
@@ -55,7 +55,7 @@ _LONGEST_LEAD_S = 2**16 - 1
 
 
 def validate(config: TrainConfig, memo: Memo | None = None) -> None:
-    """Checks every rule, then fills in the batch sizes that were left open and makes paths absolute.
+    """Checks every rule, then fills in batch sizes and warm-up that were left open, and makes paths absolute.
 
     Sections that change are replaced by copies: points of a grid share theirs. With a `memo`, points that shared a
     section share the copy too.
@@ -68,6 +68,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     if problems:
         raise ConfigError("\n".join(problems))
     config.train = memo.of(with_batch, config.train, config.hardware, config.parallel)
+    config.schedule = memo.of(with_schedule, config.schedule)
     config.data = memo.of(_with_absolute_path, config.data)
     config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
 

@@ -112,3 +112,35 @@ def test_a_grid_in_which_a_key_counts_for_some_points_only() -> None:
         freeze_grid(words)
     left_out = "sweep.exclude=[\"parallel == 'ddp' and parallel.sync_every_steps != 16\"]"
     assert len(freeze_grid([*words, left_out]).specs) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["optim=sgd", "optim.momentum=0.8"], "optim.momentum=0.8"),
+        (["optim.betas=[0.8,0.99]"], "optim.betas=[0.8, 0.99]"),
+        (["optim=custom", "optim._target_=torch.optim.NAdam", "+optim.kwargs.betas=[0.9,0.99]"], "optim.kwargs.betas="),
+    ],
+)  # fmt: skip
+def test_a_momentum_that_one_cycle_overrules(words: list[str], key: str) -> None:
+    told = [line for line in find_problems(make_config("schedule=one_cycle", *words)) if "has no effect with" in line]
+    assert [line.startswith(key) and "schedule.cycle_momentum=false" in line for line in told] == [True]
+    assert not list(find_problems(make_config("schedule=one_cycle", "schedule.cycle_momentum=false", *words)))
+    assert not list(find_problems(make_config("schedule=cosine", *words)))
+
+
+@pytest.mark.parametrize(
+    "words", [["optim=sgd", "optim.momentum=0", "optim.nesterov=false"], ["optim.betas=[0.9,0.99]"]]
+)
+def test_what_one_cycle_leaves_alone_is_taken(words: list[str]) -> None:
+    assert not list(find_problems(make_config("schedule=one_cycle", *words)))
+
+
+def test_a_warm_up_left_open_and_none_are_one_run_but_of_one_cycle() -> None:
+    ids = [freeze_grid([f"schedule={name}", f"schedule.warmup_steps={steps}"]).specs[0].run_id
+           for name in ("cosine", "one_cycle") for steps in ("null", "0")]  # fmt: skip
+    assert ids[0] == ids[1]
+    assert ids[2] != ids[3]
+    (spec,) = freeze_grid(["schedule=one_cycle"]).specs
+    assert spec.config["schedule"]["cycle_momentum"] is True
+    assert spec.config["schedule"]["warmup_steps"] is None
