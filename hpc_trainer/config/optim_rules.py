@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.custom_optim import custom_optim_problems
-from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
+from hpc_trainer.config.schema.model import CnnConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import (
     AdamwConfig,
     CustomOptimConfig,
@@ -60,6 +60,17 @@ def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
         yield (
             f"optim=muon is for hidden matrices, and model={config.model.name} has convolutions alone. Use optim=adamw "
             "or sgd, or model=gpt."
+        )
+    elif isinstance(config.model, MlpConfig) and config.model.num_layers == 0:
+        yield (
+            "optim=muon is for hidden matrices, and model.num_layers=0 of model=mlp is an output layer alone. Use "
+            "model.num_layers=1, or optim=adamw or sgd."
+        )
+    everything = next((name for name in optim.adamw_weights if name and not name.strip("*")), None)
+    if everything is not None:
+        yield (
+            f"optim.adamw_weights holds {everything!r}, which leaves no hidden matrix to optim=muon. Use names of some "
+            "weights, or optim=adamw."
         )
 
 

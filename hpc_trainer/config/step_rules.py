@@ -16,6 +16,7 @@ from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute
 _AMPERE = 8
 # Half precision came with 5.3, in no GPU of a server before Pascal, 6.0 (the same source).
 _PASCAL = 6
+_LARGEST_SCALE = 2.0**127
 # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries); the
 # compiler chooses NHWC by itself.
 _NARROWEST = 8
@@ -135,6 +136,11 @@ def _precision(config: TrainConfig) -> Iterator[str]:
     dtype, hardware = config.precision.compute_dtype, config.hardware
     if dtype is Dtype.fp16 and config.precision.init_scale < 1:
         yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
+    if dtype is Dtype.fp16 and _LARGEST_SCALE < config.precision.init_scale < float("inf"):
+        yield (
+            f"precision.init_scale={config.precision.init_scale:g} must be at most {_LARGEST_SCALE:g}: the scale is a "
+            "number in fp32. Use 65536, as is usual."
+        )
     if dtype is Dtype.tf32 and hardware.device_type == "cpu":
         yield f"precision=tf32 needs a GPU, and hardware={hardware.name} has none. Use precision=fp32."
     gpu = find_gpu_type(hardware.gpu_type)

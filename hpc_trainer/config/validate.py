@@ -22,6 +22,7 @@ from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
+from hpc_trainer.config.metric_rules import metric_problems
 from hpc_trainer.config.monitor_rules import monitor_problems
 from hpc_trainer.config.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
@@ -43,6 +44,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.step_rules import step_problems
+from hpc_trainer.config.text_file import window_problems
 from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
@@ -102,6 +104,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from device_problems(config)
     yield from fit_problems(config)
     yield from monitor_problems(config)
+    yield from metric_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
@@ -293,6 +296,8 @@ def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
     yield from unknown
     if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
         yield f"data.path={data.path} must be a readable file; there is none."
+    else:
+        yield from window_problems(data)
 
 
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
