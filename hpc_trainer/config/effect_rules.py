@@ -34,7 +34,8 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
         return
     for section in _SECTIONS:
         part = getattr(config, section)
-        for limited in limited_keys(type(part)):
+        kind: Any = type(part)
+        for limited in limited_keys(kind):
             value = _at(part, limited.path)
             if value != limited.default and not any(_holds(config, need) for need in limited.needs):
                 key = ".".join((section, *limited.path))
@@ -45,7 +46,7 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
 
 
 @functools.cache
-def limited_keys(kind: type) -> tuple[Limited, ...]:
+def limited_keys(kind: Any) -> tuple[Limited, ...]:
     """The keys of a section, nested ones too, that say what they go with."""
     found: list[Limited] = []
     fresh = kind()
@@ -53,15 +54,15 @@ def limited_keys(kind: type) -> tuple[Limited, ...]:
         value = getattr(fresh, each.name)
         if ONLY_WITH in each.metadata:
             found.append(Limited((each.name,), value, each.metadata[ONLY_WITH]))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            inner = limited_keys(type(value))
+        if dataclasses.is_dataclass(value):
+            nested: Any = type(value)
+            inner = limited_keys(nested)
             found += [limited._replace(path=(each.name, *limited.path)) for limited in inner]
     return tuple(found)
 
 
-_SECTIONS = tuple(
-    each.name for each in dataclasses.fields(TrainConfig) if dataclasses.is_dataclass(each.default_factory)
-)
+_FRESH: dict[str, Any] = {each.name: each.default_factory for each in dataclasses.fields(TrainConfig)}
+_SECTIONS = tuple(name for name, kind in _FRESH.items() if dataclasses.is_dataclass(kind))
 
 
 def _holds(config: TrainConfig, need: str) -> bool:
@@ -74,11 +75,12 @@ def _value(config: TrainConfig, key: str) -> tuple[Any, Any]:
     """Of a dotted key: what it is, and its default."""
     section, *path = key.split(".")
     part = getattr(config, section)
-    return _at(part, path), _at(_fresh(type(part)), path)
+    kind: Any = type(part)
+    return _at(part, path), _at(_fresh(kind), path)
 
 
 @functools.cache
-def _fresh(kind: type) -> Any:
+def _fresh(kind: Any) -> Any:
     return kind()
 
 

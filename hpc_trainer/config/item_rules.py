@@ -20,7 +20,8 @@ def item_problems(config: TrainConfig) -> Iterator[str]:
     for each in dataclasses.fields(TrainConfig):
         part = getattr(config, each.name)
         if dataclasses.is_dataclass(part):
-            for name, kind in _checked(type(part)):
+            section: Any = type(part)
+            for name, kind in _checked(section):
                 yield from _items(f"{each.name}.{name}", getattr(part, name), kind)
 
 

@@ -48,7 +48,7 @@ def _check(override: Override, pattern: object, choices: Callable[[str], list[st
         )
     if isinstance(pattern, RangeSweep):
         _check_range(f"{line}", pattern)
-    inner = pattern.list if isinstance(pattern, ChoiceSweep) else []
+    inner: list[object] = [*pattern.list] if isinstance(pattern, ChoiceSweep) else []
     nested = next((each for each in inner if isinstance(each, (Sweep, Glob))), None)
     if nested is not None:
         what = "range()" if isinstance(nested, RangeSweep) else "interval()"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from hydra.core.override_parser.overrides_parser import OverrideParseException
+from hydra.errors import OverrideParseException
 
 _OPEN = (",", "=", "(", "[", "{", ":")
 _GOES_ON = (",", "=", ")", "]", "}", ":")

@@ -21,7 +21,8 @@ def _global_switches() -> Iterator[None]:
 
 def test_the_known_names_are_those_of_a_run(tmp_path: Path) -> None:
     config = config_of(
-        "model=mlp", "model.hidden_dim=8", "train.num_steps=6", "monitor.log_every_steps=1", "train.guard.on_spike=skip",
+        "model=mlp", "model.hidden_dim=8", "train.num_steps=6", "monitor.log_every_steps=1",
+        "train.guard.on_spike=skip",
         "train.guard.spike_factor=1.001", "train.guard.spike_window=4", "train.eval_every_steps=3",
     )  # fmt: skip
     train_here(config, tmp_path / "run")
