@@ -15,6 +15,7 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
+from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
@@ -136,8 +137,7 @@ def run_train(
     overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, fresh: bool, as_json: bool
 ) -> None:
     """One run, here: the local executor with one run and a place to watch it."""
-    given = [override for override in overrides if not override.startswith("cluster=")]
-    grid = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust)
+    grid = freeze_grid(overrides_for_here(overrides, "train"), config_dirs=config_dirs, trust=trust)
     if len(grid.specs) != 1:
         raise ConfigError(f"train runs one configuration, and this is a grid of {len(grid.specs)}. Use submit.")
     spec = grid.specs[0]

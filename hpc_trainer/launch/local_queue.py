@@ -108,10 +108,11 @@ def visible_gpus(num_wanted: int) -> list[int]:
 
 def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int], archive: Path | None) -> _Started:
     num_attempts = len(Journal(paths.run(spec.run_id)).read())
-    command = worker_command(paths.folder, ["--run", spec.run_id], archive=archive)
+    cluster = spec.config["cluster"]
+    command = worker_command(paths.folder, ["--run", spec.run_id], cluster["python"], archive)
     # The controller's process id alone may come again, in a container after every start.
     os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
-    process = start_local(paths.local_logs, command, spec.shape, gpus)
+    process = start_local(paths.local_logs, command, spec.shape, gpus, cluster["setup"])
     return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts)
 
 

@@ -127,12 +127,19 @@ def render_script(request: ScriptRequest) -> str:
     return ScriptExecutor(request)._make_submission_file_text(shlex.join(request.command), "script")
 
 
-def start_local(folder: Path, command: Sequence[str], shape: Shape, visible_gpus: list[int]) -> subprocess.Popen[bytes]:
+def start_local(
+    folder: Path, command: Sequence[str], shape: Shape, visible_gpus: list[int], setup: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Starts one task a rank on this machine, under submitit's local controller, and returns the controller.
 
     The controller forwards SIGTERM to its tasks and ends when they have ended. submitit's own `start_controller`
     does the same by `python -m`, with the current folder first on the path.
+
+    Args:
+        setup: lines of cluster.setup, run by bash before each task, which then takes bash's place.
     """
+    if setup:
+        command = ["bash", "-c", "\n".join([*setup, GO_ON, 'exec "$@"']), "bash", *command]
     folder.mkdir(parents=True, exist_ok=True)
     environ = {
         "SUBMITIT_LOCAL_NTASKS": shape.tasks_per_node,

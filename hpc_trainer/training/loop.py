@@ -14,7 +14,8 @@ from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.flops import flops_per_sample, peak_flops
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.memory_report import MemoryReport
-from hpc_trainer.training.schedule import learning_rate
+from hpc_trainer.training.optim import set_momentum
+from hpc_trainer.training.schedule import learning_rate, momentum
 from hpc_trainer.training.speed import Speed
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import StepResult
@@ -77,6 +78,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
     speed, peak = _speed(config, run, task, batches), peak_lr(config)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
+        set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
         if task.compile_cache is not None:
