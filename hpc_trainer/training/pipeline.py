@@ -29,7 +29,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.clip import place_gradients, scale_down
-from hpc_trainer.training.fully_sharded import broadcast, is_fully_sharded
+from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.stage_cut import Between, Stage
 from hpc_trainer.training.state import TrainState
@@ -96,7 +96,8 @@ class PipelineStepper(Stepper):
         return Relay(model, self.place, rows=rows, device=self.device)
 
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
-        self._share_buffers(state.model)
+        if self.place.num_data > 1:
+            share_buffers(state.model, [self.place.data_group])
         self.vote.cast(wish_to_stop)
         self._scaler = state.scaler
         self._losses.clear()
@@ -148,11 +149,6 @@ class PipelineStepper(Stepper):
         self._losses.append(loss.detach())
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
-
-    def _share_buffers(self, model: nn.Module) -> None:
-        """Buffers become those of the stage's first rank, as DDP makes them."""
-        if self.place.num_data > 1:
-            broadcast([local_tensor(buffer.detach()) for buffer in model.buffers()], self.place.data_group)
 
     def _agree(self, state: TrainState, wish_to_stop: bool, *, wants_norm: bool) -> torch.Tensor:
         """Tells all ranks the loss, the vote, the overflow and the norm; returns the loss. Waits for no device."""

@@ -96,7 +96,7 @@ class Stepper:
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
         """Leaves each weight's gradient, the mean over all ranks; returns the loss, detached. Collective."""
         if self._is_fully_sharded:
-            share_buffers(self.module)
+            self._share_buffers()
         flag = self.vote.cast(wish_to_stop)
         losses = []
         for index in range(self.grad_accum_steps):
@@ -145,6 +145,9 @@ class Stepper:
         state.scaler.scale(loss).backward()
         share: torch.Tensor = loss.detach()
         return share
+
+    def _share_buffers(self) -> None:
+        share_buffers(self.module)
 
     def _sync_gradients(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         if self._is_fully_sharded:
