@@ -37,6 +37,7 @@ from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.target_shares import groups_to_count
 from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
         channels_last=config.train.channels_last,
+        target_groups=groups_to_count(
+            train_set, mesh, num_micro_batches=sizes.grad_accum_steps * (config.train.logical_ranks or 1)
+        ),
         **needed,
     )
     state.ema = build_ema(loss.model, config.train.ema_decay, module)  # after the weights became rank 0's

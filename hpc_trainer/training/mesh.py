@@ -76,8 +76,8 @@ class Mesh:
         return [devices.get_group() for devices in dims if devices is not None]
 
     def data_groups(self) -> list[ProcessGroup | None]:
-        """What the first of each of these groups sends, one after the other, reaches the ranks that hold the same parts of
-        this stage and read other samples; [] if there are none.
+        """What the first of each of these groups sends, one after the other, reaches all ranks that hold the same parts
+        of this stage and read other samples; [] if there are none.
         """
         if self.num_data_ranks == 1:
             return []

@@ -19,6 +19,7 @@ from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entr
 from hpc_trainer.training.fully_sharded import is_fully_sharded, share_among_data_ranks
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.target_shares import by_share
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -51,7 +52,11 @@ class VotingLoss(nn.Module):
         self.vote = nn.Parameter(torch.zeros(()))
 
     def forward(
-        self, inputs: torch.Tensor, targets: torch.Tensor | None = None, flag: torch.Tensor | None = None
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        flag: torch.Tensor | None = None,
+        share: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mean cross entropy in nats, a scalar; without targets the logits: FSDP must see every forward pass from here.
 
@@ -59,6 +64,7 @@ class VotingLoss(nn.Module):
             inputs: what the model takes, [batch, ...].
             targets: int64 class or token ids, [batch] or [batch, seq_len].
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
+            share: of `target_shares`, whole numbers: FSDP hands others over in 16 bits. None: the mean as it is.
         """
         if targets is None or self.chunk_size is None:
             logits: torch.Tensor = self.model(inputs)
@@ -76,6 +82,8 @@ class VotingLoss(nn.Module):
                 chunk_size=self.chunk_size,
                 label_smoothing=self.label_smoothing,
             )
+        if share is not None:
+            loss = by_share(loss, share)
         if flag is None:
             return loss
         # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.
