@@ -12,6 +12,7 @@ from torch import Tensor
 from hpc_trainer.errors import ConfigError
 
 Split = Literal["train", "eval"]
+SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
 @runtime_checkable
@@ -42,8 +43,8 @@ class MapDataset(Protocol):
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs [batch, *input_shape] and int64 targets, [batch] or [batch, seq_len].
 
-        A target of -100 (padding) counts nothing: losses are means over the others, of a whole evaluation and in training
-        of a whole global batch, whatever it is cut into (training/target_shares.py).
+        A target of -100 (padding) counts nothing: losses are means over the others, of a whole evaluation and, in
+        training, of a whole global batch, whatever it is cut into (training/target_shares.py).
 
         Raises IndexError for an index outside 0 .. len - 1.
         """

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
 from hpc_trainer.operate.certify import await_end
 from hpc_trainer.operate.lr_curve import Curve, curve_of
-from hpc_trainer.runs.files import read_json, read_lines
+from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.states import RunState
 
 _FEWEST_POINTS = 5
@@ -29,7 +30,7 @@ def find_lr(sweep: SweepPaths, run_id: str, start: Callable[[], object], *, time
         if failure.get("exit_code") == ExitCode.CONFIG:  # what only the worker could see
             raise ConfigError(str(failure["message"]))
         raise RunStateError(f"the test is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}")
-    records = [each for each in read_lines(paths.metrics) if "loss" in each and "lr" in each]
+    records = [each for each in read_metrics(paths.metrics) if "loss" in each and "lr" in each]
     metrics = (read_json(paths.result) or {}).get("metrics") or {}
     if len(records) < _FEWEST_POINTS:
         raise ConfigError(

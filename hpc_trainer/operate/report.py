@@ -13,8 +13,7 @@ from typing import Any
 
 from hpc_trainer.operate.results import outcome_metrics
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
-from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 
 WARMUP_STEPS = 20
 """Left out of a run's speed at the start of each attempt: caches, compilers and allocators are cold."""
@@ -109,7 +108,7 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
 
 
 def _run(status: SweepStatus, run: RunStatus, warmup_steps: int) -> RunReport:
-    records = [each for each in read_lines(status.sweep.run(run.run_id).metrics) if _is_step(each.get("step"))]
+    records = [each for each in read_metrics(status.sweep.run(run.run_id).metrics) if _is_step(each.get("step"))]
     resumed = [attempt.resumed_step or 0 for attempt in run.attempts]
     speed, num_windows = steady_speed(records, resumed, warmup_steps)
     shape = run.spec.shape
@@ -121,7 +120,7 @@ def _run(status: SweepStatus, run: RunStatus, warmup_steps: int) -> RunReport:
         global_batch_size=int(run.spec.config["train"]["global_batch_size"]),
         axes=run.spec.axes,
         state=run.state.value,
-        cause=run.reason,
+        cause=run.warning or run.reason,
         step=run.step,
         num_steps=run.spec.num_steps,
         attempts=len(run.attempts),

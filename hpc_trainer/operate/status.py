@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -14,9 +15,9 @@ from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, jour
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.metrics_log import SPEED, numbers_of
 from hpc_trainer.runs.spec import RunSpec, read_specs
-from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
 
@@ -61,6 +62,15 @@ class RunStatus:
         """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
         whole = self._failure_text
         return self.cause if whole is None else whole.splitlines()[0]
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with a run that is complete: metrics that are no finite number; None if nothing is."""
+        if self.cause != NOT_FINITE:
+            return None
+        numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
+        bad = [f"{key}={value}" for key, value in numbers if not math.isfinite(value)]
+        return f"complete, but not finite: {', '.join(bad)}"
 
     @property
     def whole_reason(self) -> str | None:
@@ -244,7 +254,7 @@ def _stop_s(beat: Mapping[str, Any]) -> float | None:
 
 def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:
     metrics = record.get("metrics")
-    return metrics if isinstance(metrics, dict) else {}
+    return numbers_of(metrics) if isinstance(metrics, dict) else {}
 
 
 def _speed(beat: Mapping[str, Any]) -> Mapping[str, float]:

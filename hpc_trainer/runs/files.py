@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +39,28 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of one JSON value."""
-    write_atomic(path, json.dumps(value) + "\n", sync=sync)
+    write_atomic(path, to_json(value) + "\n", sync=sync)
+
+
+def to_json(value: Any) -> str:
+    """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
+
+    As in protobuf's JSON. Of metrics `metrics_log.numbers_of` makes them numbers again.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 # Of a file system that is full, over quota, broken, read-only after an error, or away (NFS); `ulimit -f`.
@@ -65,7 +87,7 @@ def append_lines(path: Path, records: list[Mapping[str, Any]], *, sync: bool = T
     A torn last line (the writer was killed) is ended first, so that it spoils itself only.
     """
     if records:
-        append_texts(path, ["".join(json.dumps(record) + "\n" for record in records)], sync=sync)
+        append_texts(path, ["".join(to_json(record) + "\n" for record in records)], sync=sync)
 
 
 def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, is_storage_error, read_lines, write_atomic
+from hpc_trainer.runs.files import append_lines, is_storage_error, read_lines, to_json, write_atomic
 
 _LOG = logging.getLogger(__name__)
 # Lines that wait for room on a full disk; of more, the oldest are lost.
@@ -18,6 +19,19 @@ SPEED = (
     "steps_per_s", "step_time_s", "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
 """Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
+
+# As `files.to_json` writes them; older versions wrote what Python's json reads by itself.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as they were logged: also those that are no finite number."""
+    return {key: _NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of metrics.jsonl, in order; nothing if there is no file."""
+    return map(numbers_of, read_lines(path))
 
 
 class MetricsLog:
@@ -33,7 +47,7 @@ class MetricsLog:
         if not self._path.exists():
             return
         kept = [record for record in read_lines(self._path) if record.get("step", 0) <= step]
-        write_atomic(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_atomic(self._path, "".join(to_json(record) + "\n" for record in kept))
 
     def append(self, step: int, values: dict[str, Any], *, sync: bool = False) -> None:
         """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut.

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
@@ -68,6 +69,12 @@ class VotingLoss(nn.Module):
         """
         if targets is None or self.chunk_size is None:
             logits: torch.Tensor = self.model(inputs)
+            if not isinstance(logits, torch.Tensor):
+                raise ConfigError(
+                    f"{type(self.model).__name__} returns a {type(logits).__name__}; the loop takes one tensor, the "
+                    "logits [batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or "
+                    "write the loop yourself (train.main, docs/own_loop.md)."
+                )
             if targets is None:
                 return logits
             if logits.ndim > 2:  # asked, as flattening what is flat takes 14 µs

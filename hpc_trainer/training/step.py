@@ -151,8 +151,8 @@ class Stepper:
         if self.grad_accum_steps > 1:
             loss = loss / self.grad_accum_steps
         state.scaler.scale(loss).backward()
-        share: torch.Tensor = loss.detach()
-        return share
+        part: torch.Tensor = loss.detach()
+        return part
 
     def _share_buffers(self) -> None:
         share_buffers(self.module)
