@@ -167,6 +167,8 @@ def run_train(
     else:
         metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
         console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.step}/{spec.num_steps}  {metrics}")
+        if run.warning is not None:
+            print(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}")
     _exit_by_outcome(grid, status, quiet=as_json)
 
 

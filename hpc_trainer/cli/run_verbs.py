@@ -122,6 +122,8 @@ def _short_job(job_id: str | None) -> str:
 
 
 def _cause(run: RunStatus) -> str:
+    if run.warning is not None:
+        return run.warning
     if run.state is RunState.COMPLETED or run.reason is None:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""

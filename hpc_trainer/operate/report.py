@@ -125,7 +125,7 @@ def _run(status: SweepStatus, run: RunStatus, warmup_steps: int, faults: Faults)
         global_batch_size=int(run.spec.config["train"]["global_batch_size"] or 0),
         axes=run.spec.axes,
         state=run.state.value,
-        cause=run.reason,
+        cause=run.warning or run.reason,
         step=run.step,
         num_steps=run.spec.num_steps,
         attempts=len(run.attempts),

@@ -211,7 +211,7 @@ def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Se
     cells += [("num", number(run.speed[key]) if key in run.speed else "-") for key in speeds]
     if has_mfu:
         cells.append(("num", percent(run.speed["mfu"]) if "mfu" in run.speed else "-"))
-    cause = "-" if run.state == "COMPLETED" or run.cause is None else run.cause[:300]
+    cause = "-" if run.cause is None or run.cause in ("done", "early_stop") else run.cause[:300]
     cells += [("num", f"{run.gpu_hours:.4g}"), ("num", str(run.attempts)), ("cause", cause)]
     return "<tr>" + "".join(f'<td class="{kind}">{html.escape(str(text))}</td>' for kind, text in cells) + "</tr>"
 

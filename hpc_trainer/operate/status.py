@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
 
@@ -73,6 +74,15 @@ class RunStatus:
         """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
         whole = self._failure_text
         return self.cause if whole is None else whole.splitlines()[0]
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with a run that is complete: metrics that are no finite number; None if nothing is."""
+        if self.cause != NOT_FINITE:
+            return None
+        numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
+        bad = [f"{key}={value}" for key, value in numbers if not math.isfinite(value)]
+        return f"complete, but not finite: {', '.join(bad)}"
 
     @property
     def whole_reason(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.operate.unstarted import NOT_STARTED
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.states import NOT_FINITE, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,13 @@ BY_CAUSE: dict[str, Verdict] = {
         "The training diverged: gradients were NaN or inf, or spikes, more often than train.max_skipped_steps and "
         "train.guard allow.",
         ("a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32", "NaN in the data?"),
+    ),
+    NOT_FINITE: Verdict(
+        "It did all its steps, and what came of them is no number: a final metric is NaN or infinite.",
+        (
+            "hpc-trainer results {sweep}, and the losses in metrics.jsonl: where did it begin?",
+            "a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32; NaN in the data?",
+        ),
     ),
     "out_of_memory": Verdict(
         "The memory of a rank was not enough for a step.",

@@ -17,7 +17,7 @@ from hpc_trainer.operate.unstarted import NOT_STARTED
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.jobs import show_preemption
 
@@ -70,6 +70,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
 def _verdict(run: RunStatus) -> Verdict:
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
+    if run.warning is not None:
+        return BY_CAUSE[NOT_FINITE]
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
@@ -109,6 +111,8 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
         ]
         if run.cause not in REFUSALS:
             yield from frames[-_TRACEBACK_LINES:]
+    elif run.warning is not None:
+        yield run.warning
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
     yield f"step {run.step} of {run.spec.num_steps}, {len(run.attempts)} attempt(s)"

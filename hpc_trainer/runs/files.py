@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +45,28 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of one JSON value."""
-    write_atomic(path, json.dumps(value) + "\n", sync=sync)
+    write_atomic(path, to_json(value) + "\n", sync=sync)
+
+
+def to_json(value: Any) -> str:
+    """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
+
+    As in protobuf's JSON. Of metrics `reading.metric_values` makes them numbers again.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def fsync_folder(folder: Path) -> None:
@@ -65,7 +87,7 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
         sealed: each line carries its checksum (`reading.seal`): of what decides whether a run is submitted.
     """
     if records:
-        texts = map(json.dumps, records)
+        texts = map(to_json, records)
         append_texts(path, ["".join(f"{seal(text) if sealed else text}\n" for text in texts)], sync=sync)
 
 

@@ -29,7 +29,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.life_signs import LifeSigns
-from hpc_trainer.training.logged import RESERVED, read_numbers
+from hpc_trainer.training.logged import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
@@ -329,8 +329,8 @@ class RunContext:
 
     @property
     def cause(self) -> str:
-        """Of a run that has finished, as the journal has it: `done` or `early_stop`."""
-        return "done" if self.early_reason is None else "early_stop"
+        """Of a run that has finished, as the journal has it (`logged.cause_of_end`)."""
+        return cause_of_end(self._result or {}, self.early_reason)
 
     def conclude(self, name: str) -> Outcome:
         """How the loop ended, agreed among the ranks; if it is done, result.json and DONE are written. Collective.
@@ -354,7 +354,8 @@ class RunContext:
             )
         if mine == "stopped":
             assert self.stop_step is not None
-            if self.is_rank_zero and (self.saved_step is None or self.saved_step < self.stop_step):
+            is_saved = self.saver.stop_is_covered or (self.saved_step is not None and self.saved_step >= self.stop_step)
+            if self.is_rank_zero and not is_saved:
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
             return Outcome.stopped
         if self.is_rank_zero:

@@ -86,6 +86,8 @@ class RoundStepper(Stepper):
             if isinstance(self.module, DistributedDataParallel):
                 self.module = self.module.module  # gradients stay here from now on, and DDP's buckets go
             self.vote = LateVote(self.group)
+            if self.target_groups is not None:
+                self.target_groups = []  # each rank's loss is the mean over its own targets
             if self.outer is not None:
                 self.outer.begin(state.model)
         return Stepper._backward(self, state, batches, wish_to_stop)
