@@ -25,7 +25,7 @@ def read_user_config() -> dict[str, Any]:
     path = user_config_path()
     if not path.is_file():
         return {}
-    import yaml  # comes with OmegaConf; SafeLoader builds plain values only
+    import yaml  # late: most commands have no such file; SafeLoader builds plain values only
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
