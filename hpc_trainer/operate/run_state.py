@@ -11,7 +11,7 @@ from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import is_alive
-from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, Submission, newest_of_run
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
 
@@ -67,7 +67,7 @@ class RunFolder:
 
 def read_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
     submission, index = newest_of_run(paths, latest) or (None, 0)
-    markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
+    markers = frozenset(name for name in (DONE, CANCEL) if paths.marker(name).exists())
     return RunFolder(
         paths=paths,
         submission=submission,

@@ -40,4 +40,3 @@ OUT_OF_MEMORY = "out_of_memory"
 
 DONE = "DONE"
 CANCEL = "CANCEL"
-HOLD = "HOLD"
