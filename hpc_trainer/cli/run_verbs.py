@@ -77,7 +77,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
 def _print_status(status: SweepStatus) -> None:
     out = console()
     print_table(
-        ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE"],
+        ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
         [
             [
                 run.run_id,

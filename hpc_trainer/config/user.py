@@ -28,7 +28,7 @@ def read_user_config() -> dict[str, Any]:
     if not path.is_file():
         return {}
     check_own_file(path)
-    import yaml  # comes with OmegaConf; SafeLoader builds plain values only
+    import yaml  # late: most commands have no such file; SafeLoader builds plain values only
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
 _MOST = 16  # kinds of training of one grid
 PARTS = (
-    "weights", "gradients", "optimizer", "average", "activations", "gathered", "update", "communication",
+    "weights", "gradients", "optimizer", "average", "activations", "gathered", "update", "evaluation", "communication",
 )  # fmt: skip
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",

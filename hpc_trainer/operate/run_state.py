@@ -14,7 +14,7 @@ from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission, newest_in, read_ledger
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
@@ -106,7 +106,7 @@ def read_folder(
         doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
     told = submission_told_by(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
     submission, index = (told, 0) if told is not None else (submission, index)
-    markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
+    markers = frozenset(name for name in (DONE, CANCEL) if paths.marker(name).exists())
     return RunFolder(
         paths=paths,
         submission=submission,

@@ -123,7 +123,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.failure.json"
 
     def marker(self, name: str) -> Path:
-        """DONE, CANCEL or HOLD."""
+        """DONE or CANCEL."""
         return self.folder / name
 
 

@@ -43,4 +43,3 @@ NOT_FINITE = "not_finite"
 
 DONE = "DONE"
 CANCEL = "CANCEL"
-HOLD = "HOLD"

@@ -123,10 +123,10 @@ def test_a_row_says_what_was_asked_what_came_out_and_what_it_cost(runs_dir: Path
     fake_slurm.answer("squeue", "500_1|PENDING||Priority|x\n")
     first, second = result_rows(read_status(sweep.paths))
     assert first == {
-        "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "eval_accuracy": 0.9, "eval_loss": 0.3,
-        "state": "COMPLETED", "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
+        "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "hardware": "gpu_x8", "eval_accuracy": 0.9,
+        "eval_loss": 0.3, "state": "COMPLETED", "step": 200, "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
     }  # fmt: skip
-    assert list(first)[:1] + list(first)[-3:] == ["run_id", "state", "gpu_hours", "attempts"]
+    assert list(first)[:1] + list(first)[-4:] == ["run_id", "state", "step", "gpu_hours", "attempts"]
     assert (second["state"], second["gpu_hours"], second["attempts"]) == ("PENDING", 0, 0)
 
 
