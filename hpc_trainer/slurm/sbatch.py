@@ -59,7 +59,8 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         SubmitError: sbatch refused, or there is none.
     """
     code, output, words = _run(["sbatch", *options, str(script)], None, timeout_s)
-    found = re.search(r"Submitted batch job (\d+)", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*", output)
+    # What follows the number shows that it is whole: of an answer that was cut it is another job's.
+    found = re.search(r"Submitted batch job (\d+)\s", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*\n\s*", output)
     if code == 0 and found:
         return found[1]
     if code is None or code < 0 or _UNCLEAR.search(words):
