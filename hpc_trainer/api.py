@@ -215,18 +215,14 @@ def _known(status: SweepStatus) -> Known:
     waiting = frozenset(run.run_id for run in status.waiting)
     active: Counter[str] = Counter()
     for run in status.runs:
-        if run.state.is_active and run.run_id not in waiting and run.submission is not None:
+        if run.state.is_active and run.own_job is not None and run.submission is not None:
             active[run.submission.uuid] += 1
     accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
     ids = {run_id for each in accepted for run_id in each.run_ids}
     return Known(
         states=status.states,
         waiting=waiting,
-        elements=tuple(
-            run.job_id
-            for run in status.runs
-            if run.state.is_active and run.job_id is not None and run.run_id not in waiting
-        ),
+        elements=tuple(run.own_job for run in status.runs if run.state.is_active and run.own_job is not None),
         top_up_job=status.top_up_job,
         active=tuple(
             ActiveArray(
@@ -236,6 +232,7 @@ def _known(status: SweepStatus) -> Known:
             for each in accepted if active[each.uuid]
         ),
         stop_s=_slowest_stops(status),
+        notes=tuple(status.elsewhere),
         shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids),
     )  # fmt: skip
 

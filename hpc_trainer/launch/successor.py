@@ -8,6 +8,8 @@ rank 0's attempt is the only writer; the sweep's file has another.
 
 from __future__ import annotations
 
+import os
+
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.plan import clear_exit_codes
@@ -46,8 +48,9 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
     assert newest is not None
     code, cluster = newest[0].code, spec.config["cluster"]
     intent = write_intent(
-        run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code
-    )
+        run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
+        cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
+    )  # fmt: skip
     archive = archive_of(sweep, code) if code else None
     command = worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive)
     try:

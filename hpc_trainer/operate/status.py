@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
-from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, journal_settles, read_folder
+from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, read_folder
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
@@ -18,7 +19,14 @@ from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
+from hpc_trainer.slurm.queue import (
+    QueueEntry,
+    array_of,
+    cluster_name,
+    find_by_uuid,
+    read_accounting,
+    read_queue,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,10 @@ class RunStatus:
     """The newest: an array of the sweep's, or a successor job."""
     waits_in_sweep: bool = False
     """PENDING in the sweep's own queue: no scheduler has it yet."""
+    own_job: str | None = None
+    """The id of its Slurm job, if that is surely its own: only then may it get a signal, and others wait for it."""
+    elsewhere: str | None = None
+    """The cluster that has its job, if another one answers here."""
 
     @property
     def run_id(self) -> str:
@@ -85,6 +97,10 @@ class SweepStatus:
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
+    queue_error: str | None = None
+    """Why squeue did not answer, if it was asked and did not."""
+    elsewhere: list[str] = field(default_factory=list)
+    """The notes, among `notes`, about runs that another cluster has."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -110,6 +126,10 @@ class SweepStatus:
 def read_status(sweep: SweepPaths) -> SweepStatus:
     """Reads a sweep: its folders, at most one squeue, at most one sacct.
 
+    A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more
+    after its answer: what they wrote at their end is there then. Where neither squeue nor sacct knows a job, one
+    scontrol asks which cluster this is.
+
     Raises:
         RunStateError: there is no such sweep.
     """
@@ -118,44 +138,94 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         raise RunStateError(_no_sweep(sweep))
     ledger = read_ledger(sweep)
     submissions = latest_of_each_run(ledger.submissions)
+
+    def read(run_id: str) -> RunFolder:
+        return read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id))
+
     notes: list[str] = []
-    folders = {
-        run_id: read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id)) for run_id in specs
-    }
-    asked = [folder for folder in folders.values() if folder.needs_scheduler]
-    view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
-    unsettled = {
-        folder.submission.uuid: folder.submission for folder in asked if folder.submission and folder.job_id is None
-    }
-    found = {uuid: find_by_uuid((view.queue or {}).values(), sweep.name, uuid) for uuid in unsettled}
-    folders = {run_id: _with_found_job(folder, found) for run_id, folder in folders.items()}
-    runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
+    folders = {run_id: read(run_id) for run_id in specs}
+    view = _ask_slurm(folders, read, notes, must_ask=bool(ledger.waiting))
+    runs = []
+    for run_id, folder in folders.items():
+        if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
+            folder = _read_again(folder, read)  # noqa: PLW2901
+        runs.append(_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)))
     status = SweepStatus(
-        sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
-    )
+        sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(ledger, view),
+        queue_error=notes[0] if view.queue is None else None,
+    )  # fmt: skip
     if status.waiting:
         notes.append(_waiting_note(status, view))
+    for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items():
+        said = f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
+        status.elsewhere.append(said)
+    notes.extend(status.elsewhere)
     return status
 
 
-def _top_up_job(sweep: SweepPaths, ledger: Ledger, view: SchedulerView) -> str | None:
+def _ask_slurm(
+    folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str], *, must_ask: bool
+) -> SchedulerView:
+    """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
+
+    Args:
+        must_ask: there is something to ask besides these folders.
+    """
+    asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
+    if not asked and not must_ask:
+        return SchedulerView({}, {})
+    begin = time.time()
+    try:
+        queue = read_queue()
+    except SlurmError as error:
+        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
+        return SchedulerView(None, {}, begin)
+    view = SchedulerView(queue, {}, begin)
+    _take_found_jobs(folders, asked, queue)
+    left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
+    for run_id in left:
+        folders[run_id] = _read_again(folders[run_id], read)
+    left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
+    try:
+        ids = (folders[run_id].job_id for run_id in left)
+        view = SchedulerView(queue, read_accounting([array_of(job_id) for job_id in ids if job_id is not None]), begin)
+    except SlurmError as error:
+        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
+        view = SchedulerView(queue, None, begin)
+    unknown = [folders[run_id] for run_id in left if not view.knows(folders[run_id])]
+    if any(each.submission and each.submission.cluster and not view.is_young(each) for each in unknown):
+        view = dataclasses.replace(view, cluster=cluster_name())
+    return view
+
+
+def _read_again(folder: RunFolder, read: Callable[[str], RunFolder]) -> RunFolder:
+    """The folder as it is now, after somebody said that the run is over."""
+    try:
+        # An NFS client that did not find a file looks anew only after up to a minute (acdirmax), or once the folder
+        # was opened (close-to-open; fs/nfs/dir.c, nfs_lookup_verify_inode).
+        os.close(os.open(folder.paths.folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        return folder  # it has none yet
+    return read(folder.paths.run_id)
+
+
+def _top_up_job(ledger: Ledger, view: SchedulerView) -> str | None:
     pending = [entry for entry in (view.queue or {}).values() if entry.state == "PENDING"]
-    found = (find_by_uuid(pending, sweep.name, each.uuid) for each in reversed(ledger.top_ups))
+    found = (find_by_uuid(pending, each.uuid) for each in reversed(ledger.top_ups))
     return next((each for each in found if each is not None), None)
 
 
-def _with_found_job(folder: RunFolder, found: Mapping[str, str | None]) -> RunFolder:
-    """The folder with the job that the queue shows for an intent without an answer.
-
-    Args:
-        found: uuid of an intent without an answer -> its job, if the queue shows one.
-    """
-    intent = folder.submission
-    job_id = found.get(intent.uuid) if intent is not None and folder.job_id is None else None
-    if intent is None or job_id is None:
-        return folder
-    confirmed = dataclasses.replace(intent, job_id=job_id)
-    return dataclasses.replace(folder, submission=confirmed, job_id=confirmed.element_id(folder.element))
+def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
+    """Gives those folders their job that have an intent without an answer, where the queue shows it."""
+    lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
+    found = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
+    for run_id in lost:
+        folder = folders[run_id]
+        job_id = found[folder.uuid]
+        if folder.submission is not None and job_id is not None:
+            confirmed = dataclasses.replace(folder.submission, job_id=job_id)
+            element = confirmed.element_id(folder.element)
+            folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -167,7 +237,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
     if view.queue is None:
         return f"{count}."
-    running = (find_by_uuid(view.queue.values(), status.sweep.name, each.uuid) for each in status.ledger.top_ups)
+    running = (find_by_uuid(view.queue.values(), each.uuid) for each in status.ledger.top_ups)
     job_id = status.top_up_job or next((each for each in running if each is not None), None)
     if job_id is not None:
         return f"{count}: job {job_id} submits them as runs end."
@@ -182,23 +252,6 @@ def _no_sweep(sweep: SweepPaths) -> str:
     known = sorted(each.parent.name for each in parent.glob("*/specs.jsonl"))
     listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
     return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
-
-
-def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = False) -> SchedulerView:
-    if not folders and not must_ask:
-        return SchedulerView({}, {})
-    try:
-        queue = read_queue()
-    except SlurmError as error:
-        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        return SchedulerView(None, {})
-    left = (folder for folder in folders if folder.job_id not in queue and not journal_settles(folder.current))
-    ids = [array_of(folder.job_id) for folder in left if folder.job_id is not None]
-    try:
-        return SchedulerView(queue, read_accounting(ids))
-    except SlurmError as error:
-        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
-        return SchedulerView(queue, None)
 
 
 def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
@@ -229,6 +282,8 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
+        own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
+        elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
 
 

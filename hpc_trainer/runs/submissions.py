@@ -40,6 +40,8 @@ class Submission:
     parallelism: int | None = None
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    cluster: str | None = None
+    """What the cluster that it was given to calls itself; None if it did not say, or an older version wrote this."""
     doubt_time: float | None = None
     """When sbatch gave up without an answer: the scheduler may still take the job after that."""
     job_id: str | None = None
@@ -80,12 +82,12 @@ class Ledger:
 
 def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
-    parallelism: int | None = None, code: str | None = None,
+    parallelism: int | None = None, code: str | None = None, cluster: str | None = None,
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
-        kind=kind, parallelism=parallelism, code=code,
+        kind=kind, parallelism=parallelism, code=code, cluster=cluster,
     )  # fmt: skip
     append_lines(
         paths.submissions,
@@ -99,6 +101,7 @@ def write_intent(
                 "run_ids": list(run_ids),
                 "parallelism": parallelism,
                 "code": code,
+                "cluster": cluster,
                 "time": intent.time,
             }
         ],
@@ -195,6 +198,7 @@ def _parse_intent(record: dict[str, Any]) -> Submission:
         kind=str(record.get("kind", "array")),
         parallelism=None if record.get("parallelism") is None else int(record["parallelism"]),
         code=None if record.get("code") is None else str(record["code"]),
+        cluster=None if record.get("cluster") is None else str(record["cluster"]),
     )
 
 
