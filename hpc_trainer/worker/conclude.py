@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -239,4 +240,6 @@ def _accounting_state(job_id: str) -> str | None:
         entry = read_accounting([job_id], timeout_s=WORKER_TIMEOUT_S).get(job_id)
     except SlurmError:
         return None
-    return None if entry is None else entry.state
+    # Ids come again, and our own row may not be there yet.
+    is_ours = entry is not None and os.environ.get("SLURM_JOB_NAME") in (None, entry.name)
+    return entry.state if entry is not None and is_ours else None

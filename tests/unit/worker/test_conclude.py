@@ -147,6 +147,21 @@ def test_a_cancelled_run_asks_for_nothing(sweep: SweepPaths, fake_slurm: FakeSlu
     assert _ends(stop.paths) == [("CANCELLED", "cancelled", "none")]
 
 
+def test_what_sacct_says_of_an_old_job_with_our_id_is_not_believed(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has given the number of a job of last month again, and our own row is not there yet."""
+    monkeypatch.setenv("SLURM_JOB_NAME", "sweep-01234567")
+    causes = []
+    for name in ("sweep-0badcafe", "sweep-01234567"):
+        _play(fake_slurm, "JobState=COMPLETING Restarts=1")
+        fake_slurm.answer("sacct", f"101_0|NODE_FAIL|1:0|n1|5|here|{name}|\n")
+        stop = _stop(sweep)
+        conclude_start(stop)
+        causes.append(_ends(stop.paths)[-1][1])
+    assert causes == ["requeued", "node_fail"]
+
+
 # --- errors ---
 
 
