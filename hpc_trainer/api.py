@@ -240,7 +240,7 @@ def _known(status: SweepStatus) -> Known:
     active: Counter[str] = Counter()
     successors: list[ActiveArray] = []
     for run in status.runs:
-        if run.state.is_active and run.run_id not in waiting and run.submission is not None:
+        if run.state.is_active and run.own_job is not None and run.submission is not None:
             active[run.submission.uuid] += 1
             if run.submission.kind == SUCCESSOR and run.job_id is not None:
                 alone = ActiveArray(job_id=run.job_id, hardware=run.submission.hardware, parallelism=1, num_active=1)
@@ -250,11 +250,7 @@ def _known(status: SweepStatus) -> Known:
     return Known(
         states=status.states,
         waiting=waiting,
-        elements=tuple(
-            run.job_id
-            for run in status.runs
-            if run.state.is_active and run.job_id is not None and run.run_id not in waiting
-        ),
+        elements=tuple(run.own_job for run in status.runs if run.state.is_active and run.own_job is not None),
         top_up_job=status.top_up_job,
         active=(
             *(
@@ -268,7 +264,7 @@ def _known(status: SweepStatus) -> Known:
         ),
         stop_s=_slowest_stops(status),
         shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids and not run.spec.is_lost),
-        notes=tuple(told_few(status.faults)),
+        notes=(*told_few(status.faults), *status.elsewhere),
     )  # fmt: skip
 
 

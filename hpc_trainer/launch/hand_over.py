@@ -68,7 +68,7 @@ def hand_over(
         write_doubt(book, intent)
         found = None
         with contextlib.suppress(SlurmError):
-            found = look_once(paths, intent) or find_ended(paths.name, intent.uuid, intent.time)
+            found = look_once(intent) or find_ended(paths.name, intent.uuid, intent.time)
         if found is None:
             raise
         job_id = found

@@ -199,7 +199,7 @@ class _SlurmSubmission:
             self._top_up = TopUpJob(self._plan.known.top_up_job)
         else:
             self._renew()
-            self._top_up = TopUpJob.place(self._paths, left[0])
+            self._top_up = TopUpJob.place(self._paths, left[0], self._plan.cluster)
 
     def _submit_what_fits(self, array: ArrayPlan, after: Sequence[str]) -> None:
         """The whole array, or, where the cluster has less room than it said, the largest half that it takes."""
@@ -245,6 +245,7 @@ class _SlurmSubmission:
             run_ids=run_ids,
             parallelism=array.parallelism,
             code=self._plan.code,
+            cluster=self._plan.cluster,
         )
         options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
         job_id = hand_over(paths, intent, _request_of(self._plan, array, intent.uuid), options)

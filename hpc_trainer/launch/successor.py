@@ -9,6 +9,7 @@ rank 0's attempt is the only writer; the sweep's file has another.
 from __future__ import annotations
 
 import contextlib
+import os
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.hand_over import hand_over, make_request
@@ -59,6 +60,7 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
     intent = write_intent(
         run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
         after=newest[0].uuid,
+        cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
     )  # fmt: skip
     request = make_request(sweep, intent.uuid, spec.shape, cluster, command, exit_codes=codes)
     job_id = hand_over(sweep, intent, request, [f"--dependency=afterany:{after}"], book=run)

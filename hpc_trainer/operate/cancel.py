@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import is_alive
@@ -21,14 +22,34 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
 
     The marker comes first, whatever the state: a run that was interrupted is one that somebody may be bringing back in
     this moment. Whoever does reads the marker last. Over is what is complete, and what has recorded its own failure.
+    A job gets a signal only if it is surely that of the run: ids come again.
 
     Args:
         save: let those that run save a checkpoint, however long it takes. Without, Slurm kills them after KillWait (30
             s by default): most save in that time, too.
 
     Raises:
-        SlurmError: scancel failed; the markers stand, and the same command may be given again.
+        RunStateError: jobs are on another cluster. Nothing of their runs was touched; the other runs are cancelled.
+        SlurmError: squeue did not answer or scancel failed; the markers stand, and the same command may be given again.
     """
+    here = [run for run in runs if run.elsewhere is None]
+    cancelled = _cancel_here(status, here, save=save)
+    if len(here) < len(runs):
+        raise RunStateError(_elsewhere([run for run in runs if run.elsewhere is not None], cancelled))
+    return cancelled
+
+
+def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
+    listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
+    clusters = " and ".join(sorted({str(run.elsewhere) for run in runs}))
+    done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
+    return (
+        f"{len(runs)} run(s) were submitted on the cluster {clusters}, which is not this one: {listed}. Nothing of "
+        f"them was touched: give the same command there.{done}"
+    )
+
+
+def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) -> list[str]:
     for run in runs:
         if run.state is RunState.CANCELLED:  # by scancel, perhaps: Slurm forgets that, and the marker does not
             _mark(status, run)
@@ -45,6 +66,11 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
     if len(runs) == len(status.runs):  # the whole sweep: also what is the sweep's and stands in none of its files
         jobs += status.lost_jobs
+    if status.queue_error is not None and any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked)):
+        raise SlurmError(
+            f"{status.queue_error} Whether jobs with the ids of these runs are still theirs is not known, so none was "
+            "cancelled; the runs are marked, and end when they look. Give the same command again when squeue answers."
+        )
     cancel_jobs(jobs)
     cancel_jobs(_jobs(saving), signal="USR2")
     for run in chosen:
@@ -76,8 +102,8 @@ def _brought_back(status: SweepStatus, chosen: Sequence[RunStatus]) -> list[RunS
 
 
 def _jobs(runs: Sequence[RunStatus]) -> list[str]:
-    """Slurm's ids of these runs' jobs; local ones have none."""
-    return [run.job_id for run in runs if run.job_id is not None and run.job_id[:1].isdecimal()]
+    """Slurm's ids of the jobs that are surely these runs'; local ones have none."""
+    return [run.own_job for run in runs if run.own_job is not None]
 
 
 def _may_have_job(run: RunStatus) -> bool:

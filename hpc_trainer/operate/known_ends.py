@@ -14,16 +14,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.operate.run_state import End, RunFolder, SchedulerView, journal_settles
+from hpc_trainer.operate.run_folder import RunFolder, journal_settles
+from hpc_trainer.operate.run_state import End, SchedulerView
 from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import as_text
 from hpc_trainer.runs.states import CANCEL, RunState
 
 
-def read_ends(sweep: SweepPaths) -> Mapping[str, End]:
-    """Job id -> its last known end; {} if nothing was recorded, or others may have changed the file."""
-    ends: dict[str, End] = {}
+def read_ends(sweep: SweepPaths) -> Mapping[tuple[str, str], End]:
+    """`RunFolder.job_key` -> the job's last known end; {} if there is none, or others may have changed it."""
+    ends: dict[tuple[str, str], End] = {}
     if not sweep.ends.exists():
         return ends
     with contextlib.suppress(HpcTrainerError, OSError):
@@ -32,16 +33,23 @@ def read_ends(sweep: SweepPaths) -> Mapping[str, End]:
             with contextlib.suppress(KeyError, ValueError):
                 node = record.get("node")
                 end = RunState(record["state"]), as_text(record["cause"]), None if node is None else as_text(node)
-                ends[as_text(record["job_id"])] = end
+                ends[as_text(record["uuid"]), as_text(record["job_id"])] = end
     return ends
 
 
 def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
     """Records the ends that the accounting has told now. Never raises: a full disk, or a reader, must not matter."""
     news: list[Mapping[str, Any]] = [
-        {"job_id": folder.job_id, "state": end[0].value, "cause": end[1], "node": end[2], "time": time.time()}
+        {
+            "uuid": folder.uuid,
+            "job_id": folder.job_id,
+            "state": end[0].value,
+            "cause": end[1],
+            "node": end[2],
+            "time": time.time(),
+        }
         for folder, end in decided
-        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_id or "") != end
+        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key) != end
     ]
     with contextlib.suppress(OSError):
         if news and sweep.folder.stat().st_uid == os.getuid():
@@ -57,4 +65,4 @@ def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
     if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
         return False
     # A job of which nobody knows anything is called FAILED, too.
-    return folder.job_id not in view.queue and (state is not RunState.FAILED or folder.job_id in view.accounting)
+    return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)

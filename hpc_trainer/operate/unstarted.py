@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.operate.run_state import RunFolder
+from hpc_trainer.operate.run_folder import RunFolder
 from hpc_trainer.runs.layout import SweepPaths
 
 NOT_STARTED = "not started"

@@ -44,6 +44,8 @@ class Submission:
     """Of a successor: the uuid of the submission that it follows. None before there was this field."""
     num_attempts: tuple[int, ...] = ()
     """Of the local executor: how many attempts each run had before; () before there was this field."""
+    cluster: str | None = None
+    """What the cluster that it was given to calls itself; None if it did not say, or an older version wrote this."""
     doubt_time: float | None = None
     """When sbatch gave up without an answer: the scheduler may still take the job after that."""
     job_id: str | None = None
@@ -88,16 +90,17 @@ class Ledger:
 def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
     parallelism: int | None = None, code: str | None = None, after: str | None = None,
-    num_attempts: Sequence[int] = (),
+    num_attempts: Sequence[int] = (), cluster: str | None = None,
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
+        cluster=cluster,
     )  # fmt: skip
     record = {
         "event": "intent", "kind": kind, "uuid": intent.uuid, "executor": executor, "hardware": hardware,
-        "run_ids": list(run_ids), "parallelism": parallelism, "code": code, "time": intent.time,
+        "run_ids": list(run_ids), "parallelism": parallelism, "code": code, "cluster": cluster, "time": intent.time,
         **({"after": after} if after else {}), **({"num_attempts": list(num_attempts)} if num_attempts else {}),
     }  # fmt: skip
     append_lines(paths.submissions, [record], sealed=True)
@@ -230,6 +233,7 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
         code=_optional_text(record.get("code")),
         after=_optional_text(record.get("after")),
         num_attempts=_counts(record.get("num_attempts")),
+        cluster=_optional_text(record.get("cluster")),
     )
 
 

@@ -59,8 +59,9 @@ def parse_job(text: str) -> JobInfo:
     The first line wins: for a raw array id the controller prints every element. Times come as seconds since the
     epoch (SLURM_TIME_FORMAT=%s) or as ISO local time, by version.
     """
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    line, line_break, _ = text.lstrip().partition("\n")
+    # The last word of an answer that was cut may be half a word: it is not believed.
+    fields = dict(re.findall(r"(\w+)=(\S*)(?=\s)", f"{line}{line_break}"))
     if "JobState" not in fields:
         raise SlurmError(f"scontrol show job printed no JobState: {line[:200]!r}")
     return JobInfo(

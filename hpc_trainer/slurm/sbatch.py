@@ -74,7 +74,8 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
     """
     code, output, said = _run(["sbatch", *options, str(script)], None, timeout_s)
     words = _error_words(said)
-    found = re.search(r"Submitted batch job (\d+)", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*", output)
+    # What follows the number shows that it is whole: of an answer that was cut it is another job's.
+    found = re.search(r"Submitted batch job (\d+)\s", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*\n\s*", output)
     if found:  # whatever became of the command after it: sbatch prints this when the controller has accepted
         return found[1]
     if code == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -296,4 +297,7 @@ def _accounting(job_id: str) -> tuple[str | None, bool]:
         entry = read_accounting([job_id], timeout_s=WORKER_TIMEOUT_S).get(job_id)
     except SlurmError:
         return None, True
-    return (None, keeps_accounting(timeout_s=WORKER_TIMEOUT_S)) if entry is None else (entry.state, True)
+    # Ids come again, and our own row may not be there yet.
+    if entry is None or os.environ.get("SLURM_JOB_NAME") not in (None, entry.name):
+        return None, keeps_accounting(timeout_s=WORKER_TIMEOUT_S)
+    return entry.state, True

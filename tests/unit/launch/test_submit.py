@@ -173,7 +173,7 @@ def test_a_reply_that_is_late_by_a_minute_is_waited_for(
     assert {run.state for run in status.runs} == {RunState.UNKNOWN}
     (submission,) = read_submissions(SweepPaths(folder))
     fake_slurm.forget("sbatch")
-    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{submission.uuid}|x"; touch "$here/seen"\n'
+    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{submission.uuid}|x|end"; touch "$here/seen"\n'
     script = fake_slurm.bin / "squeue"
     script.write_text(script.read_text() + late)
     assert submit(grid) == []
@@ -229,6 +229,22 @@ def test_killed_after_sbatch_the_job_is_adopted(folder: Path, fake_slurm: FakeSl
     assert (submission.uuid, submission.job_id) == (uuid, "900")
 
 
+def test_an_orphan_that_ran_by_a_clock_two_minutes_behind_is_found(
+    folder: Path, fake_slurm: FakeSlurm, clock: list[float]
+) -> None:
+    """No accounting, and its node believes that it began before it was submitted: no second job all the same."""
+    _killed_before_the_answer(folder)
+    fake_slurm.answer("sacct", error="Slurm accounting storage is disabled\n", code=1)
+    run = SweepPaths(folder).run(make_specs(2, *SLURM)[0].run_id)
+    run.logs.mkdir(mode=0o700, parents=True)
+    Journal(run).start(0, job_id="900_0", restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
+    line = json.loads(run.attempts.read_text())
+    run.attempts.write_text(json.dumps({**line, "time": line["time"] - 120}) + "\n")
+    submit(make_grid(folder, make_specs(2, *SLURM)))
+    assert fake_slurm.calls("sbatch") == []
+    assert [each.job_id for each in read_submissions(SweepPaths(folder))] == ["900"]
+
+
 def test_killed_before_sbatch_the_intent_is_dropped_and_submitted_again(
     folder: Path, fake_slurm: FakeSlurm, clock: list[float]
 ) -> None:
@@ -243,7 +259,7 @@ def test_killed_before_sbatch_the_intent_is_dropped_and_submitted_again(
 
 def test_a_job_that_shows_late_is_adopted(folder: Path, fake_slurm: FakeSlurm, clock: list[float]) -> None:
     uuid = _killed_before_the_answer(folder)
-    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{uuid}"; touch "$here/seen"\n'
+    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{uuid}||end"; touch "$here/seen"\n'
     script = fake_slurm.bin / "squeue"
     script.write_text(script.read_text() + late)
     assert submit(make_grid(folder, make_specs(2, *SLURM))) == []

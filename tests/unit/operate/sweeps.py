@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from hpc_trainer.runs.reading import parse_record
 from hpc_trainer.runs.spec import RunSpec, append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import write_confirmation, write_intent
+from tests.unit.slurm.fake_slurm import uuid_of
 
 
 class SweepOnDisk:
@@ -26,15 +28,22 @@ class SweepOnDisk:
         self.specs = list(specs)
         append_specs(self.paths, self.specs)
 
-    def submit(self, job_id: str = "500", executor: str = "slurm", *, age_s: float = 3600.0) -> None:
+    def submit(
+        self, job_id: str = "500", executor: str = "slurm", *, age_s: float = 3600.0, cluster: str | None = None
+    ) -> None:
         """All runs, as one array, `age_s` ago."""
         intent = write_intent(
             self.paths, executor=executor, hardware="cpu_x1", run_ids=[spec.run_id for spec in self.specs]
         )
+        text = self.paths.submissions.read_text().replace(intent.uuid, uuid_of(job_id))
+        self.paths.submissions.write_text(text)
+        intent = dataclasses.replace(intent, uuid=uuid_of(job_id))
         write_confirmation(self.paths, intent, job_id)
         lines = list(read_lines(self.paths.submissions))  # without their checksums
         for line in lines[-2:]:
             line["time"] -= age_s
+            if cluster is not None:
+                line["cluster"] = cluster
         self.paths.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def run(self, index: int = 0) -> RunPaths:

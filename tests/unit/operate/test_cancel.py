@@ -95,9 +95,13 @@ def test_a_cancel_that_failed_may_be_given_again(sweep: SweepOnDisk, fake_slurm:
 
 
 def test_an_unknown_state_is_cancelled_too(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """The markers end it; whose the ids are, nobody can say without squeue, so nobody gets a signal."""
     _busy(sweep, fake_slurm)
     fake_slurm.answer("squeue", code=1, error="down\n")
-    assert _cancel(sweep) == [spec.run_id for spec in sweep.specs[:2]]
+    with pytest.raises(SlurmError, match=r"squeue did not answer.* the same command again"):
+        _cancel(sweep)
+    assert [sweep.run(index).marker("CANCEL").exists() for index in range(4)] == [True, True, False, False]
+    assert fake_slurm.calls("scancel") == []
 
 
 @pytest.mark.parametrize("state", [RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL])

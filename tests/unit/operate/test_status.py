@@ -47,15 +47,15 @@ def _fresh(sweep: SweepOnDisk) -> None:
 
 def _running(sweep: SweepOnDisk) -> None:
     sweep.submit()
-    sweep.start(resumed=0)
-    sweep.beat(step=7, loss=0.5)
+    sweep.start(resumed=0, age_s=900)
+    sweep.beat(step=7, loss=0.5, age_s=700)
 
 
 def _ended(state: RunState, cause: str) -> Callable[[SweepOnDisk], None]:
     def story(sweep: SweepOnDisk) -> None:
         sweep.submit()
-        sweep.start(resumed=0)
-        sweep.end(state=state, cause=cause, step=7, saved_step=7)
+        sweep.start(age_s=900)
+        sweep.end(state=state, cause=cause, step=7, saved_step=7, age_s=700)
 
     return story
 

@@ -48,6 +48,14 @@ def test_accepted(script: Path, fake_slurm: FakeSlurm) -> None:
         assert submit_script(script) == "7"
 
 
+@pytest.mark.parametrize("text", ["Submitted batch job 12", "12", "Submitted batch", "1;clus"])
+def test_half_a_number_is_another_jobs(script: Path, fake_slurm: FakeSlurm, text: str) -> None:
+    """The answer was job 123456, and was cut: the queue knows by the uuid which one it is."""
+    fake_slurm.answer("sbatch", text)
+    with pytest.raises(UnclearSubmitError, match="cannot be read"):
+        submit_script(script)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "kind"),
     [

@@ -193,7 +193,10 @@ def test_slurms_last_word_is_waited_for(sweep: SweepPaths, fake_slurm: FakeSlurm
     """sacct still says RUNNING when it is asked first; what stands meanwhile is no guess either."""
     _play(fake_slurm, "JobState=COMPLETING Reason=None Restarts=0")
     once = f'seen="{fake_slurm.folder}/seen"; if [ -e "$seen" ]; then state="CANCELLED by 7"; else state=RUNNING; fi'
-    (fake_slurm.bin / "sacct").write_text(f'#!/bin/sh\n{once}\ntouch "$seen"\necho "101_0|$state|0:0|n1|9"\n')
+    columns = "JobID|State|ExitCode|NodeList|ElapsedRaw|Cluster|JobName|Comment|"
+    (fake_slurm.bin / "sacct").write_text(
+        f'#!/bin/sh\n{once}\ntouch "$seen"\necho "{columns}"\necho "101_0|$state|0:0|n1|9|here|x||"\n'
+    )
     stop = _stop(sweep)
     assert conclude_start(stop) is ExitCode.OK
     assert _ends(stop.paths) == [("PREEMPTED", "unexplained", "none"), ("CANCELLED", "cancelled", "none")]
@@ -234,6 +237,21 @@ def test_a_cancel_while_slurm_thinks_is_seen_before_the_act(
     assert not sweep.requeue_request("101_0", 0).exists()
     if requeue == "exit 9":
         assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+
+
+def test_what_sacct_says_of_an_old_job_with_our_id_is_not_believed(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has given the number of a job of last month again, and our own row is not there yet."""
+    monkeypatch.setenv("SLURM_JOB_NAME", "sweep-01234567")
+    causes = []
+    for name in ("sweep-0badcafe", "sweep-01234567"):
+        _play(fake_slurm, "JobState=COMPLETING Restarts=1")
+        fake_slurm.answer("sacct", f"101_0|NODE_FAIL|1:0|n1|5|here|{name}|\n")
+        stop = _stop(sweep)
+        conclude_start(stop)
+        causes.append(_ends(stop.paths)[-1][1])
+    assert causes == ["requeued", "node_fail"]
 
 
 # --- errors ---
