@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
@@ -99,7 +100,7 @@ def _remove_if_dead(paths: SweepPaths) -> None:
     held = read_json(paths.lock) or {}
     holder = str(held.get("holder", ""))
     try:
-        age = _now_there(paths) - paths.lock.stat().st_mtime
+        age = age_on_disk(paths.lock)
     except FileNotFoundError:
         return  # released in this moment
     alive = is_alive(holder) if holder else (None if age < _NAMELESS_S else False)
@@ -111,12 +112,18 @@ def _remove_if_dead(paths: SweepPaths) -> None:
     _remove_if_still(paths, held)
 
 
-def _now_there(paths: SweepPaths) -> float:
-    """The time by the clock that stamps the sweep's files: the holder's host and ours may be minutes apart."""
-    probe = paths.lock.with_name(f".{paths.lock.name}.{process_name()}.now")
+def age_on_disk(path: Path) -> float:
+    """Seconds since a file was written, by the clock that stamps the files beside it.
+
+    Whoever wrote it may be on another host, whose clock is minutes apart from ours.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    probe = path.with_name(f".{path.name}.{process_name()}.now")
     try:
         probe.touch()
-        return probe.stat().st_mtime
+        return probe.stat().st_mtime - path.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
 
