@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
@@ -101,11 +102,10 @@ def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
 def _remove_if_dead(paths: SweepPaths) -> None:
     held = read_json(paths.lock, [])
     try:
-        info, now = paths.lock.lstat(), _now_there(paths)
+        info, age = paths.lock.lstat(), age_on_disk(paths.lock)
     except FileNotFoundError:
         return  # released in this moment
     holder = _holder_of(held or {})
-    age = now - info.st_mtime
     # A lock without a text was made by a process that was killed in it; a damaged one may have a living holder.
     is_damaged = not holder and info.st_size > 0
     alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
@@ -124,12 +124,18 @@ def _holder_of(held: Mapping[str, Any]) -> str:
     return holder if isinstance(holder, str) else ""
 
 
-def _now_there(paths: SweepPaths) -> float:
-    """The time by the clock that stamps the sweep's files: the holder's host and ours may be minutes apart."""
-    probe = paths.lock.with_name(f".{paths.lock.name}.{process_name()}.now")
+def age_on_disk(path: Path) -> float:
+    """Seconds since a file was written, by the clock that stamps the files beside it.
+
+    Whoever wrote it may be on another host, whose clock is minutes apart from ours.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    probe = path.with_name(f".{path.name}.{process_name()}.now")
     try:
         probe.touch()
-        return probe.stat().st_mtime
+        return probe.stat().st_mtime - path.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
@@ -33,9 +34,11 @@ def settle_intents(paths: SweepPaths) -> None:
     Raises:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
     """
-    for intent in _of_this_cluster(read_ledger(paths).unsettled):
+    unsettled = _of_this_cluster(read_ledger(paths).unsettled)
+    quiet_s = age_on_disk(paths.submissions) if unsettled else 0.0
+    for intent in unsettled:
         on_slurm = intent.executor == Executor.slurm.value
-        job_id = _find_job(paths, intent) if on_slurm else find_process(intent.uuid)
+        job_id = _find_job(paths, intent, quiet_s) if on_slurm else find_process(intent.uuid)
         if job_id is not None:
             write_confirmation(paths, intent, job_id)
         else:
@@ -53,10 +56,11 @@ def settle_successor(paths: SweepPaths, run: RunPaths) -> bool:
     Raises:
         SlurmError: Slurm does not answer.
     """
-    old = [each for each in read_ledger(run).unsettled if time.time() - each.time > _ORPHAN_S]
-    old = _of_this_cluster(old)
+    unsettled = _of_this_cluster(read_ledger(run).unsettled)
+    quiet_s = age_on_disk(run.submissions) if unsettled else 0.0
+    old = unsettled if quiet_s > _ORPHAN_S else []
     for intent in old:
-        job_id = _find_job(paths, intent)
+        job_id = _find_job(paths, intent, quiet_s)
         if job_id is not None:
             write_confirmation(run, intent, job_id)
         else:
@@ -83,10 +87,15 @@ def look_once(intent: Submission) -> str | None:
     return find_by_uuid(read_queue().values(), intent.uuid)
 
 
-def _find_job(paths: SweepPaths, intent: Submission) -> str | None:
-    begin, lag = intent.time, _ACCEPT_LAG_S
-    if intent.doubt_time is not None:
-        begin, lag = intent.doubt_time, _DOUBT_LAG_S
+def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | None:
+    """The job of an intent, after a wait for what may still come.
+
+    Args:
+        quiet_s: how long nobody has written into its book, by the file server's clock: the intent is as old at least.
+            Its own time is of another host's clock, perhaps.
+    """
+    begin = time.time() - quiet_s
+    lag = _ACCEPT_LAG_S if intent.doubt_time is None else _DOUBT_LAG_S
     while True:
         # Asked before the queue: an sbatch that ends in between shows in the queue.
         sbatch = find_process(str(script_path(paths, intent.uuid)))

@@ -19,7 +19,7 @@ from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
+from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_doubt, write_intent
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -35,6 +35,16 @@ def _cancel_when_asked(fake_slurm: FakeSlurm, command: str, *markers: Path) -> N
     script = fake_slurm.bin / command
     lines = "".join(f"mkdir -p '{marker.parent}'; touch '{marker}'\n" for marker in markers)
     script.write_text(script.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{lines}", 1))
+
+
+def _let_time_pass(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that settling slept: they pass at once."""
+    slept: list[float] = []
+    monkeypatch.setattr(
+        "hpc_trainer.launch.settle.time",
+        types.SimpleNamespace(time=lambda: time.time() + sum(slept), sleep=slept.append),
+    )
+    return slept
 
 
 def test_a_run_that_is_cancelled_while_submit_asks_for_limits_is_left_out(
@@ -111,10 +121,7 @@ def test_what_became_of_an_intent_is_told_by_order_and_not_by_the_nodes_clocks(
     old = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[spec.run_id])
     write_confirmation(paths, old, "500")
     write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[spec.run_id])
-    monkeypatch.setattr(
-        "hpc_trainer.launch.settle.time",
-        types.SimpleNamespace(time=lambda: time.time() + 3600, sleep=lambda _: None),
-    )
+    _let_time_pass(monkeypatch)
     journal = Journal(run)
     for number, job_id in enumerate(("500_0", "600_0")):
         journal.start(number, job_id=job_id, restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
@@ -137,10 +144,26 @@ def test_an_attempt_of_an_earlier_array_is_not_the_new_ones(
     old = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[spec.run_id])
     write_confirmation(paths, old, "500")
     write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[spec.run_id])
-    monkeypatch.setattr(
-        "hpc_trainer.launch.settle.time",
-        types.SimpleNamespace(time=lambda: time.time() + 3600, sleep=lambda _: None),
-    )
+    _let_time_pass(monkeypatch)
     Journal(run).start(0, job_id="500_0", restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
     settle_intents(paths)
     assert [each.job_id for each in read_submissions(paths)] == ["500"], "the intent was never taken: it is dropped"
+
+
+@pytest.mark.parametrize("ahead_s", [-120.0, 0.0, 120.0])
+def test_a_doubt_is_waited_out_whatever_the_login_nodes_clocks_say(
+    ahead_s: float, paths: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch gave up on one login node; the command is given again on another one, whose clock is ahead or behind."""
+    (spec,) = specs = make_specs(1, "cluster=slurm")
+    paths.folder.mkdir(parents=True)
+    append_specs(paths, specs)
+    intent = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[spec.run_id])
+    write_doubt(paths, intent)
+    lines = [json.loads(line) for line in paths.submissions.read_text().splitlines()]
+    paths.submissions.write_text("".join(json.dumps({**line, "time": line["time"] - ahead_s}) + "\n" for line in lines))
+    slept = _let_time_pass(monkeypatch)
+    settle_intents(paths)
+    assert read_submissions(paths) == []
+    assert 60 <= sum(slept) <= 120, "the controller may work off a request a minute after sbatch gave up"
+    assert len(fake_slurm.calls("squeue")) <= 4
