@@ -189,3 +189,24 @@ def test_every_test_can_fail() -> None:
         if node.name.startswith("test_") and not _can_fail(node) and not _calls(node) & checking
     ]
     assert idle == []
+
+
+def test_the_table_of_groups_lists_each_choice() -> None:
+    text = (ROOT / "docs" / "configure.md").read_text(encoding="utf-8")
+    listed = {
+        group: {name.strip() for name in names.split(",")}
+        for group, names in re.findall(r"^\| `(\w+)` \| ([\w, ]+?) \|", text, flags=re.MULTILINE)
+        if (ROOT / "conf" / group).is_dir()
+    }
+    assert listed == {group: {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} for group in listed}
+    assert {"model", "parallel", "sweep"} <= listed.keys()
+
+
+def test_ids_in_the_docs_have_the_digits_of_an_id() -> None:
+    wrong = [
+        f"{_name(page)}: {found}"
+        for page in PAGES
+        for found in re.findall(r"-s\d+-[0-9a-f]{6,}\b", page.read_text(encoding="utf-8"))
+        if not re.fullmatch(r"-s\d+-[0-9a-f]{10}", found)
+    ]
+    assert wrong == []
