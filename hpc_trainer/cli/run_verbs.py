@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hpc_trainer.cli.common import (
     short_duration,
     short_number,
 )
+from hpc_trainer.cli.terminal import unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
@@ -151,13 +153,17 @@ def run_logs(
     if follow:
         try:
             for line in follow_logs(status, run, rank):
-                print(line, flush=True)
+                _print_log(line)
         except KeyboardInterrupt:
             return
     elif not files:
         print(f"{run.run_id} is {run.state.value} and has printed nothing yet.")
     for line in read_logs(files, tail) if not follow else ():
-        print(line)
+        _print_log(line)
+
+
+def _print_log(line: str) -> None:
+    print(visible_log_line(line), file=unfiltered(sys.stdout), flush=True)
 
 
 def _most_interesting(runs: list[RunStatus]) -> RunStatus:

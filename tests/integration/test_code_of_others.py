@@ -6,79 +6,24 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.runtime.start import START
+from tests.integration.shared_folder import COLLEAGUE, TRAP, SharedFolder, make_shared_folder
 from tests.unit.launch.projects import git
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can play two users")
-TEAM, COLLEAGUE = 43210, 54321
-# Says who imported it, and from where; then does as if nothing had been there.
-TRAP = """
-import os
-with open({record!r}, "a") as file:
-    file.write(f"{{__name__}} imported by user {{os.getuid()}}: {{__file__}}\\n")
-raise ImportError("this is the colleague's")
-"""
-TRAPS = (
-    "numpy", "yaml", "psutil", "sklearn", "torch", "submitit", "safetensors", "omegaconf", "hydra", "rich", "typer",
-    "hpc_trainer", "runpy", "json", "contextlib", "hashlib", "zipfile", "argparse", "logging", "multiprocessing",
-)  # fmt: skip
 TINY = (
     "experiment=digits", "model=mlp", "train.num_steps=4", "schedule.warmup_steps=0", "train.eval_every_steps=0",
     "cluster=local",
 )  # fmt: skip
 
 
-@dataclass
-class SharedFolder:
-    """A project folder with mode 2775; the person is root here, the colleague another user of the group."""
-
-    folder: Path
-    record: Path
-    home: Path
-
-    def colleague_writes(self, name: str, text: str) -> None:
-        """As the colleague, by a process of theirs."""
-        subprocess.run(
-            ["/bin/sh", "-c", 'umask 022; mkdir -p "$(dirname "$0")"; cat > "$0"', name], input=text, text=True,
-            check=True, cwd=self.folder, user=COLLEAGUE, group=TEAM, extra_groups=[],
-        )  # fmt: skip
-
-    def set_traps(self) -> None:
-        for name in TRAPS:
-            self.colleague_writes(f"{name}.py", TRAP.format(record=str(self.record)))
-
-    def run(self, *words: str, code: int = 0, **environ: str) -> str:
-        """What `hpc-trainer` says to the person in this folder, who sets no PYTHONPATH."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PYTHON"))}
-        own = {"HPC_TRAINER_RUNS": str(self.home / "runs"), "XDG_CONFIG_HOME": str(self.home), "COLUMNS": "300"}
-        done = subprocess.run(
-            [Path(sys.executable).with_name("hpc-trainer"), *words], cwd=self.folder, env={**kept, **own, **environ},
-            capture_output=True, text=True, check=False, timeout=250,
-        )  # fmt: skip
-        logs = "\n".join(path.read_text(errors="replace") for path in (self.home / "runs").glob("*/l*/*"))
-        assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{logs}"
-        return done.stdout + done.stderr
-
-    @property
-    def sprung(self) -> str:
-        return self.record.read_text() if self.record.exists() else ""
-
-
 @pytest.fixture
 def shared(tmp_path: Path) -> SharedFolder:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    os.chown(folder, 0, TEAM)
-    folder.chmod(0o2775)
-    record = tmp_path / "record"
-    record.touch()
-    record.chmod(0o666)
-    return SharedFolder(folder, record, tmp_path)
+    return make_shared_folder(tmp_path)
 
 
 @pytest.mark.dist
@@ -119,6 +64,7 @@ def test_the_current_folder_comes_last_on_every_python(shared: SharedFolder, rel
     assert f"'{shared.folder}']" in said, "the last entry"
     assert said.endswith("own module found\n")
     assert "--sweep-dir" in _start(shared, "hpc_trainer.worker", "--help", release=release, **environ)
+    assert "SWEEP_FOLDER" in _start(shared, "hpc_trainer", "top-up", "--help", release=release, **environ)
 
 
 def test_a_folder_of_pythonpath_that_others_may_write_comes_late_and_is_named(
