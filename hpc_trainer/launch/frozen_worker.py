@@ -25,6 +25,18 @@ def _comes_last(entry: str) -> bool:
     return others_may_write and "-packages" not in entry and not entry.startswith(sys.base_prefix)
 
 
+def _leave_current_folder() -> None:
+    """Starts this process anew with -P, where Python has it (3.11), so that the current folder is not on its path.
+
+    The children of multiprocessing get the option handed on; the variable PYTHONSAFEPATH would reach every program
+    that the person's code starts.
+    """
+    if sys.version_info >= (3, 11) and not sys.flags.safe_path and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])  # noqa: S606
+
+
+if __name__ == "__main__":
+    _leave_current_folder()
 _given_path = sys.path[:]
 if __name__ == "__main__":
     sys.path.sort(key=_comes_last)
@@ -288,16 +300,6 @@ def _others_may_write(info: os.stat_result) -> bool:
     return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
 
 
-def _leave_current_folder() -> None:
-    """Starts this process anew with -P, where Python has it (3.11), so that the current folder is not on its path.
-
-    The children of multiprocessing get the option handed on; the variable PYTHONSAFEPATH would reach every program
-    that the person's code starts.
-    """
-    if sys.version_info >= (3, 11) and not sys.flags.safe_path and sys.executable:
-        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])  # noqa: S606
-
-
 def use_frozen_code(archive: Path) -> None:
     """Unpacks the archive if need be, and puts the code on sys.path, and on PYTHONPATH for processes of the run.
 
@@ -327,7 +329,6 @@ def start(path: Sequence[str]) -> None:
     module = sys.argv.pop(1)
     if module == "hpc_trainer.worker":
         _hold_stop_signals()
-    _leave_current_folder()
     sys.path[:] = safe_path(["", *path])
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -341,7 +342,6 @@ def main() -> None:
     """Runs `python -m hpc_trainer.worker` of the frozen code, with this process's arguments."""
     archive = Path(sys.argv[0]).resolve()
     _hold_stop_signals()
-    _leave_current_folder()
     try:
         if sys.argv[1:2] == ["--unpack"]:
             unpack(Path(sys.argv[2]), read_archive(archive)[1])

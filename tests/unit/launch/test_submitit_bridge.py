@@ -71,7 +71,7 @@ def test_the_script_is_made_without_slurm_and_without_a_file(tmp_path: Path, no_
     text = render_script(_request(folder, 3))
     assert text.startswith("#!/bin/bash\n")
     assert "#SBATCH --array=0-2%3" in text
-    assert f"start()' hpc_trainer.worker --sweep-dir {tmp_path} --array abc123\ncode=$?\n" in text
+    assert f"start(path)' hpc_trainer.worker --sweep-dir {tmp_path} --array abc123\ncode=$?\n" in text
     assert not folder.exists()
 
 
