@@ -78,6 +78,16 @@ def test_a_signal_before_python_had_its_handlers_is_no_failure(
     assert _one(sweep).state is S.PREEMPTED
 
 
+@pytest.mark.parametrize("code", ["143:0", "15:0", "140:0"])
+def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, code: str
+) -> None:
+    """With its handlers a worker leaves otherwise: something else in it died so, and --retry-failed decides."""
+    sweep.start(resumed=0)
+    fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7|5\n")
+    assert _one(sweep).state is S.FAILED
+
+
 @pytest.mark.parametrize("word", ["RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "PENDING"])
 def test_a_sacct_that_is_behind_is_no_end_whatever_it_says(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, word: str

@@ -141,6 +141,7 @@ def _attempts(*rows: tuple[str, int | None]) -> list[Attempt]:
         ([("1", 10), ("1", 10), ("2", 10)], 0),
         ([("1", 10), ("2", 10), ("2", 10)], 1),
         ([("1", 10), ("1", 10), ("1", None)], 0),
+        ([("1", None), ("1", None)], 0),
     ],
 )
 def test_restarts_without_progress(rows: list[tuple[str, int | None]], count: int) -> None:
