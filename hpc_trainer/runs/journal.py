@@ -78,7 +78,7 @@ class Journal:
                 elif _apply(attempts, record):
                     # A start is newer than any line before it; the newest attempt's end is what counts of it.
                     is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
-            except (KeyError, ValueError) as error:
+            except (KeyError, ValueError) as error:  # noqa: PERF203  (a line costs itself only)
                 tell(faults, self._paths.attempts, f"{type(error).__name__}: {error}", number)
                 is_whole = False
         return Story([attempts[number] for number in sorted(attempts)], is_whole)
