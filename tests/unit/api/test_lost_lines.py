@@ -18,6 +18,7 @@ from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import read_status
+from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.journal import Journal, log_header
 from hpc_trainer.runs.layout import SweepPaths
@@ -261,6 +262,9 @@ def test_a_failed_run_whose_journal_is_damaged_is_unknown_and_can_be_brought_bac
     assert run.state is RunState.UNKNOWN
     assert "attempts.jsonl" in str(run.cause)
     assert status.faults[0].startswith(f"{run.run_id}: attempts.jsonl")
+    why = explain(status, run)
+    assert why.verdict == "A file of it is damaged, and what is lost may tell how it stands."
+    assert why.advice[0].startswith(f"hpc-trainer cancel {run.run_id}, then hpc-trainer retry {run.run_id}")
     grid = make_grid(sweep.paths.folder, specs)
     assert submit(grid, retry_failed=True) == []
     cancel_runs(status, [run])
