@@ -28,6 +28,7 @@ from tests.unit.operate.sweeps import SweepOnDisk
 DONE, FAILED, RUNNING, PENDING, CANCELLED, PREEMPTED, SUCCEEDED, REQUEUED, WAITING = range(9)
 """Index of the run in each state."""
 
+_DEAD = 2**22  # above every process id that Linux gives
 _S = RunState
 _MAY_BE = {
     DONE: {_S.COMPLETED},
@@ -141,7 +142,7 @@ class Bed:
         sweep, paths = self.sweep, self.paths
         job = self._first_submission()
         for index in (DONE, FAILED, RUNNING, CANCELLED, PREEMPTED, SUCCEEDED, REQUEUED):
-            pid = self.processes[0].pid if self.executor == "local" and index == RUNNING else 1
+            pid = self.processes[0].pid if self.executor == "local" and index == RUNNING else _DEAD
             sweep.start(
                 index, job_id=f"{job}_{index}" if self.executor == "slurm" else job, executor=self.executor, resumed=0,
                 pid=pid, age_s=50,
