@@ -96,7 +96,7 @@ def _print_status(status: SweepStatus) -> None:
     )
     out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {escape(note)}")
+        out.print(f"Note: {escape(note)}", soft_wrap=True)
     out.print(f"Next: {_next_command(status)}")
 
 

@@ -108,7 +108,7 @@ class Composer:
     def choices(self, group: str) -> list[str]:
         """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
         loader = GlobalHydra.instance().config_loader()
-        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml")}
+        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml") if path.is_file()}
         return sorted(own | {name for name in loader.get_group_options(group) if not name.endswith("schema")})
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
@@ -131,6 +131,8 @@ class Composer:
             raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
         except RecursionError as error:
             raise ConfigError(_ENDLESS) from error
+        except ValueError as error:  # Hydra's, of a defaults list that is none
+            raise ConfigError(f"a configuration file cannot be composed: {error}.") from error
 
     def compose(self, overrides: Sequence[str]) -> TrainConfig:
         """One composed configuration as dataclasses, interpolations resolved; Hydra's own `compose`, 0.1 s."""

@@ -33,10 +33,9 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, 
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
-    if faults or not specs:
-        listed = (read_json(sweep.sweep) or {}).get("run_ids")
-        names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
-        lost |= {name: lost.get(name, "?") for name in names if is_run_id(name) and name not in specs}
+    listed = (read_json(sweep.sweep) or {}).get("run_ids")
+    names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
     lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys()), "?")
     if lost and not faults:
         faults.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")

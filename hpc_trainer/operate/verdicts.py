@@ -58,6 +58,12 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
 }
 
+DAMAGED = Verdict(
+    "A file of it is damaged, and what is lost may tell how it stands.",
+    ("hpc-trainer cancel {run}, then " + _RETRY + ": it goes on from its newest checkpoint",),
+)
+"""Of UNKNOWN, where a file of the run leaves it open."""
+
 INCOMPATIBLE_RESUME = "incompatible_resume"
 INVALID_CONFIG = "invalid_config"
 REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)

@@ -14,7 +14,7 @@ from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.operate.unstarted import NOT_STARTED
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, DAMAGED, REFUSALS, Verdict
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
@@ -45,7 +45,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     Args:
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
-    verdict, memory = _verdict(run), _memory(status, run)
+    verdict, memory = _verdict(status, run), _memory(status, run)
     words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run)}
     evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
     if memory is not None:
@@ -67,7 +67,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     )
 
 
-def _verdict(run: RunStatus) -> Verdict:
+def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
+    if run.state is RunState.UNKNOWN and f"{run.run_id}: {run.cause}" in status.faults:
+        return DAMAGED
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.warning is not None:

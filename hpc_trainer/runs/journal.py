@@ -197,7 +197,7 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
-        attempts[number] = Attempt(
+        started = Attempt(
             attempt=number,
             start_time=as_time(record["time"]),
             job_id=as_text(record["job_id"]),
@@ -207,6 +207,9 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
             executor=as_text(record["executor"]),
             process=as_text(record.get("process", "")),
         )
+        before = attempts.get(number)
+        if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
+            attempts[number] = started  # else the same line once more: it takes nothing back
         return True
     if event == "fit":
         return False

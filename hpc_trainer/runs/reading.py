@@ -71,7 +71,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
         raise ValueError("it is nested too deep") from error
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
-    if text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
+    if not is_sealed and text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:  # perhaps half a character, which no terminal takes
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))

@@ -112,6 +112,16 @@ def test_what_a_search_for_a_batch_found_is_told_and_nothing_else(journal: Journ
     assert [(each["action"], each["step"]) for each in attempt.guarded] == [("skip", 3)]
 
 
+def test_a_start_that_stands_there_twice_takes_no_end_back(tmp_path: Path, journal: Journal) -> None:
+    _start(journal, 0)
+    journal.end(0, state=RunState.FAILED, cause="exception")
+    path = RunPaths(tmp_path).attempts
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    (attempt,) = journal.read()
+    assert attempt.state is RunState.FAILED
+
+
 def test_an_end_without_a_start_is_passed_over(journal: Journal) -> None:
     journal.end(3, state=RunState.FAILED, cause="x")
     journal.resume(3, 1)
