@@ -51,7 +51,7 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
         for folder, end in decided
         if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key) != end
     ]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(HpcTrainerError, OSError):
         if news and sweep.folder.stat().st_uid == os.getuid():
             append_lines(sweep.ends, news, sealed=True)
             sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)

@@ -198,6 +198,8 @@ class _Reader:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
+        if intent.uuid in self.intents:
+            return  # the line stands there twice
         self.intents[intent.uuid] = intent
         for run_id in intent.run_ids:
             self.refused.pop(run_id, None)
