@@ -52,9 +52,9 @@ def may_show(index: int, state: RunState, file: str, kind: str, executor: str) -
     """True if a run may be shown so after damage of this kind to `file`."""
     if kind in SHORTER and file.endswith("/attempts.jsonl") and executor == "local" and state is _S.RUNNING:
         return True  # the queue lives that would have told of its end; in truth it does so within 0.1 s
-    if kind.endswith(("value", "type")) and file.endswith("/attempts.jsonl") and executor == "local":
-        if state in (_S.PENDING, _S.RUNNING):
-            return True  # a start at another time, in a line without a checksum: who can tell, while the queue lives
+    is_local_journal = executor == "local" and file.endswith("/attempts.jsonl")
+    if is_local_journal and kind.endswith(("value", "type")) and state in (_S.PENDING, _S.RUNNING):
+        return True  # a start at another time, in a line without a checksum: who can tell, while the queue lives
     if index == DONE and file.endswith("/DONE"):
         return state in (_S.COMPLETED, _S.PREEMPTED, _S.UNKNOWN)  # the last checkpoint brings it back
     if index == CANCELLED and file.endswith("/CANCEL"):
