@@ -17,6 +17,7 @@ from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_doubt, write_intent
@@ -125,7 +126,7 @@ def test_what_became_of_an_intent_is_told_by_order_and_not_by_the_nodes_clocks(
     journal = Journal(run)
     for number, job_id in enumerate(("500_0", "600_0")):
         journal.start(number, job_id=job_id, restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
-    lines = [json.loads(line) for line in run.attempts.read_text().splitlines()]
+    lines = list(read_lines(run.attempts))
     run.attempts.write_text("".join(json.dumps({**line, "time": line["time"] + skew_s}) + "\n" for line in lines))
     settle_intents(paths)
     assert [each.job_id for each in read_submissions(paths)] == ["500", "600"]
@@ -160,7 +161,7 @@ def test_a_doubt_is_waited_out_whatever_the_login_nodes_clocks_say(
     append_specs(paths, specs)
     intent = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=[spec.run_id])
     write_doubt(paths, intent)
-    lines = [json.loads(line) for line in paths.submissions.read_text().splitlines()]
+    lines = list(read_lines(paths.submissions))
     paths.submissions.write_text("".join(json.dumps({**line, "time": line["time"] - ahead_s}) + "\n" for line in lines))
     slept = _let_time_pass(monkeypatch)
     settle_intents(paths)

@@ -17,6 +17,7 @@ from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import (
     SUCCESSOR,
@@ -161,7 +162,7 @@ def test_a_retry_from_a_login_node_whose_clock_is_behind_starts(sweep: SweepPath
     """Two lines of one file, the later one with the earlier time."""
     intent = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id])
     write_confirmation(sweep, intent, "200")
-    lines = [json.loads(line) for line in sweep.submissions.read_text().splitlines()]
+    lines = list(read_lines(sweep.submissions))
     for line in lines[-2:]:
         line["time"] -= 120
     sweep.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -12,6 +12,7 @@ from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import Submission, read_submissions
 from tests.unit.launch.grids import make_grid, submit
@@ -274,5 +275,5 @@ def _ledger(tmp_path: Path) -> list[Submission]:
 
 def _backdate(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "sweep" / "submissions.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = list(read_lines(path))
     path.write_text("".join(json.dumps({**line, "time": time.time() - 3600}) + "\n" for line in lines))
