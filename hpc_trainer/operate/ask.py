@@ -16,12 +16,13 @@ from hpc_trainer.operate.known_ends import read_ends
 from hpc_trainer.operate.run_folder import RunFolder
 from hpc_trainer.operate.run_state import End, SchedulerView, decide
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.slurm.queue import QueueEntry, array_of, cluster_name, find_by_uuid, read_accounting, read_queue
 
 
 def ask_slurm(
     sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
-    *, must_ask: bool,
+    faults: Faults, *, must_ask: bool,
 ) -> SchedulerView:  # fmt: skip
     """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
 
@@ -30,6 +31,8 @@ def ask_slurm(
 
     Args:
         read: reads the folder of a run anew.
+        notes: gets what could not be asked.
+        faults: gets what cannot be read of the ends that Slurm has told before.
         must_ask: there is something to ask besides these folders.
     """
     asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
@@ -55,7 +58,7 @@ def ask_slurm(
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
         view = SchedulerView(queue, None, asked_time=begin)
     if left:
-        view = dataclasses.replace(view, remembered=read_ends(sweep))
+        view = dataclasses.replace(view, remembered=read_ends(sweep, faults))
     unknown = [folders[run_id] for run_id in left if not view.knows(folders[run_id])]
     if any(each.submission and each.submission.cluster and not view.is_young(each) for each in unknown):
         view = dataclasses.replace(view, cluster=cluster_name())

@@ -13,32 +13,41 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.errors import HpcTrainerError, RunStateError
 from hpc_trainer.operate.run_folder import RunFolder, journal_settles
 from hpc_trainer.operate.run_state import End, SchedulerView
-from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
+from hpc_trainer.runs.files import append_lines, check_trusted
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import as_text
+from hpc_trainer.runs.reading import Faults, as_text, records, tell
 from hpc_trainer.runs.states import CANCEL, RunState
 
 
-def read_ends(sweep: SweepPaths) -> Mapping[tuple[str, str], End]:
-    """`RunFolder.job_key` -> the job's last known end; {} if there is none, or others may have changed it."""
+def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], End]:
+    """`RunFolder.job_key` -> the job's last known end; {} if there is none. What cannot be read is told in `faults`."""
     ends: dict[tuple[str, str], End] = {}
-    if not sweep.ends.exists():
-        return ends
-    with contextlib.suppress(HpcTrainerError, OSError):
+    try:
+        if not sweep.ends.exists():
+            return ends
         check_trusted(sweep.ends)
-        for record in read_lines(sweep.ends):
-            with contextlib.suppress(KeyError, ValueError):
+    except (HpcTrainerError, OSError) as error:
+        faults.append(f"{sweep.ends.name} is not read: {error}")
+        return ends
+    for number, record in records(sweep.ends, faults):
+        if record is not None:
+            try:
                 node = record.get("node")
                 end = RunState(record["state"]), as_text(record["cause"]), None if node is None else as_text(node)
                 ends[as_text(record["uuid"]), as_text(record["job_id"])] = end
+            except (KeyError, ValueError) as error:
+                tell(faults, sweep.ends, f"{type(error).__name__}: {error}", number)
     return ends
 
 
 def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
-    """Records the ends that the accounting has told now. Never raises: a full disk, or a reader, must not matter."""
+    """Records the ends that the accounting has told now.
+
+    Never raises: a full disk, a reader, or something else in the file's place must not matter.
+    """
     news: list[Mapping[str, Any]] = [
         {
             "uuid": folder.uuid,
@@ -51,7 +60,7 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
         for folder, end in decided
         if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key) != end
     ]
-    with contextlib.suppress(HpcTrainerError, OSError):
+    with contextlib.suppress(OSError, RunStateError):
         if news and sweep.folder.stat().st_uid == os.getuid():
             append_lines(sweep.ends, news, sealed=True)
             sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)

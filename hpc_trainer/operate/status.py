@@ -161,7 +161,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
     was_on_slurm = is_torn and sweep.scripts.is_dir()
-    view = ask_slurm(sweep, folders, read, notes, must_ask=bool(ledger.waiting) or was_on_slurm)
+    view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
     runs = [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.runs.reading import read_lines
 from tests.slurm.driver import Driver
 from tests.slurm.test_submission import TINY
 from tests.slurm.testbed.cluster import SlurmCluster
@@ -62,7 +63,7 @@ def test_somebody_elses_job_with_our_id_is_not_cancelled(driver: Driver) -> None
 
 def _backdate(driver: Driver, sweep: str) -> None:
     path = driver.folder / "runs" / sweep / "submissions.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = list(read_lines(path))
     path.write_text("".join(json.dumps({**line, "time": line["time"] - 3600}) + "\n" for line in lines))
 
 
@@ -72,7 +73,7 @@ def _as_if_it_had_ended_long_ago(driver: Driver, theirs: str) -> None:
     for name in ("DONE", "result.json", "attempts.jsonl", "heartbeat.json"):
         (folder / name).unlink()
     path = driver.folder / "runs" / "reused" / "submissions.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = list(read_lines(path))
     for line in lines:
         line.update({"kind": "successor"} if line["event"] == "intent" else {"job_id": theirs})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -24,6 +24,7 @@ from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import write_confirmation, write_intent, write_waiting
 from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.slurm.fake_slurm import accounting_rows, queue_rows
 
 DONE, FAILED, RUNNING, PENDING, CANCELLED, PREEMPTED, SUCCEEDED, REQUEUED, WAITING = range(9)
 """Index of the run in each state."""
@@ -75,9 +76,9 @@ class PlayedSlurm:
         """What `subprocess.run` gives for a Slurm command."""
         said = words = ""
         if argv[0] == "squeue":
-            said = "".join(f"{line}\n" for line in self.queue)
+            said = queue_rows("".join(f"{line}\n" for line in self.queue))
         elif argv[0] == "sacct":
-            said = self.accounting
+            said = accounting_rows(self.accounting)
         elif argv[0] == "scancel":
             self.scancelled += argv[1:]
         elif argv[0] == "sbatch" and "--test-only" not in argv:

@@ -203,7 +203,9 @@ def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
     first, second = "1" * 64, "2" * 64
 
     def code_is(digest: str) -> None:
-        monkeypatch.setattr("hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest))
+        monkeypatch.setattr(
+            "hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
+        )
 
     monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)
     monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", lambda _: {})

@@ -12,6 +12,7 @@ import pytest
 from hpc_trainer.api import submit_grid
 from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.journal import log_header
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
@@ -57,6 +58,33 @@ def test_a_start_that_crashed_before_python_says_what_it_printed(
     assert why.evidence[0] == run.reason
     assert "--retry-failed" in why.advice[1]
     assert "cluster.setup" in why.advice[1], "retry alone would start the same lines again"
+
+
+@pytest.mark.parametrize("said", ["ImportError: libcudart.so.12: cannot open shared object file", None])
+def test_a_start_that_crashed_in_its_own_log_says_what_it_printed_there(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, said: str | None
+) -> None:
+    """The line that says whose log it is says nothing of the end."""
+    sweep.submit()
+    sweep.paths.scripts.mkdir()
+    log = sweep.run(0).log(0, 0)
+    log.write_text("".join(f"{line}\n" for line in (log_header(0, "500_0", 0), said) if line))
+    told = f"{sweep.specs[0].run_id}: attempt 0, rank 0 logs to {log}"
+    (sweep.paths.scripts / "500_0.out").write_text(f"{told}\n")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|9:0|n7|5\n")
+    assert _one(sweep).reason == f"Slurm: FAILED (9:0): the job ended before the worker began: {said or told}"
+
+
+def test_a_pipe_in_place_of_what_the_batch_shell_printed_hangs_nobody(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    sweep.submit()
+    sweep.paths.scripts.mkdir()
+    os.mkfifo(sweep.paths.scripts / "500_0.out")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|9:0|n7|5\n")
+    assert _one(sweep).reason == "Slurm: FAILED (9:0): the job ended before the worker began."
 
 
 @pytest.mark.parametrize(
@@ -113,7 +141,11 @@ def test_remembered_ends_that_cannot_be_read_or_written_matter_to_nobody(
     else:
         sweep.paths.ends.write_text(damage)
         sweep.paths.ends.chmod(0o600)
-    assert _one(sweep).state is S.CANCELLED
+    status = read_status(sweep.paths)
+    assert status.runs[0].state is S.CANCELLED
+    assert all("ends.jsonl" in fault for fault in status.faults)
+    assert len(status.faults) == (1 if damage is None else len(damage.splitlines())), "each line is named"
+    assert status.notes[: len(status.faults)] == status.faults
 
 
 @pytest.mark.usefixtures("no_slurm")
