@@ -37,7 +37,7 @@ class SweepOnDisk:
         write_confirmation(self.paths, intent, job_id)
         lines = list(read_lines(self.paths.submissions))  # without their checksums
         for line in lines[-2:]:
-            line["uuid"] = uuid_of(job_id)
+            line["uuid"] = uuid_of(job_id) if executor == "slurm" else line["uuid"]
             line["time"] -= age_s
             if cluster is not None:
                 line["cluster"] = cluster
