@@ -22,8 +22,9 @@ from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.operate.lost import told_few
 from hpc_trainer.operate.status import SweepStatus, read_status
-from hpc_trainer.runs.files import check_place, set_umask
+from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.spec import WRITE_AGAIN, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
@@ -160,8 +161,11 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     )
 
 
-def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
+def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) -> Submitted:
     """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
+
+    Args:
+        take_back: take back the cancel of cancelled ones; False leaves them cancelled.
 
     Raises:
         RunStateError: the sweep has no such run.
@@ -174,7 +178,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
         why = " ".join(["", *(f"{fault}." for fault in faults[:3]), WRITE_AGAIN]) if missing else ""
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.{why}")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    done = submit_grid(grid, retry_failed=True, revive=True)
+    done = submit_grid(grid, retry_failed=True, revive=take_back)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 
@@ -234,30 +238,33 @@ def known_of(sweep: SweepPaths) -> Known:
 def _known(status: SweepStatus) -> Known:
     waiting = frozenset(run.run_id for run in status.waiting)
     active: Counter[str] = Counter()
+    successors: list[ActiveArray] = []
     for run in status.runs:
-        if run.state.is_active and run.run_id not in waiting and run.submission is not None:
+        if run.state.is_active and run.own_job is not None and run.submission is not None:
             active[run.submission.uuid] += 1
+            if run.submission.kind == SUCCESSOR and run.job_id is not None:
+                alone = ActiveArray(job_id=run.job_id, hardware=run.submission.hardware, parallelism=1, num_active=1)
+                successors.append(alone)
     accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
     ids = {run_id for each in accepted for run_id in each.run_ids}
     return Known(
         states=status.states,
         waiting=waiting,
-        elements=tuple(
-            run.job_id
-            for run in status.runs
-            if run.state.is_active and run.job_id is not None and run.run_id not in waiting
-        ),
+        elements=tuple(run.own_job for run in status.runs if run.state.is_active and run.own_job is not None),
         top_up_job=status.top_up_job,
-        active=tuple(
-            ActiveArray(
-                job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
-                parallelism=each.parallelism or len(each.run_ids),
-            )
-            for each in accepted if active[each.uuid]
+        active=(
+            *(
+                ActiveArray(
+                    job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
+                    parallelism=each.parallelism or len(each.run_ids),
+                )
+                for each in accepted if active[each.uuid]
+            ),
+            *successors,
         ),
         stop_s=_slowest_stops(status),
         shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids and not run.spec.is_lost),
-        notes=tuple(told_few(status.faults)),
+        notes=(*told_few(status.faults), *status.elsewhere),
     )  # fmt: skip
 
 
@@ -281,7 +288,7 @@ def _checked(
     """
     plan = build_plan(grid, known, retry_failed=retry_failed)
     code = read_code(plan.specs, grid.sweep.folder.parent)
-    plan = dataclasses.replace(plan, code=code.digest if code else None)
+    plan = _with_code(plan, code)
     if grid.executor is not Executor.slurm or not plan.specs:
         return plan, code
     if not has_slurm():
@@ -290,9 +297,15 @@ def _checked(
     try:
         are_new = any(spec.shape not in known.shapes for spec in plan.specs)
         fitted = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
-        return ask_slurm(dataclasses.replace(fitted, code=plan.code), known.shapes), code
+        return ask_slurm(_with_code(fitted, code), known.shapes), code
     except SlurmError as error:
         if must_answer:
             raise
         note = f"the cluster's limits were not looked at: {error}"
         return dataclasses.replace(plan, notes=(*plan.notes, note)), code
+
+
+def _with_code(plan: SweepPlan, code: Snapshot | None) -> SweepPlan:
+    if code is None:
+        return plan
+    return dataclasses.replace(plan, code=code.digest, notes=(*plan.notes, *code.notes), left_out=code.left_out)

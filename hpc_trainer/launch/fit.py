@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.slurm.limits import Limits, SubmitCap
 
+# A dependency is one argument of a command (128 KiB on Linux); the newest end last.
+_MOST_AWAITED = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayPlan:
     """Runs of one shape that will be submitted together.
 
-    `parallelism` elements may run at once (`%N`); with `after`, the array begins when that job has ended, and with
-    `behind` when the array so many places before it in the plan has: both keep `cluster.array_parallelism` true
+    `parallelism` elements may run at once (`%N`); with `after`, the array begins when those jobs have all ended, and
+    with `behind` when the array so many places before it in the plan has: both keep `cluster.array_parallelism` true
     where one array cannot.
     """
 
@@ -23,13 +26,13 @@ class ArrayPlan:
     shape: Shape
     specs: tuple[RunSpec, ...]
     parallelism: int = 1
-    after: str | None = None
+    after: tuple[str, ...] = ()
     behind: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveArray:
-    """An array that was submitted before and has not ended."""
+    """An array that was submitted before and has not ended, or the successor job of one run."""
 
     job_id: str
     hardware: str
@@ -104,10 +107,10 @@ def _share(hardware: str, arrays: Sequence[ArrayPlan], at_work: Sequence[ActiveA
     active = [each for each in at_work if each.hardware == hardware]
     total = chunks[0].parallelism
     left = total - sum(min(each.parallelism, each.num_active) for each in active)
-    after = None
+    after: tuple[str, ...] = ()
     wanted = sum(len(chunk.specs) for chunk in chunks)
-    if active and left < min(wanted, total / 2):  # others have most of it: all of it when the newest of them has ended
-        left, after = total, active[-1].job_id
+    if active and left < min(wanted, total / 2):  # others have most of it: all of it when they have all ended
+        left, after = total, tuple(each.job_id for each in active[-_MOST_AWAITED:])
     share, extra = divmod(max(left, 0), len(chunks))
     for index, chunk in enumerate(chunks):
         parallelism = min(len(chunk.specs), max(1, share + (index < extra)))

@@ -7,13 +7,14 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
-from hpc_trainer.runs.reading import as_text, as_time
+from hpc_trainer.runs.modes import make_folder, set_file_mode
 
 # Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
 _EXPIRY_S = 300.0
@@ -42,6 +43,7 @@ class SubmitLock:
             _remove_if_dead(self._paths)
             return False
         with os.fdopen(descriptor, "w") as file:
+            set_file_mode(descriptor)
             file.write(f'{{"holder": "{self._name}", "time": {time.time()}}}\n')
         return True
 
@@ -74,7 +76,7 @@ def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[SubmitLoc
     Raises:
         SubmitError: another process holds it; says which.
     """
-    paths.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.folder)
     lock, deadline = SubmitLock(paths), time.monotonic() + wait_s
     while not _acquired(lock, paths, may_wait=time.monotonic() < deadline):
         time.sleep(2.0)
@@ -100,11 +102,10 @@ def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
 def _remove_if_dead(paths: SweepPaths) -> None:
     held = read_json(paths.lock, [])
     try:
-        info = paths.lock.lstat()
+        info, age = paths.lock.lstat(), age_on_disk(paths.lock)
     except FileNotFoundError:
         return  # released in this moment
-    holder, age = _holder_and_time(held or {})
-    age = time.time() - (info.st_mtime if age is None else age)
+    holder = _holder_of(held or {})
     # A lock without a text was made by a process that was killed in it; a damaged one may have a living holder.
     is_damaged = not holder and info.st_size > 0
     alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
@@ -118,11 +119,25 @@ def _remove_if_dead(paths: SweepPaths) -> None:
     _remove_if_still(paths, held)
 
 
-def _holder_and_time(held: Mapping[str, Any]) -> tuple[str, float | None]:
+def _holder_of(held: Mapping[str, Any]) -> str:
+    holder = held.get("holder", "")
+    return holder if isinstance(holder, str) else ""
+
+
+def age_on_disk(path: Path) -> float:
+    """Seconds since a file was written, by the clock that stamps the files beside it.
+
+    Whoever wrote it may be on another host, whose clock is minutes apart from ours.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    probe = path.with_name(f".{path.name}.{process_name()}.now")
     try:
-        return as_text(held.get("holder", "")), as_time(held["time"]) if "time" in held else None
-    except ValueError:
-        return "", None
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _remove_if_still(paths: SweepPaths, held: dict[str, Any] | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,14 +15,39 @@ from hpc_trainer.runs.submissions import read_ledger
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
-    """Every sweep under `runs_dir`, the one submitted last first."""
-    folders = {path.parent for name in SWEEP_FILES for path in runs_dir.glob(f"*/{name}")}
-    return [SweepPaths(folder) for folder in sorted(folders, key=_newest_change, reverse=True)]
+    """Every sweep of ours under `runs_dir`, the one submitted last first.
+
+    A team may share the folder of sweeps. A colleague's sweep would be refused when it is read, so it is none of those
+    that a command without its name may mean.
+    """
+    changes = {path: _newest_change(path) for path in _folders(runs_dir) if _is_ours(path)}
+    found = {folder: change for folder, change in changes.items() if change is not None}
+    return [SweepPaths(folder) for folder in sorted(found, key=lambda folder: found[folder], reverse=True)]
 
 
-def _newest_change(folder: Path) -> float:
-    files = (folder / name for name in SWEEP_FILES)
-    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+def _folders(runs_dir: Path) -> list[Path]:
+    try:
+        return list(runs_dir.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_ours(folder: Path) -> bool:
+    """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
+    try:
+        owners = {path.stat().st_uid for path in (folder / name for name in SWEEP_FILES) if path.exists()}
+        return bool(owners) and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
+    except OSError:
+        return False
+
+
+def _newest_change(folder: Path) -> float | None:
+    """When the newest of a sweep's own files was written; None if they went in this moment."""
+    times = []
+    for name in SWEEP_FILES:
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return max(times, default=None)
 
 
 def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
@@ -36,7 +63,9 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
         return SweepPaths(runs_dir.absolute() / name)
     sweeps = list_sweeps(runs_dir)
     if not sweeps:
-        raise RunStateError(f"{runs_dir} holds no sweep. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
+        others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))
+        whose = f" of yours, and {others} of others" if others else ""
+        raise RunStateError(f"{runs_dir} holds no sweep{whose}. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
     return SweepPaths(sweeps[0].folder.absolute())
 
 

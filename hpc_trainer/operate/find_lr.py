@@ -9,8 +9,8 @@ from hpc_trainer.operate.certify import await_end
 from hpc_trainer.operate.lr_curve import Curve, curve_of
 from hpc_trainer.runs.beat import read_result
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.states import RunState
 
 _FEWEST_POINTS = 5

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, read_bytes
+from hpc_trainer.runs.layout import SweepPaths, is_run_id
+from hpc_trainer.runs.reading import Faults, read_bytes, read_json
 from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
@@ -33,6 +33,9 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, 
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
+    listed = (read_json(sweep.sweep) or {}).get("run_ids")
+    names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
     lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys()), "?")
     if lost and not faults:
         faults.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
@@ -48,8 +51,8 @@ def _run_folders(sweep: SweepPaths, known: Collection[str]) -> list[str]:
     return [run.run_id for run in runs if run.attempts.exists() or run.heartbeat.exists() or run.logs.exists()]
 
 
-def submission_told_by(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> Submission | None:
-    """The job that the newest attempt says it runs in, where no submission tells of that job; None where one does.
+def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
+    """True if the newest attempt began after the newest submission, and in a job that no submission tells of.
 
     Args:
         latest: the run's newest submission.
@@ -57,9 +60,20 @@ def submission_told_by(attempts: list[Attempt], latest: Submission | None, jobs:
     """
     newest = attempts[-1] if attempts else None
     if newest is None or newest.executor != "slurm" or array_of(newest.job_id) in jobs:
+        return False
+    return latest is None or (latest.job_id is not None and latest.time <= newest.start_time)
+
+
+def submission_told_by(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> Submission | None:
+    """The job that the newest attempt says it runs in, where no submission tells of that job; None where one does.
+
+    Args:
+        latest: the run's newest submission; there must be none.
+        jobs: ids of the arrays and jobs that submissions tell of.
+    """
+    if latest is not None or not is_of_unknown_job(attempts, latest, jobs):
         return None
-    if latest is not None and latest.time > newest.start_time:
-        return None
+    newest = attempts[-1]
     return Submission(
         uuid="", executor="slurm", hardware="?", run_ids=(), time=newest.start_time, kind=SUCCESSOR,
         job_id=newest.job_id,
@@ -115,13 +129,13 @@ def _jobs_in_queue(
     sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry]
 ) -> LostJobs:
     """The jobs in the queue that carry the uuid of a batch script of this sweep, and of no submission."""
-    heads = {each.uuid[:8] for each in (*ledger.submissions, *ledger.top_ups, *known)}
+    told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
     arrays: dict[str, None] = {}
     runs: dict[str, str] = {}
-    by_job = {(array_of(each.job_id), each.comment, each.name): each for each in queue}
-    for (job_id, comment, name), entry in by_job.items():
-        head = comment[:8] if _UUID.fullmatch(comment) else _head_of(name, sweep)
-        if head is None or head in heads:
+    for entry in queue:
+        job_id = array_of(entry.job_id)
+        head = entry.comment[:8] if _UUID.fullmatch(entry.comment) else _head_of(entry.name, sweep)
+        if head is None or job_id in arrays or _is_told(entry, told.get(head)):
             continue
         script = next(iter(sweep.scripts.glob(f"{head}*.sh")), None)
         if script is None:
@@ -131,6 +145,14 @@ def _jobs_in_queue(
         elif found := _OF_ONE_RUN.search(read_bytes(script) or b""):
             runs[found[1].decode()] = f"job {job_id}"
     return LostJobs(arrays=tuple(arrays), runs=runs)
+
+
+def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
+    """True if the submission may be what the queue shows: this job, or one not confirmed yet, and a run in it."""
+    if submission is None or submission.job_id not in (None, array_of(entry.job_id), entry.job_id):
+        return False
+    _, _, element = entry.job_id.partition("_")
+    return not element.isdecimal() or int(element) < len(submission.run_ids)
 
 
 def _head_of(name: str, sweep: SweepPaths) -> str | None:

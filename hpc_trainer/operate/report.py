@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.lost import told_few
-from hpc_trainer.operate.results import outcome_metrics
+from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import Faults, is_number
@@ -50,6 +51,8 @@ class RunReport:
     speed: Mapping[str, float]
     num_windows: int
     curves: Mapping[str, Curve]
+    metrics_step: int | None = None
+    """The step that `metrics` are of, where it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,8 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
         warmup_steps: at the start of each attempt, left out of speeds, ≥ 0.
     """
     faults: Faults = []
-    runs = [_run(status, run, warmup_steps, faults) for run in status.runs]
+    axes = find_axes([run.spec for run in status.runs])
+    runs = [_run(status, run, axes[run.run_id], warmup_steps, faults) for run in status.runs]
     scaling = find_scaling(runs)
     notes = [*status.notes, *told_few(faults)]
     slow = [run.run_id for run in runs if not run.speed and run.step]
@@ -110,12 +114,13 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     return Report(sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes)
 
 
-def _run(status: SweepStatus, run: RunStatus, warmup_steps: int, faults: Faults) -> RunReport:
+def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int, faults: Faults) -> RunReport:
     damage: Faults = []
     records = read_metrics(status.sweep.run(run.run_id).metrics, damage)
     faults += [f"{run.run_id}: {each}" for each in damage]
     resumed = [attempt.resumed_step or 0 for attempt in run.attempts]
     speed, num_windows = steady_speed(records, resumed, warmup_steps)
+    metrics, metrics_step = newest_metrics(status, run, records)
     shape = run.spec.shape
     return RunReport(
         run_id=run.run_id,
@@ -123,14 +128,15 @@ def _run(status: SweepStatus, run: RunStatus, warmup_steps: int, faults: Faults)
         ranks=shape.world_size,
         gpu_type=shape.gpu_type,
         global_batch_size=int(run.spec.config["train"]["global_batch_size"] or 0),
-        axes=run.spec.axes,
+        axes=axes,
         state=run.state.value,
-        cause=run.reason,
+        cause=run.warning or run.reason,
         step=run.step,
         num_steps=run.spec.num_steps,
         attempts=len(run.attempts),
         gpu_hours=round(gpu_hours(run), 4),
-        metrics=outcome_metrics(run),
+        metrics=metrics,
+        metrics_step=metrics_step,
         speed={} if run.spec.is_lost else speed,  # of how many ranks, nobody knows
         num_windows=num_windows,
         curves=_curves(records),

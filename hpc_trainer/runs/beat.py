@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_number, read_json, tell
+from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_number, metric_values, read_json, tell
 
 
 def read_heartbeat(path: Path, faults: Faults | None = None) -> dict[str, Any]:
@@ -43,4 +43,4 @@ def _with_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     metrics = record.get("metrics")
     if not isinstance(metrics, dict):
         return {}
-    return {"metrics": {key: value for key, value in metrics.items() if value is None or is_number(value)}}
+    return {"metrics": metric_values(metrics)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,17 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.runs.modes import has_default_acl, set_file_mode
 from hpc_trainer.runs.reading import TORN, is_storage_error, read_json, read_lines, seal
 
 __all__ = [
     "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_storage_error", "read_json",
-    "read_lines", "set_umask", "write_atomic", "write_json",
+    "read_lines", "write_atomic", "write_json",
 ]  # fmt: skip
-
-
-def set_umask(group_readable: bool) -> None:
-    """New folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
-    os.umask(0o027 if group_readable else 0o077)
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
@@ -36,6 +33,7 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
+        set_file_mode(file.fileno())
         file.write(text)
         if sync:
             file.flush()
@@ -47,7 +45,28 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of one JSON value."""
-    write_atomic(path, json.dumps(value) + "\n", sync=sync)
+    write_atomic(path, to_json(value) + "\n", sync=sync)
+
+
+def to_json(value: Any) -> str:
+    """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
+
+    As in protobuf's JSON. Of metrics `reading.metric_values` makes them numbers again.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def fsync_folder(folder: Path) -> None:
@@ -68,7 +87,7 @@ def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool
         sealed: each line carries its checksum (`reading.seal`): of what decides whether a run is submitted.
     """
     if records:
-        texts = map(json.dumps, records)
+        texts = map(to_json, records)
         append_texts(path, ["".join(f"{seal(text) if sealed else text}\n" for text in texts)], sync=sync)
 
 
@@ -84,6 +103,8 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         is_new = os.fstat(descriptor).st_size == 0
+        if is_new:
+            set_file_mode(descriptor)
         for text in texts:
             _append(descriptor, path, text)
         if sync:
@@ -122,9 +143,13 @@ def check_trusted(path: Path, group_may_write: bool = False) -> None:
         raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
     others = stat.S_IWOTH | (0 if group_may_write else stat.S_IWGRP)
     if info.st_mode & others:
+        # A default ACL has spoiled more than this one file, and what we write from now on is right.
+        by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
+        what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
         raise UntrustedFileError(
-            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it, so it may not be what was "
-            f"submitted. Look at it, then: chmod go-w {path}"
+            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it"
+            f"{', by a default ACL of the folder' if by_acl else ''}, so it may not be what was "
+            f"submitted. Look at it, then: chmod {what}"
         )
 
 

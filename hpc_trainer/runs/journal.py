@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import SUCCESSOR
+from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 
 T = TypeVar("T")
 
@@ -72,12 +72,11 @@ class Journal:
         attempts: dict[int, Attempt] = {}
         is_whole = True
         for number, record in records(self._paths.attempts, faults):
+            is_whole = is_whole and record is not None
             try:
-                if record is None or not _apply(attempts, record):
-                    is_whole = is_whole and record is not None
-                    continue
-                # A start tells of a newer attempt than any line before it; the newest one's end is what counts of it.
-                is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
+                if record is not None and _apply(attempts, record):
+                    # A start is newer than any line before it; the newest attempt's end is what counts of it.
+                    is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
             except (KeyError, ValueError) as error:
                 tell(faults, self._paths.attempts, f"{type(error).__name__}: {error}", number)
                 is_whole = False
@@ -192,13 +191,13 @@ def _is_end_of_newest(attempts: Mapping[int, Attempt], record: Mapping[str, Any]
 
 
 def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
-    """True if the record tells anything about an attempt; a newer version may write events that this one knows not.
+    """True if the record tells how an attempt goes.
 
-    Raises KeyError or ValueError: it is damaged, or of an attempt whose start is lost.
+    Raises KeyError or ValueError: it is damaged, of a newer version, or of an attempt whose start is lost.
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
-        attempts[number] = Attempt(
+        started = Attempt(
             attempt=number,
             start_time=as_time(record["time"]),
             job_id=as_text(record["job_id"]),
@@ -208,9 +207,14 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
             executor=as_text(record["executor"]),
             process=as_text(record.get("process", "")),
         )
+        before = attempts.get(number)
+        if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
+            attempts[number] = started  # else the same line once more: it takes nothing back
         return True
-    if event not in ("resume", "guard", "end"):
+    if event == "fit":
         return False
+    if event not in ("resume", "guard", "end"):
+        raise ValueError(f"event {event[:20]!r} is of a newer version")
     if number not in attempts:
         raise ValueError(f"it is of attempt {number}, and no line tells of its start")
     if event == "resume":
@@ -237,19 +241,30 @@ def _optional(convert: Callable[[object], T], value: object) -> T | None:
     return None if value is None else convert(value)
 
 
-def newest_chain(attempts: list[Attempt]) -> list[Attempt]:
-    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other."""
+def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[Attempt]:
+    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other.
+
+    Args:
+        successors: `successor_jobs` of the run. The journal alone does not tell: after an error another rank than the
+            one that writes it may have asked for the successor.
+    """
     chain = attempts[-1:]
     for attempt in reversed(attempts[:-1]):
-        if attempt.job_id != chain[0].job_id and attempt.action != SUCCESSOR:
+        follows = attempt.action == SUCCESSOR or chain[0].job_id in successors
+        if attempt.job_id != chain[0].job_id and not follows:
             break
         chain.insert(0, attempt)
     return chain
 
 
-def restarts_without_progress(attempts: list[Attempt]) -> int:
+def successor_jobs(paths: RunPaths) -> frozenset[str]:
+    """Ids of the jobs that attempts of this run submitted to go on with it."""
+    return frozenset(each.job_id for each in read_ledger(paths).submissions if each.job_id is not None)
+
+
+def restarts_without_progress(attempts: list[Attempt], successors: Collection[str]) -> int:
     """How often in a row the run started at the same step as the start before it, since a person submitted it."""
-    chain = newest_chain(attempts)
+    chain = newest_chain(attempts, successors)
     if not chain or chain[-1].resumed_step is None:
         return 0
     newest, count = chain[-1], 0
@@ -263,5 +278,28 @@ def restarts_without_progress(attempts: list[Attempt]) -> int:
 
 def failures_of_storage(paths: RunPaths) -> int:
     """How often storage or data (exit 74) brought the run down since a person submitted it."""
-    failures = (read_failure(paths.failure(each.attempt)) for each in newest_chain(Journal(paths).read()))
-    return sum(failure.get("exit_code") == ExitCode.STORAGE for failure in failures)
+    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+
+
+def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
+    failure = read_failure(paths.failure(attempt.attempt)) or attempt.error
+    return failure.get("exit_code") == ExitCode.STORAGE
+
+
+def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
+    """How many starts of a job in a row, up to this one, told no end but a failure of storage, and got no further.
+
+    Slurm's count of restarts needs no file; what the journal has of a start takes it out of the count.
+    """
+    told = {each.restart_count: each for each in attempts if each.job_id == job_id}
+    count = 1
+    while count <= restart_count:
+        earlier, later = told.get(restart_count - count), told.get(restart_count - count + 1)
+        if earlier is not None:
+            is_failure = earlier.error.get("exit_code") == ExitCode.STORAGE
+            begins = [None if each is None else each.resumed_step for each in (earlier, later)]
+            got_on = None not in begins and begins[1] > begins[0]  # type: ignore[operator]
+            if (earlier.has_ended and not is_failure) or got_on:
+                break
+        count += 1
+    return count

@@ -123,7 +123,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.failure.json"
 
     def marker(self, name: str) -> Path:
-        """DONE, CANCEL or HOLD."""
+        """DONE or CANCEL."""
         return self.folder / name
 
 
@@ -152,6 +152,11 @@ class SweepPaths:
     def submissions(self) -> Path:
         """Intents and confirmations; `submit` appends."""
         return self.folder / "submissions.jsonl"
+
+    @property
+    def ends(self) -> Path:
+        """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
+        return self.folder / "ends.jsonl"
 
     @property
     def lock(self) -> Path:
@@ -184,7 +189,10 @@ class SweepPaths:
         return any((self.folder / name).exists() for name in SWEEP_FILES)
 
     def requeue_request(self, job_id: str, restart_count: int) -> Path:
-        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file."""
+        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file.
+
+        It holds the run's folder: the batch script looks for the cancel marker there before it acts.
+        """
         return self.scripts / f"requeue-{job_id}-{restart_count}"
 
     def run(self, run_id: str) -> RunPaths:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, is_storage_error, write_atomic
-from hpc_trainer.runs.reading import Faults, as_count, is_number, records, tell
+from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
+from hpc_trainer.runs.reading import Faults, as_count, metric_values, records, tell
 
 _LOG = logging.getLogger(__name__)
 # Lines that wait for room on a full disk; of more, the oldest are lost.
@@ -28,7 +27,7 @@ def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any
         if record is not None:
             try:
                 as_count(record.get("step"))
-                found.append({key: value for key, value in record.items() if value is None or is_number(value)})
+                found.append(metric_values(record))
             except ValueError as error:
                 tell(faults, path, f"its step: {error}", number)
     return found
@@ -50,7 +49,7 @@ class MetricsLog:
         kept = [record for record in read_metrics(self._path, faults) if record["step"] <= step]
         for fault in faults:
             _LOG.warning("WARNING: %s; the line is left out", fault)
-        write_atomic(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        write_atomic(self._path, "".join(to_json(record) + "\n" for record in kept))
 
     def append(self, step: int, values: dict[str, Any], *, sync: bool = False) -> None:
         """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut.

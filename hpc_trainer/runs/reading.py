@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
         raise ValueError("it is nested too deep") from error
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
-    if text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
+    if not is_sealed and text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
     if "\\ud" in text or "\\uD" in text:  # perhaps half a character, which no terminal takes
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
@@ -248,6 +249,16 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return isinstance(value, float) or abs(value) < 2**63
+
+
+# As `files.to_json` writes them, for JSON has no such numbers; older versions wrote what Python's json reads by itself.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def metric_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a record, as they were logged: also those that are not finite; None stays. Others are left out."""
+    values = {key: _NOT_FINITE.get(value) if isinstance(value, str) else value for key, value in record.items()}
+    return {key: value for key, value in values.items() if (value is None and record[key] is None) or is_number(value)}
 
 
 def _shown(value: object) -> str:

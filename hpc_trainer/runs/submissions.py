@@ -40,6 +40,12 @@ class Submission:
     parallelism: int | None = None
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    after: str | None = None
+    """Of a successor: the uuid of the submission that it follows. None before there was this field."""
+    num_attempts: tuple[int, ...] = ()
+    """Of the local executor: how many attempts each run had before; () before there was this field."""
+    cluster: str | None = None
+    """What the cluster that it was given to calls itself; None if it did not say, or an older version wrote this."""
     doubt_time: float | None = None
     """When sbatch gave up without an answer: the scheduler may still take the job after that."""
     job_id: str | None = None
@@ -83,16 +89,19 @@ class Ledger:
 
 def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
-    parallelism: int | None = None, code: str | None = None,
+    parallelism: int | None = None, code: str | None = None, after: str | None = None,
+    num_attempts: Sequence[int] = (), cluster: str | None = None,
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
-        kind=kind, parallelism=parallelism, code=code,
+        kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
+        cluster=cluster,
     )  # fmt: skip
     record = {
         "event": "intent", "kind": kind, "uuid": intent.uuid, "executor": executor, "hardware": hardware,
-        "run_ids": list(run_ids), "parallelism": parallelism, "code": code, "time": intent.time,
+        "run_ids": list(run_ids), "parallelism": parallelism, "code": code, "cluster": cluster, "time": intent.time,
+        **({"after": after} if after else {}), **({"num_attempts": list(num_attempts)} if num_attempts else {}),
     }  # fmt: skip
     append_lines(paths.submissions, [record], sealed=True)
     return intent
@@ -185,8 +194,12 @@ class _Reader:
         elif event == "waiting":
             why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")))
             self.waiting.update(dict.fromkeys(_run_ids(record["run_ids"]), why))
+        else:
+            raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
+        if intent.uuid in self.intents:
+            return  # the line stands there twice
         self.intents[intent.uuid] = intent
         for run_id in intent.run_ids:
             self.refused.pop(run_id, None)
@@ -197,7 +210,10 @@ class _Reader:
         if uuid not in self.intents:
             raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
         if event == "confirmed":
-            answer: dict[str, Any] = {"job_id": as_text(record["job_id"])}
+            # The scheduler's answer may come after our giving up, and is surer.
+            answer: dict[str, Any] = {"job_id": as_text(record["job_id"]), "dropped": False}
+            for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
+                self.waiting.pop(run_id, None)
         elif event == "doubt":
             answer = {"doubt_time": as_time(record["time"])}
         else:
@@ -217,6 +233,9 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
         kind=as_text(record.get("kind", "array")),
         parallelism=None if parallelism is None else as_count(parallelism),
         code=_optional_text(record.get("code")),
+        after=_optional_text(record.get("after")),
+        num_attempts=_counts(record.get("num_attempts")),
+        cluster=_optional_text(record.get("cluster")),
     )
 
 
@@ -225,6 +244,14 @@ def _run_ids(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
         return tuple(value)
     raise ValueError("run_ids is no list of ids of runs")
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        return tuple(map(as_count, value))
+    raise ValueError("num_attempts is no list of numbers")
 
 
 def _optional_text(value: object) -> str | None:
@@ -241,6 +268,8 @@ def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Sub
 def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
     """The run's newest submission: `latest` of the sweep's, or a successor job that an attempt submitted after it.
 
+    By what each successor says that it follows, not by time: two hosts wrote the two files, and their clocks differ.
+
     Raises:
         UntrustedFileError: others may have changed the run's submissions.jsonl.
     """
@@ -250,6 +279,19 @@ def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tup
 def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
     """As `newest_of_run`, of the run's own submissions.jsonl as it was read."""
     successors = book.submissions
-    if not successors or (latest is not None and latest[0].time > successors[-1].time):
+    if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest
     return successors[-1], 0
+
+
+def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
+    """True if the last of these followed `submission`, over others or at once."""
+    by_uuid = {each.uuid: each for each in successors}
+    newest = root = successors[-1]
+    for _ in successors:
+        if root.after is None:
+            return submission.time <= newest.time  # written before successors said what they follow
+        if root.after not in by_uuid:
+            break
+        root = by_uuid[root.after]
+    return root.after == submission.uuid

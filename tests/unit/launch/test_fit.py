@@ -83,14 +83,25 @@ def test_arrays_of_one_hardware_share_whatever_their_shape() -> None:
 def test_what_is_at_work_counts() -> None:
     active = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=5, num_active=3)
     (array,) = fit([_array(10, 8)], Limits(), [active]).now
-    assert (array.parallelism, array.after) == (5, None)
+    assert (array.parallelism, array.after) == (5, ())
     most = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=8, num_active=7)
     (array,) = fit([_array(6, 8)], Limits(), [most]).now
-    assert (array.parallelism, array.after) == (6, "7"), "all of it later rather than one at a time for good"
+    assert (array.parallelism, array.after) == (6, ("7",)), "all of it later rather than one at a time for good"
     (array,) = fit([_array(10, 3)], Limits(), [active]).now
-    assert (array.parallelism, array.after) == (3, "7"), "begins when the other has ended"
+    assert (array.parallelism, array.after) == (3, ("7",)), "begins when the other has ended"
     (array,) = fit([_array(10, 3)], Limits(), [dataclasses.replace(active, hardware="gpu_x1")]).now
-    assert (array.parallelism, array.after) == (3, None), "another shape has its own"
+    assert (array.parallelism, array.after) == (3, ()), "another shape has its own"
+
+
+def test_thousands_at_work_are_not_all_named() -> None:
+    """sbatch takes the dependency as one argument, which Linux bounds by 128 KiB."""
+    many = [
+        ActiveArray(job_id=str(10_000_000 + number), hardware="cpu_x1", parallelism=1, num_active=1)
+        for number in range(20_000)
+    ]
+    (array,) = fit([_array(10, 8)], Limits(), many).now
+    assert len(":".join(array.after)) < 100_000
+    assert array.after[-1] == many[-1].job_id
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_trainer.api import retry, submit_grid, top_up
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.script import parse_script
-from hpc_trainer.launch.top_up import top_up_shape
+from hpc_trainer.launch.top_up import TopUpJob, top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.layout import SweepPaths
@@ -119,7 +121,8 @@ def test_a_limit_that_nobody_told_is_found_by_halves(folder: Path, fake_slurm: F
 
 def test_a_refused_top_up_job_loses_nothing(folder: Path, limited: FakeSlurm) -> None:
     sbatch = limited.bin / "sbatch"
-    refuse = 'case "$*" in *--begin*) echo "sbatch: error: this partition takes GPU jobs only" >&2; exit 1 ;; esac\n'
+    words = "sbatch: error: Invalid job: this partition takes GPU jobs only"
+    refuse = f'case "$*" in *--begin*) echo "{words}" >&2; exit 1 ;; esac\n'
     sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
     grid = make_grid(folder, make_specs(9, "cluster=slurm"))
     done = submit_grid(grid).outcome
@@ -129,11 +132,32 @@ def test_a_refused_top_up_job_loses_nothing(folder: Path, limited: FakeSlurm) ->
     assert submit_grid(grid).outcome.waiting == ()
 
 
-def test_the_shape_of_a_top_up_job_is_one_core() -> None:
-    spec = make_spec("cluster=slurm", "hardware=gpu_x16", hardware__constraint="nvlink", hardware__time_limit_min=5)
+@pytest.mark.parametrize(
+    "memory", ["mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu"], ids=lambda name: name.removeprefix("mem_gb_")
+)
+def test_a_top_up_job_asks_for_one_core_whatever_the_runs_ask_for(
+    folder: Path, limited: FakeSlurm, memory: str
+) -> None:
+    """What it asked for besides, it would wait for; what it did not say is the site's default."""
+    asked: dict[str, Any] = dict.fromkeys(("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")) | {memory: 60.0}
+    asked |= {"gpu_type": "h100", "constraint": "nvlink", "exclude": "n[1-9]", "partition": "long"}
+    changes = {f"hardware__{key}": value for key, value in asked.items()}
+    specs = make_specs(9, "cluster=slurm", "hardware=gpu_x16", cluster__account="mine", **changes)
+    limited.answer("sinfo", "")
+    submit_grid(make_grid(folder, specs))
+    shape = parse_script(limited.script("101")).shape
+    assert dataclasses.asdict(shape) == {
+        "num_nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "gpus_per_node": 0,
+        "mem_gb_per_node": None, "mem_gb_per_gpu": None, "mem_gb_per_cpu": None,
+        "gpu_type": None, "constraint": None, "exclude": None, "gpu_request": shape.gpu_request,
+        "partition": "long", "qos": None, "account": "mine", "time_limit_min": 30, "signal_lead_s": 30,
+    }  # fmt: skip
+
+
+def test_a_top_up_job_takes_no_longer_than_a_run_and_the_partition_that_the_site_names() -> None:
+    spec = make_spec("cluster=slurm", hardware__time_limit_min=5, cluster__top_up_partition="small")
     shape = top_up_shape(spec)
-    assert (shape.num_nodes, shape.tasks_per_node, shape.cpus_per_task, shape.gpus_per_node) == (1, 1, 1, 0)
-    assert (shape.mem_gb_per_gpu, shape.constraint, shape.time_limit_min) == (None, None, 5)
+    assert (shape.time_limit_min, shape.partition) == (5, "small")
 
 
 def test_a_name_that_is_no_sweep_makes_no_folder(tmp_path: Path) -> None:
@@ -179,7 +203,9 @@ def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
     first, second = "1" * 64, "2" * 64
 
     def code_is(digest: str) -> None:
-        monkeypatch.setattr("hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest))
+        monkeypatch.setattr(
+            "hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
+        )
 
     monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)
     monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", lambda _: {})
@@ -229,3 +255,48 @@ def test_a_full_partition_is_tried_once_for_all_its_arrays(folder: Path, fake_sl
     done = submit_grid(make_grid(folder, make_specs(40, "cluster=slurm"))).outcome
     assert (done.arrays, len(done.waiting)) == ((), 40)
     assert len(fake_slurm.calls("sbatch")) == 4, "4, 2, 1, and the top-up job"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 100, 101, 103, 1000, 10_000])
+def test_the_top_up_job_waits_for_the_first_half_by_fifty_names_at_most(fake_slurm: FakeSlurm, count: int) -> None:
+    job = TopUpJob("7")
+    job.aim([f"9_{index}" for index in range(count)])
+    (call,) = fake_slurm.calls("scontrol")
+    assert call.startswith("scontrol update JobId=7 Dependency=afterany:")
+    assert call.endswith(" StartTime=now")
+    awaited = [int(name.removeprefix("9_")) for name in call.split("afterany:")[1].split()[0].split(":")]
+    half = max(1, count // 2)
+    assert len(set(awaited)) == len(awaited) <= 50
+    assert len(awaited) >= min(half, 25)
+    assert half - 1 - max(awaited) <= half // 25, "the last of the first half, or one close to it"
+    assert max(awaited) < half
+
+
+def test_a_top_up_job_that_cannot_be_told_what_to_wait_for_begins_in_a_minute(folder: Path, limited: FakeSlurm) -> None:
+    scontrol = limited.bin / "scontrol"
+    refuse = 'case "$*" in update*) echo "scontrol: error: Requested operation is disabled" >&2; exit 1 ;; esac\n'
+    scontrol.write_text(
+        scontrol.read_text().replace('if [ -e "$here/$name.hang"', refuse + 'if [ -e "$here/$name.hang"')
+    )
+    done = submit_grid(make_grid(folder, make_specs(9, "cluster=slurm"))).outcome
+    assert (done.top_up, sum(len(array.run_ids) for array in done.arrays), len(done.waiting)) == ("101", 5, 4)
+    assert any("job 101 begins in 60 s" in note and "is disabled" in note for note in done.notes)
+
+
+def test_a_lost_reply_to_the_top_up_job_keeps_no_run_back_and_places_no_second_one(
+    folder: Path, limited: FakeSlurm
+) -> None:
+    """It is accepted, and nobody hears of it: the arrays are submitted all the same, the next command finds it."""
+    limited.lose_reply()
+    limited.lag()
+    grid = make_grid(folder, make_specs(9, "cluster=slurm"))
+    done = submit_grid(grid).outcome
+    assert (done.top_up, sum(len(array.run_ids) for array in done.arrays), len(done.waiting)) == (None, 5, 4)
+    assert any("Socket timed out" in note for note in done.notes)
+    assert not any("No top-up job" in note for note in done.notes), "there may be one"
+    assert not [call for call in limited.calls("scontrol") if "update" in call], "nobody knows its id"
+    limited.catch_up()
+    limited.answer("scontrol", LIMITS.format(size=4, used=6))
+    again = submit_grid(grid).outcome
+    assert (again.arrays, again.top_up, len(again.waiting)) == ((), "101", 4)
+    assert len([call for call in limited.calls("sbatch") if "--begin" in call]) == 1

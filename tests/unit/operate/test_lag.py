@@ -96,6 +96,34 @@ def test_a_row_that_never_ends_is_a_runaway_job(tmp_path: Path, fake_slurm: Fake
     assert not Journal(sweep.run()).read()[-1].has_ended
 
 
+@pytest.mark.parametrize(
+    ("start_s", "beat_s", "state"),
+    [
+        (7200, 5, RunState.UNKNOWN),
+        (7200, 540, RunState.UNKNOWN),
+        (5, None, RunState.UNKNOWN),
+        (540, None, RunState.UNKNOWN),
+        (5, 7200, RunState.UNKNOWN),
+        (7200, 660, RunState.FAILED),
+        (660, 7200, RunState.FAILED),
+        (7200, None, RunState.FAILED),
+    ],
+)
+def test_how_long_a_sacct_may_be_behind_counts_from_the_last_sign_of_life(
+    tmp_path: Path, fake_slurm: FakeSlurm, start_s: float, beat_s: float | None, state: RunState
+) -> None:
+    """The last heartbeat, or the newest start where that wrote none yet: what is there may be of the attempt before."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit(age_s=9000)
+    sweep.start(resumed=0, age_s=start_s)
+    if beat_s is not None:
+        write_json(sweep.run().heartbeat, {"attempt": 0, "step": 7, "time": time.time() - beat_s})
+    fake_slurm.answer("sacct", ROW.format(job="500_0", state="RUNNING"))
+    run = _only(sweep.paths)
+    assert run.state is state
+    assert not run.state.needs_submit
+
+
 def test_a_word_that_nobody_knows_is_no_end(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = _killed(tmp_path, fake_slurm, "RUNNING", age_s=5)
     fake_slurm.answer("squeue", "500_0|HIBERNATING|n1|None|x\n")

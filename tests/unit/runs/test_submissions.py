@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.files import read_lines
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.submissions import (
+    SUCCESSOR,
+    TOP_UP,
+    Book,
     Submission,
+    Waiting,
     latest_of_each_run,
+    newest_of_run,
+    read_ledger,
     read_submissions,
     write_confirmation,
+    write_doubt,
     write_dropped,
     write_intent,
+    write_refused,
+    write_waiting,
 )
 
 
@@ -75,3 +87,114 @@ def test_submissions_that_others_may_write_are_refused(paths: SweepPaths) -> Non
     paths.submissions.chmod(0o622)
     with pytest.raises(UntrustedFileError):
         read_submissions(paths)
+
+
+def test_what_was_asked_for_is_read_again(paths: SweepPaths) -> None:
+    """A later submit counts by it, and a successor job takes its code."""
+    before = time.time()
+    intent = write_intent(paths, executor="slurm", hardware="gpu_x16", run_ids=["a"], parallelism=7, code="c" * 64)
+    (read,) = read_submissions(paths)
+    assert (read.hardware, read.kind, read.parallelism, read.code) == ("gpu_x16", "array", 7, "c" * 64)
+    assert before <= read.time == intent.time <= time.time()
+
+
+def test_a_doubt_has_its_own_time(paths: SweepPaths) -> None:
+    intent = _intent(paths, "a")
+    _backdate(paths, 500.0)
+    write_doubt(paths, intent)
+    (read,) = read_ledger(paths).unsettled
+    assert read.doubt_time is not None
+    assert read.doubt_time - read.time == pytest.approx(500.0, abs=60.0)
+
+
+def _backdate(book: Book, age_s: float) -> None:
+    """The last line was written `age_s` ago."""
+    lines = list(read_lines(book.submissions))
+    lines[-1]["time"] -= age_s
+    book.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_top_up_job_is_settled_as_an_array_is_and_has_no_runs(paths: SweepPaths) -> None:
+    array = _intent(paths, "a")
+    top_up = write_intent(paths, executor="slurm", hardware="cpu_x1", run_ids=(), kind=TOP_UP)
+    ledger = read_ledger(paths)
+    assert (ledger.submissions, ledger.top_ups, ledger.unsettled) == ([array], [top_up], [array, top_up])
+    write_confirmation(paths, top_up, "7")
+    write_dropped(paths, array, "x")
+    ledger = read_ledger(paths)
+    assert ([each.job_id for each in ledger.top_ups], ledger.submissions, ledger.unsettled) == (["7"], [], [])
+
+
+# --- the sweep's own queue ---
+
+
+def test_a_run_waits_until_it_is_submitted(paths: SweepPaths) -> None:
+    write_waiting(paths, ["a", "b", "c"], "no room", "1" * 64)
+    write_waiting(paths, ["d"], "still no room", None)
+    first, other = Waiting(reason="no room", code="1" * 64), Waiting(reason="still no room", code=None)
+    assert read_ledger(paths).waiting == {"a": first, "b": first, "c": first, "d": other}
+    taken = _intent(paths, "b", "d")
+    assert read_ledger(paths).waiting == {"a": first, "c": first}
+    write_dropped(paths, taken, "the scheduler does not know it")
+    assert read_ledger(paths).waiting == {"a": first, "b": first, "c": first, "d": other}, "as before, with its code"
+    write_confirmation(paths, _intent(paths, "b", "d"), "7")
+    assert read_ledger(paths).waiting == {"a": first, "c": first}
+
+
+def test_an_array_that_nobody_waited_for_leaves_nobody_waiting_when_it_is_dropped(paths: SweepPaths) -> None:
+    write_dropped(paths, _intent(paths, "a"), "x")
+    assert read_ledger(paths).waiting == {}
+
+
+def test_what_slurm_refused_waits_no_longer_until_it_is_submitted_again(paths: SweepPaths) -> None:
+    write_waiting(paths, ["a", "b"], "no room", None)
+    write_refused(paths, ["a"], "Invalid qos specification")
+    ledger = read_ledger(paths)
+    assert (list(ledger.waiting), ledger.refused) == (["b"], {"a": "Invalid qos specification"})
+    _intent(paths, "a")
+    assert read_ledger(paths).refused == {}
+
+
+# --- successor jobs: in the run's own file ---
+
+
+def _successor(run: RunPaths, job_id: str | None = None) -> Submission:
+    intent = write_intent(run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR)
+    if job_id is not None:
+        write_confirmation(run, intent, job_id)
+    return read_submissions(run)[-1]
+
+
+@pytest.fixture
+def run(paths: SweepPaths) -> RunPaths:
+    run = paths.run("b")
+    run.folder.mkdir()
+    return run
+
+
+def test_a_successor_is_a_job_of_its_own(run: RunPaths) -> None:
+    assert _successor(run, "500").element_id(0) == "500"
+
+
+def test_the_newest_of_a_run_is_what_was_written_last_in_either_file(paths: SweepPaths, run: RunPaths) -> None:
+    assert newest_of_run(run, None) is None
+    array = (_intent(paths, "a", "b"), 1)
+    assert newest_of_run(run, array) == array
+    first = _successor(run, "500")
+    assert newest_of_run(run, array) == (first, 0)
+    assert newest_of_run(run, None) == (first, 0), "the sweep's file is lost"
+    second = _successor(run)
+    assert newest_of_run(run, array) == (second, 0), "its submission was interrupted"
+    again = (_intent(paths, "b"), 0)
+    assert newest_of_run(run, again) == again
+    write_dropped(run, second, "x")
+    assert newest_of_run(run, array) == (first, 0)
+
+
+@pytest.mark.parametrize("line", ['{"event": "confirmed"}', '{"event": 7}', "[]", '{"event": "intent", "uuid": "x"}'])
+def test_a_line_that_says_nothing_hides_no_other(paths: SweepPaths, line: str) -> None:
+    intent = _intent(paths, "a")
+    with paths.submissions.open("a") as file:
+        file.write(line + "\n")
+    write_confirmation(paths, intent, "77")
+    assert [each.job_id for each in read_submissions(paths)] == ["77"]

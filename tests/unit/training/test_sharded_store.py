@@ -170,6 +170,25 @@ def test_a_damaged_shard_is_found_and_the_one_before_is_used(make_store: MakeSto
     assert info.step == 1
 
 
+@pytest.mark.parametrize("name", ["state.safetensors", "rank-000.safetensors", "shard-000.safetensors"])
+def test_damage_between_look_and_load_is_found_in_each_file_that_the_rank_reads(
+    make_store: MakeStore, name: str
+) -> None:
+    """The damaged bytes are a tensor's: without the checksum they would be loaded as another number."""
+    store = make_store()
+    state = {"weight": whole_shard(VALUE), "plain": torch.ones(4)}
+    path = store.save(1, replicated=state, per_rank={"rng": torch.arange(5)}, meta={}) / name
+    info = store.newest_valid()
+    assert info is not None
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(bytes(data))
+    used = []
+    with pytest.raises(CorruptCheckpointError, match=rf"{name}.*bytes have changed"):
+        store.load(info, lambda *parts: used.append(parts))
+    assert used == [], "nothing of it was handed to anybody"
+
+
 def told(rank: int, **pieces: Any) -> dict[str, Any]:
     forms = {"forms": {"weight": {"shape": [4], "dtype": "F32"}}} if rank == 0 else {}
     return {"pieces": pieces, **forms}

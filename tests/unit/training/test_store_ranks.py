@@ -37,6 +37,6 @@ def test_other_failures_too_and_nothing_is_left(said: list[dict[str, Any]]) -> N
 
 
 def test_damage_that_one_rank_sees_is_an_error_on_both(said: list[dict[str, Any]]) -> None:
-    assert all(each["torn"].startswith("CorruptCheckpointError: rank 1: ") for each in said)
+    assert all(each["damaged"].startswith("CorruptCheckpointError: rank 1: ") for each in said)
     assert [each["before"] for each in said] == [1, 1]
     assert [each["refused"] for each in said] == ["UntrustedFileError"] * 2
