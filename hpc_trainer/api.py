@@ -20,10 +20,13 @@ from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.settle import settle_intents, settle_successor
 from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
+from hpc_trainer.operate.lost import told_few
 from hpc_trainer.operate.status import SweepStatus, read_status
-from hpc_trainer.runs.files import set_umask
+from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import Shape, read_specs
+from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.spec import WRITE_AGAIN, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
@@ -109,13 +112,15 @@ def submit_grid(
         revive: take back the cancel of cancelled runs, and submit them too.
     """
     # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
-    is_new = not grid.sweep.specs.exists()
+    is_new = not grid.sweep.exists
     checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
     if checked is not None and checked.problems:
         raise ConfigError("\n".join(checked.problems))
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
-        status = _settled(grid.sweep) if grid.sweep.specs.exists() else None
+        status = _settled(grid.sweep) if grid.sweep.exists else None
+        if status is not None and _write_lost_specs(grid, status):
+            status = dataclasses.replace(read_status(grid.sweep), faults=status.faults)
         before = []
         if status is not None and status.waiting:
             before = _top_up(grid.sweep, lock)
@@ -136,6 +141,17 @@ def submit_grid(
     return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
 
 
+def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:
+    """Writes the specs of this grid anew that the sweep's file has lost: a run that comes back needs its own."""
+    lost = {run.run_id for run in status.runs if run.spec.is_lost}
+    specs = [spec for spec in grid.specs if spec.run_id in lost]
+    if specs:
+        check_place(grid.sweep.folder)
+        append_specs(grid.sweep, specs)
+        status.faults.append(f"{len(specs)} spec(s) were lost or damaged: written again from this grid.")
+    return bool(specs)
+
+
 def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     return Outcome(
         arrays=tuple(array for each in outcomes for array in each.arrays),
@@ -145,19 +161,24 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     )
 
 
-def retry(sweep: SweepPaths, run_ids: Sequence[str]) -> Submitted:
+def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) -> Submitted:
     """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
+
+    Args:
+        take_back: take back the cancel of cancelled ones; False leaves them cancelled.
 
     Raises:
         RunStateError: the sweep has no such run.
         SubmitError, SlurmError: as `submit`.
     """
-    specs = read_specs(sweep)
+    faults: Faults = []
+    specs = read_specs(sweep, faults)
     missing = [run_id for run_id in run_ids if run_id not in specs]
     if missing or not run_ids:
-        raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.")
+        why = " ".join(["", *(f"{fault}." for fault in faults[:3]), WRITE_AGAIN]) if missing else ""
+        raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.{why}")
     grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
-    done = submit_grid(grid, retry_failed=True, revive=True)
+    done = submit_grid(grid, retry_failed=True, revive=take_back)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 
 
@@ -171,7 +192,7 @@ def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | No
         RunStateError: there is no such sweep.
         SubmitError, SlurmError: as `submit`.
     """
-    if not sweep.specs.exists():
+    if not sweep.exists:
         raise RunStateError(f"{sweep.folder} holds no sweep.")
     with submit_lock(sweep, wait_s=wait_s) as lock:
         _settled(sweep)
@@ -190,7 +211,10 @@ def _top_up(sweep: SweepPaths, lock: SubmitLock) -> list[Outcome]:
         if code is ...:
             return outcomes
         codes.add(code)
-        grid = grid_of_specs(sweep, [run.spec for run in status.waiting if queue[run.run_id] == code])
+        specs = [run.spec for run in status.waiting if queue[run.run_id] == code and not run.spec.is_lost]
+        if not specs:
+            continue
+        grid = grid_of_specs(sweep, specs)
         set_umask(grid.group_readable)
         plan = build_plan(grid, _known(status), limits=read_limits(with_nodes=False))
         plan = dataclasses.replace(plan, code=code)
@@ -208,7 +232,7 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
 
 def known_of(sweep: SweepPaths) -> Known:
     """What exists of a sweep; nothing if it was never submitted."""
-    return _known(read_status(sweep)) if sweep.specs.exists() else Known()
+    return _known(read_status(sweep)) if sweep.exists else Known()
 
 
 def _known(status: SweepStatus) -> Known:
@@ -216,7 +240,7 @@ def _known(status: SweepStatus) -> Known:
     active: Counter[str] = Counter()
     successors: list[ActiveArray] = []
     for run in status.runs:
-        if run.state.is_active and run.run_id not in waiting and run.submission is not None:
+        if run.state.is_active and run.own_job is not None and run.submission is not None:
             active[run.submission.uuid] += 1
             if run.submission.kind == SUCCESSOR and run.job_id is not None:
                 alone = ActiveArray(job_id=run.job_id, hardware=run.submission.hardware, parallelism=1, num_active=1)
@@ -226,11 +250,7 @@ def _known(status: SweepStatus) -> Known:
     return Known(
         states=status.states,
         waiting=waiting,
-        elements=tuple(
-            run.job_id
-            for run in status.runs
-            if run.state.is_active and run.job_id is not None and run.run_id not in waiting
-        ),
+        elements=tuple(run.own_job for run in status.runs if run.state.is_active and run.own_job is not None),
         top_up_job=status.top_up_job,
         active=(
             *(
@@ -243,7 +263,8 @@ def _known(status: SweepStatus) -> Known:
             *successors,
         ),
         stop_s=_slowest_stops(status),
-        shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids),
+        shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids and not run.spec.is_lost),
+        notes=(*told_few(status.faults), *status.elsewhere),
     )  # fmt: skip
 
 
@@ -267,7 +288,7 @@ def _checked(
     """
     plan = build_plan(grid, known, retry_failed=retry_failed)
     code = read_code(plan.specs, grid.sweep.folder.parent)
-    plan = dataclasses.replace(plan, code=code.digest if code else None)
+    plan = _with_code(plan, code)
     if grid.executor is not Executor.slurm or not plan.specs:
         return plan, code
     if not has_slurm():
@@ -276,9 +297,15 @@ def _checked(
     try:
         are_new = any(spec.shape not in known.shapes for spec in plan.specs)
         fitted = build_plan(grid, known, retry_failed=retry_failed, limits=read_limits(with_nodes=are_new))
-        return ask_slurm(dataclasses.replace(fitted, code=plan.code), known.shapes), code
+        return ask_slurm(_with_code(fitted, code), known.shapes), code
     except SlurmError as error:
         if must_answer:
             raise
         note = f"the cluster's limits were not looked at: {error}"
         return dataclasses.replace(plan, notes=(*plan.notes, note)), code
+
+
+def _with_code(plan: SweepPlan, code: Snapshot | None) -> SweepPlan:
+    if code is None:
+        return plan
+    return dataclasses.replace(plan, code=code.digest, notes=(*plan.notes, *code.notes), left_out=code.left_out)

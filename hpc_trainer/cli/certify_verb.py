@@ -16,6 +16,7 @@ from typing import Any
 
 from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.cli.common import print_json
+from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.certify import Certificate, Trial, certify
@@ -89,15 +90,15 @@ def _trials(
     overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], steps: int, interruptions: int,
     seed: int, folder: Path,
 ) -> tuple[list[Trial], list[Interruption]]:  # fmt: skip
-    given = [each for each in overrides if not each.startswith(("cluster=", "sweep_name="))]
-    specs = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust).specs
+    here = [each for each in overrides_for_here(overrides, "certify") if not each.startswith("sweep_name=")]
+    specs = freeze_grid(here, config_dirs=config_dirs, trust=trust).specs
     if len(specs) != 1:
         raise ConfigError(f"certify takes one configuration, and this is a grid of {len(specs)}. Choose one point.")
     num_steps = max(_FEWEST_STEPS, min(steps, specs[0].num_steps))
     every_steps = max(1, num_steps // 8)
     short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={every_steps}"]
     schedule = specs[0].config["schedule"]
-    if int(schedule["warmup_steps"]) >= num_steps:
+    if int(schedule["warmup_steps"] or 0) >= num_steps:
         short.append(f"schedule.warmup_steps={num_steps // 4}")
     if int(schedule["decay_steps"] or 0) > num_steps // 2:
         short.append("schedule.decay_steps=null")  # a fifth of the steps
@@ -106,18 +107,18 @@ def _trials(
     trials = []
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
         forced = [
-            "cluster=local", *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
+            *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
             "monitor.log_every_steps=1", "tracker=none",
             f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
         ]  # fmt: skip
-        grid = freeze_grid([*given, *forced], config_dirs=config_dirs, trust=trust)
+        grid = freeze_grid([*here, *forced], config_dirs=config_dirs, trust=trust)
         spec = grid.specs[0]
         trials.append(
             Trial(
                 sweep=grid.sweep,
                 spec=spec,
                 start=partial(submit_grid, grid, command_line=sys.argv),
-                bring_back=partial(retry, grid.sweep, [spec.run_id]),
+                bring_back=partial(retry, grid.sweep, [spec.run_id], take_back=False),
             )
         )
     return trials, plan

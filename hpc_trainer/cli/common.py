@@ -6,14 +6,18 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from hpc_trainer.cli.terminal import one_line, unfiltered, visible
 from hpc_trainer.config.user import read_user_config
+from hpc_trainer.operate.lost import told_few
+from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.runs.layout import default_runs_dir
 from hpc_trainer.runs.states import RunState
 
@@ -31,16 +35,34 @@ _COLOURS = {
 }
 
 
+class VisibleConsole(Console):
+    """rich's console: its own colours and cursor movements pass, control characters of the text become visible."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """What rich does; a segment of text never holds a control of its own."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(visible(text), style)
+
+
 def console() -> Console:
     """Standard output; rich honours NO_COLOR and pipes. In a pipe a table keeps its full width."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=int(os.environ.get("COLUMNS", "200")))
+    out = unfiltered(sys.stdout)
+    if out.isatty():
+        return VisibleConsole(highlight=False, file=out)
+    return VisibleConsole(highlight=False, file=out, width=int(os.environ.get("COLUMNS", "200")))
+
+
+def warn(status: SweepStatus) -> None:
+    """What cannot be read of a sweep, on standard error: for verbs whose output has no place for notes."""
+    for fault in told_few(status.faults):
+        print(f"Note: {fault}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output; NaN and infinity, which JSON does not have, become null."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    print(text.replace("\x7f", "\\u007f"))  # the one control character that json.dumps leaves as it is
 
 
 def _finite(value: Any) -> Any:
@@ -70,7 +92,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]
 
     rich's own tables take 1 ms a row to measure and wrap; these lines are cut by nobody and go well with grep.
     """
-    texts = [list(columns), *([cell.value if isinstance(cell, RunState) else cell for cell in row] for row in rows)]
+    shown = [[cell.value if isinstance(cell, RunState) else cell for cell in row] for row in rows]
+    texts = [[one_line(word) for word in row] for row in ([*columns], *shown)]
     widths = [max(len(text[index]) for text in texts) for index in range(len(columns))]
     out = console()
     for number, text in enumerate(texts):

@@ -24,7 +24,7 @@ def run_drill_verb(
         raise RunStateError(f"a drill is for one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
     report = run_drill(
         what, status.sweep, choose_run(status, chosen),
-        bring_back=lambda run_id: retry(status.sweep, [run_id]),
+        bring_back=lambda run_id: retry(status.sweep, [run_id], take_back=what is Drill.cancel),
         timeout_s=timeout_s, say=(lambda _: None) if as_json else print,
     )  # fmt: skip
     if as_json:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.api import submit_grid
 from hpc_trainer.cli.common import console, print_json, print_table
 from hpc_trainer.cli.grid_verbs import stop_queues
+from hpc_trainer.config.compose import override_value, overrides_for_here
 from hpc_trainer.config.lr_scaling import lr_factor
+from hpc_trainer.config.schema.early_stop import EarlyStopConfig
+from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.find_lr import find_lr
 from hpc_trainer.operate.lr_curve import Curve
 from hpc_trainer.operate.lr_plot import draw
-from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.lr_range import VARIABLE, LrRange
+from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import RunSpec
 
 _FEWEST_STEPS = 10
 _ROWS = 12
-_OWN = ("cluster=", "sweep_name=", "paths.runs_dir=")
+_OWN = ("sweep_name=", "paths.runs_dir=")
 
 
 def run_find_lr_verb(
@@ -39,8 +43,8 @@ def run_find_lr_verb(
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --from={first:g} greater than 0 and less than "
             f"--to={last:g}. Use --steps 100 --from 1e-7 --to 10."
         )
-    given = [each for each in overrides if not each.startswith("cluster=")]
-    grid = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust)
+    here = overrides_for_here(overrides, "find-lr")
+    grid = freeze_grid(here, config_dirs=config_dirs, trust=trust)
     if len(grid.specs) != 1:
         raise ConfigError(
             f"find-lr takes one configuration, and this is a grid of {len(grid.specs)}. Choose one point."
@@ -51,16 +55,16 @@ def run_find_lr_verb(
     if not as_json:
         print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
     plan = LrRange(first=first, last=last, num_steps=steps)
-    curve = _test(given, config_dirs, trust, plan, timeout_s)
+    curve = _test(here, config_dirs, trust, plan, timeout_s)
     set_umask(grid.group_readable)
     plot = grid.sweep.run(spec.run_id).lr_range
-    plot.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(plot.parent)
     plot.write_text(draw(curve, f"{spec.run_id}: loss over learning rate"), encoding="utf-8")
     value = _optim_lr(curve, spec)
     if as_json:
         print_json(_json(curve, spec, value, plot))
     else:
-        _show(curve, spec, value, plot, given)
+        _show(curve, spec, value, plot, overrides)
     if value is None:
         sys.exit(1)
 
@@ -73,10 +77,10 @@ def _test(
     job_ids: list[str] = []
     try:
         forced = [
-            "cluster=local", f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
-            "train.early_stop.patience=null", "schedule=constant", "schedule.warmup_steps=0", "tracker=none",
-            "schedule.decay_steps=null", "schedule.every_steps=null",
-            "checkpoint.resume_from=null", "checkpoint.keep_best=null", "sweep_name=find-lr",
+            f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
+            "schedule=constant", *_at_defaults("schedule", ScheduleConfig()), "tracker=none",
+            *_at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
+            "checkpoint.keep_best=null", "checkpoint.best_mode=auto", "sweep_name=find-lr",
             f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
         ]  # fmt: skip
         own = [each for each in given if not each.startswith((*_OWN, "schedule"))]
@@ -89,6 +93,13 @@ def _test(
     finally:
         stop_queues(job_ids)  # after Ctrl-C, or when the time is over: nothing is left at work
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _at_defaults(section: str, fresh: ScheduleConfig | EarlyStopConfig) -> Iterator[str]:
+    """What the configuration chose for it would have no effect on the test, and be refused."""
+    for each in dataclasses.fields(fresh):
+        value = getattr(fresh, each.name)
+        yield f"{section}.{each.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"
 
 
 def _optim_lr(curve: Curve, spec: RunSpec) -> float | None:

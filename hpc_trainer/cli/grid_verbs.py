@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.api import known_of, plan_grid, retry, submit_grid, top_up
-from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup
+from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
+from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
@@ -77,8 +78,10 @@ def run_submit(
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
+    warn(status)
     again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
-    if names and list(names) != [status.sweep.name]:  # a sweep's name alone takes no cancel back
+    take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
+    if take_back:
         again.add(RunState.CANCELLED)
     wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
     if not wanted:
@@ -87,7 +90,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
         raise RunStateError(
             f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )
-    done = retry(status.sweep, wanted)
+    done = retry(status.sweep, wanted, take_back=take_back)
     print_json(submit_json(done)) if as_json else print_submitted(done)
 
 
@@ -134,8 +137,7 @@ def run_train(
     overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, fresh: bool, as_json: bool
 ) -> None:
     """One run, here: the local executor with one run and a place to watch it."""
-    given = [override for override in overrides if not override.startswith("cluster=")]
-    grid = freeze_grid([*given, "cluster=local"], config_dirs=config_dirs, trust=trust)
+    grid = freeze_grid(overrides_for_here(overrides, "train"), config_dirs=config_dirs, trust=trust)
     if len(grid.specs) != 1:
         raise ConfigError(f"train runs one configuration, and this is a grid of {len(grid.specs)}. Use submit.")
     spec = grid.specs[0]
@@ -165,6 +167,8 @@ def run_train(
     else:
         metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
         console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.step}/{spec.num_steps}  {metrics}")
+        if run.warning is not None:
+            print(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}")
     _exit_by_outcome(grid, status, quiet=as_json)
 
 

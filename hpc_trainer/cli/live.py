@@ -86,6 +86,8 @@ def _note(run: RunStatus) -> str:
     if run.state is RunState.RUNNING and run.eta_s is not None:
         loss = run.metrics.get("loss")
         return f"ETA {short_duration(run.eta_s)}" + (f"  loss {loss:.3f}" if loss is not None else "")
+    if run.warning is not None:
+        return run.warning
     accuracy = run.metrics.get("eval_accuracy")
     if run.state is RunState.COMPLETED and accuracy is not None:
         return f"accuracy {accuracy:.4f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -306,6 +307,13 @@ def root(
 
 def main() -> None:
     """Entry point: errors become one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
+    from hpc_trainer.cli.terminal import visible_output
+
+    with visible_output():
+        _main()
+
+
+def _main() -> None:
     try:
         app()
     except HpcTrainerError as error:
@@ -327,6 +335,9 @@ def main() -> None:
             print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         else:
             print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except Exception:  # a fault of ours; what it says may hold anything
+        traceback.print_exc()
         sys.exit(1)
 
 

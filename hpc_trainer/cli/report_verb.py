@@ -14,7 +14,8 @@ from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report import WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report_page import render_page
 from hpc_trainer.operate.status import read_status
-from hpc_trainer.runs.files import set_umask, write_atomic
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.modes import set_umask
 
 
 def run_report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ from hpc_trainer.cli.common import (
     resolve_runs_dir,
     short_duration,
     short_number,
+    warn,
 )
+from hpc_trainer.cli.terminal import unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.runs.files import set_umask
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.states import RunState
 
 _MUCH_WAIT = 0.05  # of a step
@@ -74,7 +77,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
 def _print_status(status: SweepStatus) -> None:
     out = console()
     print_table(
-        ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPT", "JOB", "NODE", "METRICS", "CAUSE"],
+        ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
         [
             [
                 run.run_id,
@@ -93,7 +96,7 @@ def _print_status(status: SweepStatus) -> None:
     )
     out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {escape(note)}")
+        out.print(f"Note: {escape(note)}", soft_wrap=True)
     out.print(f"Next: {_next_command(status)}")
 
 
@@ -119,6 +122,8 @@ def _short_job(job_id: str | None) -> str:
 
 
 def _cause(run: RunStatus) -> str:
+    if run.warning is not None:
+        return run.warning
     if run.state is RunState.COMPLETED or run.reason is None:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
@@ -141,6 +146,7 @@ def run_logs(
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
     status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
+    warn(status)
     run = runs[0] if len(runs) == 1 else _most_interesting(runs)
     files = log_files(status, run, rank)
     if as_json:
@@ -151,13 +157,17 @@ def run_logs(
     if follow:
         try:
             for line in follow_logs(status, run, rank):
-                print(line, flush=True)
+                _print_log(line)
         except KeyboardInterrupt:
             return
     elif not files:
         print(f"{run.run_id} is {run.state.value} and has printed nothing yet.")
     for line in read_logs(files, tail) if not follow else ():
-        print(line)
+        _print_log(line)
+
+
+def _print_log(line: str) -> None:
+    print(visible_log_line(line), file=unfiltered(sys.stdout), flush=True)
 
 
 def _most_interesting(runs: list[RunStatus]) -> RunStatus:
@@ -174,6 +184,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     if not names and sweep is None:
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    warn(status)
     set_umask(any(run.spec.config["paths"]["group_readable"] for run in runs))
     cancelled = cancel_runs(status, runs, save=save)
     if as_json:
@@ -188,6 +199,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
 def run_results(name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool) -> None:
     """Prints the table of results."""
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    warn(status)
     if as_json:
         rows = result_rows(status)
         print_json(sort_rows(rows, sort) if sort else rows)

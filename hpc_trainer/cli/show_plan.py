@@ -19,6 +19,8 @@ from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.runs.states import RunState
 
+_LEFT_OUT_SHOWN = 10
+
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
     """The JSON of `plan` (docs/json.md)."""
@@ -54,6 +56,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
         "excluded": plan.grid.num_excluded,
         "gpu_hours_max": plan.gpu_hours_max,
         "limits": list(plan.binding),
+        "left_out": list(plan.left_out),
         "notes": list(plan.notes),
         "problems": list(plan.problems),
     }
@@ -72,6 +75,7 @@ def submit_json(done: Submitted) -> dict[str, Any]:
         ],
         "top_up_job": outcome.top_up,
         "limits": list(plan.binding),
+        "left_out": list(plan.left_out),
         "notes": [*plan.notes, *outcome.notes],
     }
 
@@ -130,6 +134,14 @@ def _print_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     out = console()
     for line in dict.fromkeys((*plan.notes, *more)):
         out.print(f"Note: {escape(line)}", soft_wrap=True)
+    if plan.left_out:
+        shown = "; ".join(plan.left_out[:_LEFT_OUT_SHOWN])
+        others = len(plan.left_out) - _LEFT_OUT_SHOWN
+        also = f"; and {others} more (--json lists all)" if others > 0 else ""
+        out.print(
+            f"Not in the frozen code (secrets by their names, links that lead out): {escape(shown)}{also}",
+            soft_wrap=True,
+        )
     grid = plan.grid
     if grid.num_duplicates:
         out.print(f"{grid.num_duplicates} point(s) were the same run as another and merged.")

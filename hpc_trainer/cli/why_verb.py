@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup
+from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup, warn
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.operate.why import Why, explain
@@ -21,6 +21,7 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    warn(status)
     if len(runs) == 1:
         why = explain(status, runs[0])
         if as_json:

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.checks import at_least
 from hpc_trainer.config.rank_rules import num_parts, whole_batch
-from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig, SyntheticTokensConfig
+from hpc_trainer.config.schema.data import (
+    DataConfig,
+    DigitsConfig,
+    SyntheticImagesConfig,
+    SyntheticTokensConfig,
+    TextBytesConfig,
+)
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.text_file import num_train_windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +121,6 @@ def _num_train_samples(data: DataConfig) -> int:
     """Training samples, where the configuration alone says how many; else 0."""
     if isinstance(data, DigitsConfig):
         return max(0, 1797 - data.num_eval)
+    if isinstance(data, TextBytesConfig):
+        return num_train_windows(data) or 0  # of none another rule tells
     return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

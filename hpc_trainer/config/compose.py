@@ -15,15 +15,17 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpc_trainer.config.hydra_parts import HydraParts
 from hpc_trainer.config.load import to_typed
+from hpc_trainer.config.own_files import check_config_dir
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.config.unreadable import unreadable
 from hpc_trainer.config.user import read_user_config
 from hpc_trainer.errors import ConfigError, did_you_mean
 
@@ -31,8 +33,15 @@ if TYPE_CHECKING:
     from hpc_trainer.config.fast_compose import FastComposer
 
 ROOT = "train"
+_EXECUTOR = "cluster.executor"
 # What OmegaConf says of a value that an enum has not.
 _NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
+
+
+_ENDLESS = (
+    "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
+    "Look at the files of --config-dir that this command chooses."
+)
 
 
 def conf_dir() -> Path:
@@ -52,6 +61,7 @@ class Composer:
         for folder in config_dirs:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder} must be a folder; there is none.")
+            check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
         self._fast: FastComposer | None = None
@@ -84,8 +94,8 @@ class Composer:
         loader = GlobalHydra.instance().config_loader()
         try:
             parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
-        except (OverrideParseException, HydraException) as error:
-            raise ConfigError(f"{error}\nAn override reads KEY=VALUE, as optim.lr=1e-3.") from error
+        except (HydraException, ValueError) as error:  # a ValueError: a number of more digits than Python reads
+            raise ConfigError(unreadable(overrides, error)) from error
         keyless = next((each.input_line for each in parsed if not each.key_or_group), None)
         if keyless is not None:
             raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
@@ -98,7 +108,7 @@ class Composer:
     def choices(self, group: str) -> list[str]:
         """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
         loader = GlobalHydra.instance().config_loader()
-        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml")}
+        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml") if path.is_file()}
         return sorted(own | {name for name in loader.get_group_options(group) if not name.endswith("schema")})
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
@@ -110,6 +120,7 @@ class Composer:
         for override in self.parse(overrides):
             # A typed section takes no new key, yet Hydra's `+` would add it and only the dataclass would notice.
             problem = self._problem_of_key(override, overrides) if override.is_add() else None
+            problem = problem or self._problem_of_choice(override)
             if problem:
                 raise ConfigError(problem)
         try:
@@ -118,6 +129,10 @@ class Composer:
             raise self._explain(error, overrides) from error
         except (UnicodeError, YAMLError) as error:
             raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(_ENDLESS) from error
+        except ValueError as error:  # Hydra's, of a defaults list that is none
+            raise ConfigError(f"a configuration file cannot be composed: {error}.") from error
 
     def compose(self, overrides: Sequence[str]) -> TrainConfig:
         """One composed configuration as dataclasses, interpolations resolved; Hydra's own `compose`, 0.1 s."""
@@ -174,6 +189,17 @@ class Composer:
             return None
         return self._problem_in(override, base(), groups)
 
+    def _problem_of_choice(self, override: Override) -> str | None:
+        """What is wrong with the value for a group: a name, or names. Hydra would end in a TypeError or ValueError."""
+        key, value = override.key_or_group, override.value()
+        if isinstance(value, dict) or key not in self.choices_of_root():
+            return None
+        names = value if isinstance(value, list) else [value]
+        is_none = (value is None and not override.is_add()) or (override.is_delete() and value == "")
+        if is_none or (names and all(isinstance(name, str) and name.strip("?/ ") for name in names)):
+            return None
+        return f"{override.input_line}: a choice of {key} is a name. {_nearest(str(value), self.choices(key))}"
+
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group
         parent, _, name = key.rpartition(".")
@@ -205,6 +231,10 @@ def _nearest(wrong: str, known: Sequence[str]) -> str:
     return f"{did_you_mean(wrong, known)}Valid: {', '.join(known)}."
 
 
+def _named(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~").split("@")[0]
+
+
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
     """What stands before the command line: the person's own file, and `cluster=slurm` where sbatch is on PATH.
 
@@ -213,7 +243,7 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
     Raises:
         ConfigError: the file is no mapping of dotted keys to values.
     """
-    named = {override.split("=", 1)[0].lstrip("+~").split("@")[0] for override in given}
+    named = {_named(override) for override in given}
     own = read_user_config()
     if "cluster" not in named and "cluster" not in own:
         yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
@@ -221,6 +251,21 @@ def default_overrides(given: Iterable[str]) -> Iterator[str]:
         is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
         if key not in named and not is_overruled:
             yield f"{key}={override_value(value)}"
+
+
+def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
+    """`given`, for a verb that starts its ranks on this machine: all that `cluster=` fixes holds, but who starts runs.
+
+    Without a `cluster=` on the command line or in the person's own file it is `cluster=local`, also where sbatch is.
+
+    Raises:
+        ConfigError: `given` names another executor; or the person's own file cannot be read.
+    """
+    for line in given:
+        if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
+            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or give the runs to submit.")
+    is_chosen = any(_named(line) == "cluster" for line in given) or "cluster" in read_user_config()
+    return [*given, *([] if is_chosen else ["cluster=local"]), f"{_EXECUTOR}=local"]
 
 
 def override_value(value: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import did_you_mean
 
@@ -19,6 +20,9 @@ _UNFIT = {
     "LBFGS": "asks for the loss several times a step, and the loop tells it once. Use optim=adamw.",
     "SparseAdam": "takes sparse gradients alone, and the loop's are dense. Use torch.optim.Adam.",
 }
+# Operations that torch (2.13) has not for weights in parts: the first step would end in an error.
+_WHOLE_ONLY = ("Adafactor", "Rprop")
+_FUSED_WHOLE_ONLY = ("Adagrad", "SGD")
 
 
 def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iterator[str]:
@@ -30,6 +34,7 @@ def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iter
     if not optim._target_.startswith(_TORCHS):
         return
     name, where = optim._target_.rpartition(".")[2], f"optim._target_={optim._target_}"
+    yield from _part_problems(config, optim, name)
     if name in _UNFIT:
         yield f"{where} {_UNFIT[name]}"
     elif name == "Muon" and not isinstance(config.model, CustomModelConfig):
@@ -39,6 +44,25 @@ def custom_optim_problems(config: TrainConfig, optim: CustomOptimConfig) -> Iter
         )
     elif optim._target_ == _TORCHS + name:
         yield from _read_problems(optim, name)
+
+
+def _part_problems(config: TrainConfig, optim: CustomOptimConfig, name: str) -> Iterator[str]:
+    """Of one that cannot update a part of a weight."""
+    is_fsdp = config.parallel.strategy is Strategy.fsdp
+    if not is_fsdp and config.parallel.tensor_parallel == 1:
+        return
+    cut = "parallel=fsdp gives" if is_fsdp else f"parallel.tensor_parallel={config.parallel.tensor_parallel} gives"
+    where = f"optim._target_={optim._target_}"
+    if name in _WHOLE_ONLY:
+        yield (
+            f"{where} updates whole weights alone (torch 2.13), and {cut} each rank a part. Use optim=adamw, or "
+            "parallel=ddp parallel.tensor_parallel=1."
+        )
+    elif name in _FUSED_WHOLE_ONLY and optim.kwargs.get("fused"):
+        yield (
+            f"optim.kwargs.fused=true: {where} has that for whole weights alone (torch 2.13), and {cut} each rank a "
+            "part. Use optim.kwargs.fused=false."
+        )
 
 
 def _read_problems(optim: CustomOptimConfig, name: str) -> Iterator[str]:

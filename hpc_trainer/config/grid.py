@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, Override
-
 from hpc_trainer.config.compose import Composer, default_overrides, override_value
 from hpc_trainer.config.condition import Condition, read_condition
 from hpc_trainer.config.lines import parse_common
 from hpc_trainer.config.schema.train import SweepBlock, SweepConfig
+from hpc_trainer.config.sweep_values import MAX_POINTS, sweep_values
 from hpc_trainer.errors import ConfigError
-
-# 10,000 points take 2 s and 50 MiB; a slip of the pen (two axes of 1,000) is caught before it takes minutes.
-MAX_POINTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +94,7 @@ def _blocks(composer: Composer, overrides: Sequence[str]) -> Iterator[_Block]:
     given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
     defaults = list(default_overrides(overrides))
     swept = [override for override in parsed if override.is_sweep_override()]
-    axes = {override.get_key_element(): _sweep_values(composer, override) for override in swept}
+    axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
     heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]
     tails = [_axis(key, values) for key, values in axes.items() if key not in ("sweep", "experiment")]
@@ -238,18 +234,6 @@ def _test(composer: Composer, condition: Condition) -> Callable[[Mapping[str, st
         return decided[key]
 
     return holds
-
-
-def _sweep_values(composer: Composer, override: Override) -> list[str]:
-    pattern: object = override.value()  # its annotation leaves Glob out
-    if isinstance(pattern, Glob):
-        # Hydra's own glob() offers the schemas too, and not what --config-dir adds.
-        values = pattern.filter(composer.choices(override.key_or_group))
-    else:
-        values = list(override.sweep_string_iterator())
-    if not values:
-        raise ConfigError(f"{override.input_line}: an axis needs at least one value.")
-    return values
 
 
 def _config_values(composer: Composer, where: str, key: str, values: object) -> list[str]:

@@ -40,7 +40,7 @@ _NOT_SET: dict[str, Any] = {
         },
         "batch_per_rank": False,
     },
-    "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1},
+    "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1, "cycle_momentum": None},
     "parallel": {
         "zero1": False, "elastic": False,
         "tensor_parallel": 1, "pipeline_parallel": 1, "pipeline_schedule": "1f1b",

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.fit_rules import divisors
+from hpc_trainer.config.mesh_rules import VOCABULARY
 from hpc_trainer.config.pipeline_rules import num_blocks
 from hpc_trainer.config.rank_rules import num_parts
-from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
 from hpc_trainer.config.validate import find_problems
+
+_CHUNK = 8192  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     if half is not None and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
         changes = {"micro_batch_size": half, "grad_accum_steps": None}
         yield Way(f"train.micro_batch_size={half}", {"activations": 0.5}), "train", changes
+    yield from _of_loss(config)
     if train.recompute is not Recompute.full:
         # A block's input is left of its activations; how much that is depends on the model.
         yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
@@ -78,6 +83,27 @@ def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
         yield Way(words, shared), "parallel", {"strategy": Strategy.fsdp, "zero1": False}
     if train.ema_decay is not None:
         yield Way("train.ema_decay=null", {"average": 1.0}), "train", {"ema_decay": None}
+
+
+def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
+    """Logits of a part of the tokens at a time."""
+    model, data, micro = config.model, config.data, config.train.given_micro_batch_size
+    if not isinstance(model, GptConfig) or config.train.loss_chunk_size is not None or micro is None:
+        return
+    if isinstance(data, SyntheticTokensConfig):
+        num_rows = model.num_rows(data.vocab_size)
+    elif isinstance(data, TextBytesConfig):
+        num_rows = model.num_rows(VOCABULARY)
+    else:
+        return
+    if micro * data.seq_len <= _CHUNK:
+        return
+    # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which go, and
+    # some 34 for each of the width of each block.
+    logits = 16 * num_rows
+    share = 0.7 * logits / (logits + 34 * model.num_layers * model.embed_dim)
+    changes = {"loss_chunk_size": _CHUNK}
+    yield Way(f"train.loss_chunk_size={_CHUNK}", {"activations": share, "evaluation": 0.9}), "train", changes
 
 
 def _of_fsdp(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.custom_optim import custom_optim_problems
-from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
-from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, LrScaling, MuonConfig, SgdConfig
+from hpc_trainer.config.schema.model import CnnConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.optim import (
+    AdamwConfig,
+    CustomOptimConfig,
+    LrScaling,
+    MuonConfig,
+    OptimConfig,
+    SgdConfig,
+)
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -22,11 +30,6 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
         yield (
             f"optim.lr_scaling={optim.lr_scaling.value} needs the batch that optim.lr is meant for. Use "
             f"optim.lr_base_batch={config.train.global_batch_size}, or optim.lr_scaling=none."
-        )
-    if optim.lr_scaling is LrScaling.none and optim.lr_base_batch is not None:
-        yield (
-            f"optim.lr_base_batch={optim.lr_base_batch} is for optim.lr_scaling=linear or sqrt, and that is none. "
-            "Leave it out, or choose one."
         )
     if isinstance(optim, (SgdConfig, MuonConfig)):
         yield from between("optim.momentum", optim.momentum, 0, 1, high_open=True)
@@ -43,6 +46,9 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
         for index, beta in enumerate(optim.betas):
             yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
     yield from _schedule(config.schedule, config.train.num_steps)
+    is_cycled = config.schedule.name is ScheduleName.one_cycle and config.schedule.cycle_momentum is not False
+    if is_cycled and config.train.main is None:
+        yield from _cycled(optim)
 
 
 def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
@@ -55,23 +61,56 @@ def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
             f"optim=muon is for hidden matrices, and model={config.model.name} has convolutions alone. Use optim=adamw "
             "or sgd, or model=gpt."
         )
+    elif isinstance(config.model, MlpConfig) and config.model.num_layers == 0:
+        yield (
+            "optim=muon is for hidden matrices, and model.num_layers=0 of model=mlp is an output layer alone. Use "
+            "model.num_layers=1, or optim=adamw or sgd."
+        )
+    everything = next((name for name in optim.adamw_weights if name and not name.strip("*")), None)
+    if everything is not None:
+        yield (
+            f"optim.adamw_weights holds {everything!r}, which leaves no hidden matrix to optim=muon. Use names of some "
+            "weights, or optim=adamw."
+        )
+
+
+def with_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
+    """With what `null` means written out, where it is a number: a run is the same run either way."""
+    if schedule.name is not ScheduleName.one_cycle:
+        return schedule if schedule.warmup_steps is not None else dataclasses.replace(schedule, warmup_steps=0)
+    # A run that was frozen before there was this key has none, and goes on without.
+    return dataclasses.replace(schedule, cycle_momentum=schedule.cycle_momentum is not False)
+
+
+def _cycled(optim: OptimConfig) -> Iterator[str]:
+    """Of momenta that one_cycle overrules; 0 is none, and stays none."""
+    fresh = type(optim)()
+    for key in ("momentum", "betas"):
+        value = getattr(optim, key, None)
+        first, usual = (
+            each[0] if isinstance(each, list) and each else each for each in (value, getattr(fresh, key, None))
+        )
+        given = first not in (0, usual)
+        name = key
+        if isinstance(optim, CustomOptimConfig) and key in optim.kwargs:
+            name, value, given = f"kwargs.{key}", optim.kwargs[key], True
+        if given:
+            yield (
+                f"optim.{name}={value} has no effect with schedule=one_cycle, which takes it from 0.95 to 0.85 and "
+                "back. Leave it out, or use schedule.cycle_momentum=false."
+            )
 
 
 def _schedule(schedule: ScheduleConfig, num_steps: int) -> Iterator[str]:
     yield from between("schedule.min_lr_ratio", schedule.min_lr_ratio, 0, 1)
-    if not 0 <= schedule.warmup_steps < max(1, num_steps):
-        nearest = max(0, min(schedule.warmup_steps, num_steps - 1))
-        yield (
-            f"schedule.warmup_steps={schedule.warmup_steps} must be ≥ 0 and less than "
-            f"train.num_steps={num_steps}. Use {nearest}."
-        )
+    warmup = schedule.warmup_steps or 0
+    if not 0 <= warmup < max(1, num_steps):
+        nearest = max(0, min(warmup, num_steps - 1))
+        yield (f"schedule.warmup_steps={warmup} must be ≥ 0 and less than train.num_steps={num_steps}. Use {nearest}.")
         return
-    for key, of in (("decay_steps", ScheduleName.wsd), ("every_steps", ScheduleName.step)):
-        value = getattr(schedule, key)
-        yield from at_least(f"schedule.{key}", value, 1, nullable=True)
-        if value is not None and schedule.name is not of:
-            yield f"schedule.{key}={value} is for schedule={of.value}, and this is {schedule.name.value}. Leave it out."
-    left = num_steps - schedule.warmup_steps
+    for key in ("decay_steps", "every_steps"):
+        yield from at_least(f"schedule.{key}", getattr(schedule, key), 1, nullable=True)
+    left = num_steps - warmup
     if schedule.decay_steps is not None and schedule.decay_steps > left:
         most = f"{left}, the steps after the warm-up. Use {left}."
         yield f"schedule.decay_steps={schedule.decay_steps} must be 1 to {most}"

@@ -10,12 +10,13 @@ from hpc_trainer.config.rank_rules import accum_steps
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute, TrainConfig
+from hpc_trainer.config.schema.train import CompileMode, CompileScope, Recompute, TrainConfig
 
 # NVIDIA's CUDA C++ Programming Guide, "Compute Capabilities": TF32 and BF16 units came with 8.0.
 _AMPERE = 8
 # Half precision came with 5.3, in no GPU of a server before Pascal, 6.0 (the same source).
 _PASCAL = 6
+_LARGEST_SCALE = 2.0**127
 # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries); the
 # compiler chooses NHWC by itself.
 _NARROWEST = 8
@@ -67,11 +68,6 @@ def _budget(config: TrainConfig) -> Iterator[str]:
     train = config.train
     yield from between("train.recompute_budget", train.recompute_budget, 0, 1)
     if train.recompute is not Recompute.budget:
-        if train.recompute_budget != LoopConfig().recompute_budget:
-            yield (
-                f"train.recompute_budget={train.recompute_budget:g} is for train.recompute=budget, and it is "
-                f"{train.recompute.value}. Use train.recompute=budget train.compile=true."
-            )
         return
     if not train.compile:
         yield (
@@ -90,12 +86,6 @@ def _compile(config: TrainConfig) -> Iterator[str]:
     train, model = config.train, config.model
     scope, mode = train.compile_scope, train.compile_mode
     if not train.compile:
-        for key, value, usual in (("scope", scope, CompileScope.model), ("mode", mode, CompileMode.default)):
-            if value is not usual:
-                yield (
-                    f"train.compile_{key}={value.value} says how to compile, and train.compile=false. "
-                    f"Use train.compile=true, or train.compile_{key}={usual.value}."
-                )
         return
     if train.recompute.is_of_blocks and scope is CompileScope.model:
         yield (
@@ -146,6 +136,11 @@ def _precision(config: TrainConfig) -> Iterator[str]:
     dtype, hardware = config.precision.compute_dtype, config.hardware
     if dtype is Dtype.fp16 and config.precision.init_scale < 1:
         yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."
+    if dtype is Dtype.fp16 and _LARGEST_SCALE < config.precision.init_scale < float("inf"):
+        yield (
+            f"precision.init_scale={config.precision.init_scale:g} must be at most {_LARGEST_SCALE:g}: the scale is a "
+            "number in fp32. Use 65536, as is usual."
+        )
     if dtype is Dtype.tf32 and hardware.device_type == "cpu":
         yield f"precision=tf32 needs a GPU, and hardware={hardware.name} has none. Use precision=fp32."
     gpu = find_gpu_type(hardware.gpu_type)

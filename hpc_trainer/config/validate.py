@@ -15,13 +15,16 @@ from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.communication_rules import communication_problems
 from hpc_trainer.config.device_rules import device_problems
+from hpc_trainer.config.effect_rules import effect_problems
 from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.fsdp_rules import fsdp_problems
 from hpc_trainer.config.guard_rules import guard_problems
+from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
+from hpc_trainer.config.metric_rules import metric_problems
 from hpc_trainer.config.monitor_rules import monitor_problems
-from hpc_trainer.config.optim_rules import optim_problems
+from hpc_trainer.config.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
@@ -41,6 +44,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.step_rules import step_problems
+from hpc_trainer.config.text_file import window_problems
 from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
@@ -53,7 +57,7 @@ _LONGEST_LEAD_S = 2**16 - 1
 
 
 def validate(config: TrainConfig, memo: Memo | None = None) -> None:
-    """Checks every rule, then fills in the batch sizes that were left open and makes paths absolute.
+    """Checks every rule, then fills in batch sizes and warm-up that were left open, and makes paths absolute.
 
     Sections that change are replaced by copies: points of a grid share theirs. With a `memo`, points that shared a
     section share the copy too.
@@ -66,6 +70,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     if problems:
         raise ConfigError("\n".join(problems))
     config.train = memo.of(with_batch, config.train, config.hardware, config.parallel)
+    config.schedule = memo.of(with_schedule, config.schedule)
     config.data = memo.of(_with_absolute_path, config.data)
     config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
 
@@ -80,6 +85,10 @@ def _with_absolute_path(data: DataConfig) -> DataConfig:
 def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
     """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s."""
     memo = memo or Memo()
+    wrong = list(item_problems(config))
+    if wrong:  # the rules below take types for granted
+        yield from wrong
+        return
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
@@ -95,12 +104,14 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from device_problems(config)
     yield from fit_problems(config)
     yield from monitor_problems(config)
+    yield from metric_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
     yield from _snapshot(config.snapshot)
     yield from target_problems(config)
     yield from memo.of(param_problems, config.params)
     yield from origin_problems(config.checkpoint)
+    yield from effect_problems(config)
 
 
 def _general(config: TrainConfig) -> Iterator[str]:
@@ -285,6 +296,8 @@ def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
     yield from unknown
     if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
         yield f"data.path={data.path} must be a readable file; there is none."
+    else:
+        yield from window_problems(data)
 
 
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:

@@ -28,6 +28,7 @@ class Digits:
 
     input_shape = (1, 8, 8)
     num_classes = 10
+    all_targets_count = True
 
     def __init__(self, images: Tensor, targets: Tensor) -> None:
         self.images = images

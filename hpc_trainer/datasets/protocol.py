@@ -12,6 +12,7 @@ from torch import Tensor
 from hpc_trainer.errors import ConfigError
 
 Split = Literal["train", "eval"]
+SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
 @runtime_checkable
@@ -23,6 +24,8 @@ class MapDataset(Protocol):
 
     It may have a method `fingerprint()` besides: JSON that is the same where the content is the same, and cheap to
     make; no times, no paths. A run that comes back to data with another fingerprint refuses to go on.
+
+    An attribute `all_targets_count = True` says that no target of it is ever -100: then nobody need count them.
     """
 
     @property
@@ -40,9 +43,8 @@ class MapDataset(Protocol):
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Inputs [batch, *input_shape] and int64 targets, [batch] or [batch, seq_len].
 
-        A target of -100 (padding) counts nothing in a mean: of a whole evaluation, in training of a micro-batch.
-        Micro-batches and ranks weigh alike in a step, however many of their targets count; one of which none does has
-        no mean (NaN).
+        A target of -100 (padding) counts nothing: losses are means over the others, of a whole evaluation and, in
+        training, of a whole global batch, whatever it is cut into (training/target_shares.py).
 
         Raises IndexError for an index outside 0 .. len - 1.
         """

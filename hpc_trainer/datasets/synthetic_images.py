@@ -30,6 +30,8 @@ class SyntheticImages:
     It depends on the data seed, the split, i, and the sizes; never on the other images asked for with it.
     """
 
+    all_targets_count = True
+
     def __init__(self, config: SyntheticImagesConfig, split: Split) -> None:
         self.input_shape = (config.num_channels, config.image_size, config.image_size)
         self.num_classes = config.num_classes

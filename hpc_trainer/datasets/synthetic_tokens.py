@@ -22,6 +22,8 @@ LARGEST_VOCABULARY = 2**31
 class SyntheticTokens:
     """Window i is seq_len + 1 tokens; it depends on the data seed, the split, i and the sizes alone."""
 
+    all_targets_count = True
+
     def __init__(self, config: SyntheticTokensConfig, split: Split) -> None:
         self.input_shape = (config.seq_len,)
         self.num_classes = config.vocab_size

@@ -29,6 +29,7 @@ class TextBytes:
     """
 
     num_classes = 256
+    all_targets_count = True
 
     def __init__(self, path: Path, *, seq_len: int, start: int, stop: int) -> None:
         self.input_shape = (seq_len,)

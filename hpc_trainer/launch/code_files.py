@@ -8,21 +8,15 @@ import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import Path
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.secret_names import is_secret
 
 # A home folder under git, on a slow file system: better an answer than a login shell that hangs.
 _GIT_TIMEOUT_S = 30.0
-# Tokens and keys must never reach the run folder, not even tracked ones (design, section 5).
-_SECRETS = (
-    ".env", ".env.*", "*.env", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "*.gpg",
-    ".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", "kubeconfig",
-    "credentials", "credentials.*", "*credentials.json", "service_account*.json", "secrets", "secrets.*", "*.token",
-    "token", ".hf_token", ".wandb_api_key", ".ssh", ".aws", ".azure", ".gcloud", ".kube", ".docker", ".gnupg",
-)  # fmt: skip
 _NEVER = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", "*.pyo", ".venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", ".ipynb_checkpoints", "node_modules", ".DS_Store",
@@ -38,12 +32,15 @@ class Rules:
     exclude: Sequence[str] = ()
     runs_dir: str | None = None
     max_files: int = 10_000
+    secrets: list[str] = field(default_factory=list, compare=False)
+    """Takes the names that were left out because they look like secrets."""
 
     def leaves_out(self, name: str, *, is_tracked: bool = False, is_folder: bool = False) -> bool:
         """True if the file `name` (a path below the root), or all of the folder, is not frozen."""
-        if _matches(name, _SECRETS) or _is_private_key(name):
-            return True
         if _matches(name, self.exclude) or _matches(name, _NEVER):
+            return True
+        if is_secret(name):
+            self.secrets.append(name)
             return True
         # my_lab/checkpoints/store.py is code.
         is_output = not is_folder and not name.endswith(".py") and _matches(name, _OUTPUTS)
@@ -68,11 +65,6 @@ def _compile(patterns: tuple[str, ...]) -> tuple[re.Pattern[str] | None, re.Patt
         return re.compile("|".join(map(translate, chosen))) if chosen else None
 
     return joined([each for each in plain if "/" not in each]), joined([each for each in plain if "/" in each])
-
-
-def _is_private_key(name: str) -> bool:
-    last = name.rsplit("/", 1)[-1]
-    return last.startswith("id_") and last.removesuffix(".pub").isidentifier()  # id_rsa, id_ed25519; not id_map.py
 
 
 def git_top(folder: Path) -> Path | None:
@@ -107,7 +99,9 @@ def git_files(top: Path, rules: Rules) -> list[str] | None:
         wanted.update(each for each in names if _matches(each, rules.include) and not rules.leaves_out(each))
     for folder in nested:
         if not rules.leaves_out(folder, is_folder=True) and (top / folder / ".git").exists():
-            inside = git_files(top / folder, Rules(rules.include, (), rules.runs_dir, rules.max_files)) or []
+            of_folder = Rules(rules.include, (), rules.runs_dir, rules.max_files)
+            inside = git_files(top / folder, of_folder) or []
+            rules.secrets.extend(f"{folder}/{each}" for each in of_folder.secrets)
             below = (f"{folder}/{each}" for each in inside)
             wanted.update(each for each in below if not _matches(each, rules.exclude))
     return sorted(each for each in wanted if not _is_below(top / each, rules.runs_dir))
@@ -211,7 +205,7 @@ def _walk(root: Path, name: str, rules: Rules) -> Iterator[str]:
         below = f"{name}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(root, below, rules)
-        elif not entry.name.startswith(".") and not rules.leaves_out(below):
+        elif not rules.leaves_out(below) and not entry.name.startswith("."):
             yield below
 
 
@@ -232,8 +226,8 @@ def too_many(root: Path, names: Sequence[str], limit: int) -> str:
     )
 
 
-def read_file(path: Path) -> tuple[int, bytes] | None:
-    """(mode, content) of a regular file; None for a pipe, a socket, a device, or what is gone.
+def read_file(path: Path) -> tuple[os.stat_result, bytes] | None:
+    """What fstat says, and the content, of a regular file; None for a pipe, a socket, a device, or what is gone.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -252,4 +246,4 @@ def read_file(path: Path) -> tuple[int, bytes] | None:
         ) from error
     with os.fdopen(descriptor, "rb") as file:
         info = os.fstat(descriptor)
-        return (info.st_mode, file.read()) if stat.S_ISREG(info.st_mode) else None
+        return (info, file.read()) if stat.S_ISREG(info.st_mode) else None

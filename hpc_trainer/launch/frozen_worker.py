@@ -5,19 +5,51 @@ library alone: the hpc_trainer that is installed may be a checkout that somebody
 before the path is set.
 
     python ARCHIVE --unpack FOLDER     only unpacks, to look at the code
+
+Whatever else hpc_trainer starts begins here too (runtime/start.py has the command line): `start` runs a module as
+`python -m` does, but for the current folder. There anybody of a team may have put a numpy.py.
 """
 
 from __future__ import annotations
 
+# ruff: noqa: E402 -- the path is set before anything else is imported
+import os
+import sys
+
+
+def _comes_last(entry: str) -> bool:
+    """As START of runtime/start.py has it: the current folder, and folders of no environment that others may write."""
+    if not entry or not os.path.isdir(entry) or os.path.samefile(entry, "."):  # noqa: PTH112, PTH121
+        return not entry or os.path.isdir(entry)  # noqa: PTH112
+    others_may_write = os.stat(entry).st_mode & 0o022 > 0  # noqa: PTH116
+    return others_may_write and "-packages" not in entry and not entry.startswith(sys.base_prefix)
+
+
+def _leave_current_folder() -> None:
+    """Starts this process anew with -P, where Python has it (3.11), so that the current folder is not on its path.
+
+    The children of multiprocessing get the option handed on; the variable PYTHONSAFEPATH would reach every program
+    that the person's code starts.
+    """
+    if sys.version_info >= (3, 11) and not sys.flags.safe_path and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])  # noqa: S606
+
+
+if __name__ == "__main__":
+    _leave_current_folder()
+_given_path = sys.path[:]
+if __name__ == "__main__":
+    sys.path.sort(key=_comes_last)
+
 import contextlib
+import grp
 import hashlib
 import json
-import os
+import pwd
 import runpy
 import shutil
 import signal
 import stat
-import sys
 import time
 import uuid
 import zipfile
@@ -102,7 +134,7 @@ def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
     """Writes the files into `folder`, which must not exist. Not flushed to the disk: the archive has been."""
     below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
     for each in (folder, *(folder / name for name in sorted(below))):
-        each.mkdir()
+        each.mkdir(mode=0o755)  # a default ACL may give the group more than the umask lets
     for name, (mode, content) in files.items():
         path = f"{folder}/{name}"
         if mode == LINK:
@@ -184,7 +216,7 @@ def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, 
     for entry in path:
         real = os.path.realpath(entry or os.curdir)
         for root in by_depth:
-            if _is_below(real, root["source"]) and not _is_environment(real, root["source"]):
+            if is_below(real, root["source"]) and not is_environment(real, root["source"]):
                 copy = folder / root["name"] / os.path.relpath(real, root["source"])
                 found += [os.path.normpath(copy)] if copy.is_dir() else []
                 break
@@ -199,16 +231,17 @@ def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, 
     return found
 
 
-def _is_below(path: str, folder: str) -> bool:
+def is_below(path: str, folder: str) -> bool:
+    """True for `folder` itself and what lies in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _is_environment(path: str, root: str) -> bool:
+def is_environment(path: str, root: str) -> bool:
     """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
     below = Path(os.path.relpath(path, root)).parts
     prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
     return bool({"site-packages", "dist-packages"} & set(below)) or any(
-        _is_below(path, each) and _is_below(each, root) and each != root for each in prefixes
+        is_below(path, each) and is_below(each, root) and each != root for each in prefixes
     )
 
 
@@ -218,6 +251,53 @@ def _is_found_in(package: str, place: str, path: list[str]) -> bool:
         return False
     locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     return any(str(each).startswith(place + os.sep) for each in locations)
+
+
+def safe_path(path: Sequence[str]) -> list[str]:
+    """`path` (as sys.path) with folders that others may write last, and after them the current folder.
+
+    Everything else is found before: frozen code, the standard library, what is installed. Folders of an environment
+    stay where they are, also one that a team may write: it is the Python that was asked for.
+    """
+    groups: tuple[list[str], ...] = ([], [], [])
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # deleted meanwhile
+        here = Path()
+    for entry in dict.fromkeys(os.path.normpath(here / each) for each in path):
+        groups[_danger(entry)].append(entry)
+    if groups[1]:
+        sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")
+    # The person's own word for -P: not there at all.
+    return [*groups[0], *groups[1], *([] if os.environ.get("PYTHONSAFEPATH") else groups[2][:1])]
+
+
+def _danger(entry: str) -> int:
+    """Of an entry of the path: 0 where the person alone puts modules, 1 where others may, 2 in the current folder."""
+    try:
+        info = Path(entry).stat()
+        is_here = os.path.samestat(info, Path().stat())
+    except OSError:
+        return 0
+    if is_here:
+        return 2
+    prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix)
+    is_installed = {"site-packages", "dist-packages"} & set(Path(entry).parts) or any(
+        is_below(os.path.realpath(entry), os.path.realpath(each)) for each in prefixes
+    )
+    return int(not is_installed and stat.S_ISDIR(info.st_mode) and _others_may_write(info))
+
+
+def _others_may_write(info: os.stat_result) -> bool:
+    """True unless the owner alone may; a group of that account alone is the owner (config/own_files.py)."""
+    if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
+        return bool(info.st_mode & stat.S_IWOTH)
+    try:
+        account, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return True
+    is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
+    return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
 
 
 def use_frozen_code(archive: Path) -> None:
@@ -231,21 +311,37 @@ def use_frozen_code(archive: Path) -> None:
     manifest, files = read_archive(archive)
     folder = ensure_unpacked(archive, files)
     check_trusted(folder)
-    if os.path.realpath(sys.path[0]) == str(archive):  # under PYTHONSAFEPATH too: that is how an archive is run
-        safe = getattr(sys.flags, "safe_path", False)
-        sys.path[:1] = [] if safe else [str(Path.cwd())]  # as `python -m` has it
-    sys.path[:] = frozen_path(sys.path, folder, manifest["roots"])
+    # The current folder first: what was frozen of it takes its place, and comes before what is installed.
+    path = ["", *(each for each in _given_path if os.path.realpath(each) != str(archive))]
+    sys.path[:] = safe_path(frozen_path(path, folder, manifest["roots"]))
     ours = [entry for entry in sys.path if entry.startswith(f"{folder}{os.sep}")]
     given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     outside = [each for each in frozen_path(given, folder, manifest["roots"]) if each not in ours]
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in [*ours, *outside] if os.pathsep not in each)
 
 
+def start(path: Sequence[str]) -> None:
+    """Runs `python -c START MODULE ARGUMENT...` (runtime/start.py) as `python -m MODULE ARGUMENT...`.
+
+    Args:
+        path: sys.path as Python made it.
+    """
+    module = sys.argv.pop(1)
+    if module == "hpc_trainer.worker":
+        _hold_stop_signals()
+    sys.path[:] = safe_path(["", *path])
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _hold_stop_signals() -> None:
+    """Until the worker's handlers stand (runtime/stop.py): unpacking may take seconds."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
+
+
 def main() -> None:
     """Runs `python -m hpc_trainer.worker` of the frozen code, with this process's arguments."""
     archive = Path(sys.argv[0]).resolve()
-    # Stop signals wait until the worker's handlers stand (runtime/stop.py): unpacking may take seconds.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
+    _hold_stop_signals()
     try:
         if sys.argv[1:2] == ["--unpack"]:
             unpack(Path(sys.argv[2]), read_archive(archive)[1])

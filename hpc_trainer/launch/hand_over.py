@@ -13,7 +13,7 @@ from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
-from hpc_trainer.slurm.queue import job_name
+from hpc_trainer.slurm.queue import find_ended, job_name
 from hpc_trainer.slurm.sbatch import UnclearSubmitError, submit_script
 
 
@@ -68,7 +68,7 @@ def hand_over(
         write_doubt(book, intent)
         found = None
         with contextlib.suppress(SlurmError):
-            found = look_once(paths, intent)
+            found = look_once(intent) or find_ended(paths.name, intent.uuid, intent.time)
         if found is None:
             raise
         job_id = found

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_trainer.launch.submitit_bridge import start_local, worker_command
-from hpc_trainer.runs.files import set_umask
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
+from hpc_trainer.runs.modes import make_folder, set_umask
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
@@ -45,9 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     stop = StopFlag()
     stop.install()
     paths = SweepPaths(arguments.sweep_dir)
-    specs = read_specs(paths)
+    faults: Faults = []
+    specs = read_specs(paths, faults)
     set_umask(any(spec.config["paths"]["group_readable"] for spec in specs.values()))
-    wanted = [specs[run_id] for run_id in arguments.run_ids]
+    wanted = [specs[run_id] for run_id in arguments.run_ids if run_id in specs]
+    for run_id in arguments.run_ids:
+        if run_id not in specs:
+            sys.stderr.write(f"{run_id} is not run: {'; '.join(faults) or 'specs.jsonl does not hold it'}.\n")
     run_queue(paths, wanted, arguments.max_parallel, stop, archive=arguments.archive)
     return 0
 
@@ -103,10 +108,11 @@ def visible_gpus(num_wanted: int) -> list[int]:
 
 def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int], archive: Path | None) -> _Started:
     num_attempts = len(Journal(paths.run(spec.run_id)).read())
-    command = worker_command(paths.folder, ["--run", spec.run_id], archive=archive)
+    cluster = spec.config["cluster"]
+    command = worker_command(paths.folder, ["--run", spec.run_id], cluster["python"], archive)
     # The controller's process id alone may come again, in a container after every start.
     os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
-    process = start_local(paths.local_logs, command, spec.shape, gpus)
+    process = start_local(paths.local_logs, command, spec.shape, gpus, cluster["setup"])
     return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts)
 
 
@@ -139,10 +145,11 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
         message = f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}"
         with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
-            folder.folder.mkdir(exist_ok=True)
-            number = len(attempts)
+            make_folder(folder.folder)
+            job_id = f"local-{run.process.pid}"
+            number = journal.attempt_number(job_id, 0)
             journal.start(
-                number, job_id=f"local-{run.process.pid}", restart_count=0, node=socket.gethostname(), pid=os.getpid(),
+                number, job_id=job_id, restart_count=0, node=socket.gethostname(), pid=os.getpid(),
                 executor="local", world_size=run.spec.shape.world_size,
             )  # fmt: skip
             journal.end(number, state=RunState.FAILED, cause="not started", error={"message": message})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
+from hpc_trainer.runs.modes import make_folder, set_file_mode
 
 # Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
 _EXPIRY_S = 300.0
@@ -40,6 +43,7 @@ class SubmitLock:
             _remove_if_dead(self._paths)
             return False
         with os.fdopen(descriptor, "w") as file:
+            set_file_mode(descriptor)
             file.write(f'{{"holder": "{self._name}", "time": {time.time()}}}\n')
         return True
 
@@ -72,7 +76,7 @@ def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[SubmitLoc
     Raises:
         SubmitError: another process holds it; says which.
     """
-    paths.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.folder)
     lock, deadline = SubmitLock(paths), time.monotonic() + wait_s
     while not _acquired(lock, paths, may_wait=time.monotonic() < deadline):
         time.sleep(2.0)
@@ -96,13 +100,17 @@ def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
 
 
 def _remove_if_dead(paths: SweepPaths) -> None:
-    held = read_json(paths.lock) or {}
-    holder = str(held.get("holder", ""))
+    held = read_json(paths.lock, [])
     try:
-        age = time.time() - float(held.get("time", paths.lock.stat().st_mtime))
+        info, age = paths.lock.lstat(), age_on_disk(paths.lock)
     except FileNotFoundError:
         return  # released in this moment
-    alive = is_alive(holder) if holder else (None if age < _NAMELESS_S else False)
+    holder = _holder_of(held or {})
+    # A lock without a text was made by a process that was killed in it; a damaged one may have a living holder.
+    is_damaged = not holder and info.st_size > 0
+    alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
+    if not stat.S_ISREG(info.st_mode):
+        raise SubmitError(f"{paths.lock} must be a file, and is something else. Remove it, then try again.")
     if alive or (alive is None and age < _EXPIRY_S):
         raise SubmitError(
             f"another submit works on {paths.name}: {holder or 'unknown'}, for {age:.0f} s. Wait for it, or, if you "
@@ -111,7 +119,28 @@ def _remove_if_dead(paths: SweepPaths) -> None:
     _remove_if_still(paths, held)
 
 
-def _remove_if_still(paths: SweepPaths, held: dict[str, Any]) -> None:
+def _holder_of(held: Mapping[str, Any]) -> str:
+    holder = held.get("holder", "")
+    return holder if isinstance(holder, str) else ""
+
+
+def age_on_disk(path: Path) -> float:
+    """Seconds since a file was written, by the clock that stamps the files beside it.
+
+    Whoever wrote it may be on another host, whose clock is minutes apart from ours.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    probe = path.with_name(f".{path.name}.{process_name()}.now")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _remove_if_still(paths: SweepPaths, held: dict[str, Any] | None) -> None:
     """Removes the lock if it is still the dead holder's; of several that saw it dead, one at a time looks again."""
     guard = paths.lock.with_name(f"{paths.lock.name}.removing")
     with contextlib.suppress(FileNotFoundError):
@@ -123,7 +152,7 @@ def _remove_if_still(paths: SweepPaths, held: dict[str, Any]) -> None:
         raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.") from error
     try:
         # Nobody else removes it now, and while it lies there nobody can take it: what is read stays so.
-        if (read_json(paths.lock) or {}) == held:
+        if read_json(paths.lock) == held:
             paths.lock.unlink(missing_ok=True)
     finally:
         guard.unlink(missing_ok=True)

@@ -15,14 +15,16 @@ from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.memory_ways import ways
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import is_number
 from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runtime.start import start_words
 
 # The CUDA context with NCCL and cuBLAS, and what the caching allocator loses to fragments: figures of experience.
 CONTEXT_GB, FRAGMENTS = 1.5, 0.10
 _TIMEOUT_S = 300.0
 _MOST = 16  # kinds of training of one grid
 PARTS = (
-    "weights", "gradients", "optimizer", "average", "activations", "gathered", "update", "communication",
+    "weights", "gradients", "optimizer", "average", "activations", "gathered", "update", "evaluation", "communication",
 )  # fmt: skip
 _NO_MATTER = {
     "": ("seed", "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local",
@@ -102,16 +104,16 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
 def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
     """GB, of the first of these runs that has told; of many, no more than a few are asked."""
     for spec in runs[:_MOST]:
-        peak = (read_json(sweep.run(spec.run_id).memory) or {}).get("peak")
-        if isinstance(peak, (int, float)):
-            return peak / 1e9
+        peak: Any = (read_json(sweep.run(spec.run_id).memory) or {}).get("peak")
+        if is_number(peak):
+            return float(peak) / 1e9
     return None
 
 
 def _ask(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """An answer for each; of those that the process did not come to, why."""
     lines = "".join(json.dumps(config) + "\n" for config in configs)
-    command = [sys.executable, "-m", "hpc_trainer.training.memory"]
+    command = [sys.executable, *start_words("hpc_trainer.training.memory")]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"

@@ -36,6 +36,8 @@ class Known:
     """Shapes that Slurm has accepted in this sweep before."""
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
     """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
+    notes: tuple[str, ...] = ()
+    """What of the sweep's files cannot be read, and what a person has to know about runs that are left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,11 @@ class SweepPlan:
     notes: tuple[str, ...] = ()
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
+    left_out: tuple[str, ...] = ()
+    """Files that are not frozen because of their names, and links that lead to what is not frozen."""
     known: Known = field(default_factory=Known)
+    cluster: str | None = None
+    """What the cluster that was asked for its limits calls itself."""
     exit_codes: tuple[tuple[int, int], ...] = ()
     """(ours, instead): exit codes that the site's RequeueExit has taken."""
     keeps_room: bool = True
@@ -125,6 +131,7 @@ def build_plan(
         waiting=fitted.waiting,
         binding=fitted.binding,
         notes=(
+            *known.notes,
             *limits.notes,
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
@@ -133,6 +140,7 @@ def build_plan(
         ),
         exit_codes=exit_codes,
         known=known,
+        cluster=limits.cluster,
         keeps_room=fitted.keeps_room,
     )
     return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))

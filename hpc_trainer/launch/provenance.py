@@ -16,7 +16,7 @@ def code_revision(code: Snapshot | None = None) -> dict[str, Any]:
     With it what was frozen: digest, folders that it was taken from, links that were left out; None if nothing was.
     """
     revision = _git("rev-parse", "HEAD")
-    diff = _git("diff", "HEAD") if revision else None
+    diff = _git("diff", "--no-ext-diff", "--no-textconv", "HEAD") if revision else None
     return {
         "hpc_trainer": __version__,
         "git_revision": revision.strip() if revision else None,
@@ -26,8 +26,10 @@ def code_revision(code: Snapshot | None = None) -> dict[str, Any]:
 
 
 def _git(*argv: str) -> str | None:
+    # The checkout may be a team's: no program that its configuration names is run.
+    command = ["git", "-c", "core.fsmonitor=false", *argv]
     try:
-        done = subprocess.run(["git", *argv], capture_output=True, text=True, errors="replace", timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -17,7 +17,9 @@ from typing import NoReturn
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import SubmitError
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.pace import JOB_START
+from hpc_trainer.runtime.start import start_words
 
 # Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
 EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
@@ -28,8 +30,8 @@ GO_ON = "set +e"
 # One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
 ARRAY_OUTPUT, JOB_OUTPUT = "%A_%a.out", "%j.out"
 SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")
-WORKER = ("-u", "-m", "hpc_trainer.worker")
-TOP_UP = ("-u", "-m", "hpc_trainer", "top-up")
+WORKER = start_words("hpc_trainer.worker")
+TOP_UP = (*start_words("hpc_trainer"), "top-up")
 # slurm.conf: SchedulerParameters=max_script_size, 4 MiB by default. execve takes 128 KiB as one argument.
 _MAX_SCRIPT_BYTES = 4 * 2**20
 _MAX_ARGUMENT_BYTES = 2**17 - 1
@@ -86,8 +88,8 @@ class ScriptRequest:
     setup: tuple[str, ...]
     srun_args: tuple[str, ...]
     command: tuple[str, ...]
-    """The words of one rank: `PYTHON... -u -m hpc_trainer.worker --sweep-dir DIR --array UUID` (a successor job has
-    `--run RUN_ID`), or of a top-up job: `PYTHON... -u -m hpc_trainer top-up DIR`."""
+    """The words of one rank: `PYTHON... -u -c START hpc_trainer.worker --sweep-dir DIR --array UUID` (of a successor
+    job `--run RUN_ID`), or of a top-up job: `PYTHON... -u -c START hpc_trainer top-up DIR`."""
     exit_codes: tuple[tuple[int, int], ...] = ()
     """(ours, instead): exit codes that the site's RequeueExit has taken."""
 
@@ -103,7 +105,7 @@ class ScriptRequest:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """Program and arguments before `-u -m hpc_trainer.worker`, or before `-u` and the frozen code."""
+        """Program and arguments before `-u -c START hpc_trainer.worker`, or before `-u` and the frozen code."""
         return self.command[: _find_worker(self.command)[0]]
 
     @property
@@ -180,7 +182,7 @@ def parse_script(text: str) -> ScriptRequest:
         _refuse(number, lines[number - 1], f"the worker's --array must be the comment {uuid}")
     is_top_up = tuple(command[-len(TOP_UP) - 1 : -1]) == TOP_UP
     if not array and not is_top_up and "--run" not in _worker_options(command):
-        _refuse(number, lines[number - 1], f"a job that is no array must run a worker's --run, or {' '.join(TOP_UP)}")
+        _refuse(number, lines[number - 1], f"a job that is no array must run a worker's --run, or {shlex.join(TOP_UP)}")
     exit_codes = _exit_codes(lines[number:])
     if lines[number:] != _tail(folder, bool(array), exit_codes):
         _refuse(number + 1, lines[number] if number < len(lines) else "", "no line of ours after the ranks")
@@ -205,8 +207,9 @@ def _tail(folder: str, is_array: bool, exit_codes: Sequence[tuple[int, int]]) ->
     return [
         "code=$?",
         f'request={shlex.quote(f"{folder}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
-        # rm first: a request is for this incarnation alone.
-        f'if [ -e "$request" ]; then rm -f -- "$request"; scontrol requeue Incomplete "{job}"; fi',
+        # rm first: a request is for this incarnation alone. It names the run's folder: the marker is read last.
+        f'if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; '
+        f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"; fi',
         *([f"case $code in{cases} esac"] if cases else []),
         "exit $code",
     ]
@@ -373,7 +376,7 @@ def _find_worker(command: Sequence[str]) -> tuple[int, int]:
             return index, index + len(WORKER)
         if command[index - 1] == "-u" and _ARCHIVE.fullmatch(command[index]):
             return index - 1, index + 1
-    raise ValueError(f"no command of a worker: PYTHON {' '.join(WORKER)} ..., or PYTHON -u .../code/DIGEST.zip ...")
+    raise ValueError(f"no command of a worker: PYTHON {shlex.join(WORKER)} ..., or PYTHON -u .../code/DIGEST.zip ...")
 
 
 def _worker_options(command: Sequence[str]) -> dict[str, str]:

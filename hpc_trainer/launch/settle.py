@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
 from hpc_trainer.runs.submissions import SUCCESSOR, Submission, read_ledger, write_confirmation, write_dropped
-from hpc_trainer.slurm.queue import array_of, find_by_uuid, find_ended, read_queue
+from hpc_trainer.slurm.queue import array_of, cluster_name, find_by_uuid, find_ended, read_queue
 
 # What sbatch has handed over may take this long to show in squeue: slurmctld's MessageTimeout is 10 s by default.
 _ACCEPT_LAG_S = 10.0
 # An sbatch that outlived its submit gives up after its own retries: 15 times with 1 to 15 s between.
 _ORPHAN_S = 150.0
+# By this much the clocks of login nodes and nodes may differ.
+_CLOCKS_S = 600.0
 # A controller under load may work off a request long after sbatch gave up on its answer.
 _DOUBT_LAG_S = 60.0
 
@@ -25,14 +29,16 @@ def settle_intents(paths: SweepPaths) -> None:
     """Confirms the intents that a scheduler has and drops the others. Call it under the sweep's lock.
 
     A job is known by the intent's uuid (its comment and name), by the journals of its runs, or by the accounting;
-    a local queue by its argument.
+    a local queue by its argument. Those of another cluster are left to a command there: this one cannot know.
 
     Raises:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
     """
-    for intent in read_ledger(paths).unsettled:
+    unsettled = _of_this_cluster(read_ledger(paths).unsettled)
+    quiet_s = age_on_disk(paths.submissions) if unsettled else 0.0
+    for intent in unsettled:
         on_slurm = intent.executor == Executor.slurm.value
-        job_id = _find_job(paths, intent) if on_slurm else find_process(intent.uuid)
+        job_id = _find_job(paths, intent, quiet_s) if on_slurm else find_process(intent.uuid)
         if job_id is not None:
             write_confirmation(paths, intent, job_id)
         else:
@@ -50,9 +56,11 @@ def settle_successor(paths: SweepPaths, run: RunPaths) -> bool:
     Raises:
         SlurmError: Slurm does not answer.
     """
-    old = [each for each in read_ledger(run).unsettled if time.time() - each.time > _ORPHAN_S]
+    unsettled = _of_this_cluster(read_ledger(run).unsettled)
+    quiet_s = age_on_disk(run.submissions) if unsettled else 0.0
+    old = unsettled if quiet_s > _ORPHAN_S else []
     for intent in old:
-        job_id = _find_job(paths, intent)
+        job_id = _find_job(paths, intent, quiet_s)
         if job_id is not None:
             write_confirmation(run, intent, job_id)
         else:
@@ -60,29 +68,39 @@ def settle_successor(paths: SweepPaths, run: RunPaths) -> bool:
     return bool(old)
 
 
+def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
+    here = cluster_name() if any(each.cluster is not None for each in intents) else None
+    return [each for each in intents if here is None or each.cluster in (None, here)]
+
+
 def script_path(paths: SweepPaths, uuid: str) -> Path:
     """The batch script of a submission: its name tells a living sbatch from all others."""
     return paths.scripts / f"{uuid}.sh"
 
 
-def look_once(paths: SweepPaths, intent: Submission) -> str | None:
+def look_once(intent: Submission) -> str | None:
     """The job of an intent if the queue shows it now. None is no answer: it may show later.
 
     Raises:
         SlurmError: squeue does not answer.
     """
-    return find_by_uuid(read_queue().values(), paths.name, intent.uuid)
+    return find_by_uuid(read_queue().values(), intent.uuid)
 
 
-def _find_job(paths: SweepPaths, intent: Submission) -> str | None:
-    begin, lag = intent.time, _ACCEPT_LAG_S
-    if intent.doubt_time is not None:
-        begin, lag = intent.doubt_time, _DOUBT_LAG_S
+def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | None:
+    """The job of an intent, after a wait for what may still come.
+
+    Args:
+        quiet_s: how long nobody has written into its book, by the file server's clock: the intent is as old at least.
+            Its own time is of another host's clock, perhaps.
+    """
+    begin = time.time() - quiet_s
+    lag = _ACCEPT_LAG_S if intent.doubt_time is None else _DOUBT_LAG_S
     while True:
         # Asked before the queue: an sbatch that ends in between shows in the queue.
         sbatch = find_process(str(script_path(paths, intent.uuid)))
         age = time.time() - begin
-        job_id = look_once(paths, intent)
+        job_id = look_once(intent)
         if job_id is not None:
             return job_id
         if sbatch is not None and age > _ORPHAN_S:
@@ -96,10 +114,17 @@ def _find_job(paths: SweepPaths, intent: Submission) -> str | None:
 
 
 def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:
-    """The array that started one of the intent's runs after it was written: also where there is no accounting."""
+    """The array that started one of the intent's runs, and is no other submission's: also without accounting.
+
+    By time only as far as clocks of login nodes and compute nodes may differ: ids come again.
+    """
+    others = {each.job_id for each in read_ledger(paths).submissions}
     for index, run_id in enumerate(intent.run_ids):
-        for attempt in Journal(paths.run(run_id)).read():
+        run = paths.run(run_id)
+        others |= {each.job_id for each in read_ledger(run).submissions}
+        for attempt in Journal(run).read():
             is_its = "_" not in attempt.job_id if intent.kind == SUCCESSOR else attempt.job_id.endswith(f"_{index}")
-            if attempt.start_time >= intent.time and is_its:
+            is_new = attempt.start_time >= intent.time - _CLOCKS_S and array_of(attempt.job_id) not in others
+            if attempt.executor == "slurm" and is_its and is_new:
                 return array_of(attempt.job_id)
     return None

@@ -41,6 +41,7 @@ from hpc_trainer.launch.code_files import (
     read_file,
     too_many,
 )
+from hpc_trainer.launch.code_owners import check_owners, places_of
 from hpc_trainer.launch.frozen_worker import (
     LINK,
     MAIN,
@@ -52,6 +53,7 @@ from hpc_trainer.launch.frozen_worker import (
 )
 from hpc_trainer.runs.files import check_trusted, fsync_folder
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import RunSpec
 
 _FORMAT = 1
@@ -71,6 +73,8 @@ class Root:
     packages: dict[str, str] = field(default_factory=dict)
     """Top-level package -> the folder below `source` that must be on sys.path for it."""
     files: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+    """Names that would be among the files, were they not those of secrets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,9 @@ class Snapshot:
     """Name in the copy -> (mode, content); of a link its target."""
     roots: tuple[Root, ...]
     left_out: tuple[str, ...]
-    """Links that lead out of their root, or to what is not frozen."""
+    """Links that lead out of their root, or to what is not frozen; files whose names are those of secrets."""
+    notes: tuple[str, ...] = ()
+    """What the person should know of whose the code is."""
 
     def archive(self, paths: SweepPaths) -> Path:
         """The file in the sweep's folder from which workers start."""
@@ -112,6 +118,7 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
     Raises:
         ConfigError: the runs disagree about `snapshot`, a package is not among the files that would be frozen, there
             is more than `snapshot.max_mb` or `snapshot.max_files`, or a file cannot be read.
+        UntrustedFileError: somebody else's file would take the place of an installed module, or everybody may write it.
     """
     if not specs:
         return None
@@ -182,19 +189,27 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     if top is not None and str(top) not in roots:
         files = git_files(top, rules)
         if files is not None:
-            root = Root(source=str(top), how="git", files=files)
+            root = Root(source=str(top), how="git", files=files, secrets=_taken(rules))
             if _provides(root, package, real):
                 roots[root.source] = root
                 return
     # No checkout, or git ignores the package.
     root = roots.get(str(entry)) or Root(source=str(entry), how="copy")
     root.files = sorted({*root.files, *importable_files(entry, [package], rules)})
+    root.secrets = sorted({*root.secrets, *_taken(rules)})
     if not _provides(root, package, real):
         raise ConfigError(
             f"{package} is found at {location} and would not be frozen: it is excluded, or a link to another name. "
             "See snapshot.exclude, or use snapshot=off."
         )
     roots[root.source] = root
+
+
+def _taken(rules: Rules) -> list[str]:
+    """The secrets that were met since it was last asked."""
+    found = sorted(set(rules.secrets))
+    rules.secrets.clear()
+    return found
 
 
 def _provides(root: Root, package: str, location: Path) -> bool:
@@ -226,7 +241,13 @@ def _named(roots: Iterable[Root]) -> list[Root]:
 def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
     _check_size(roots, config)
     left_out: list[str] = []
-    contents = {f"{root.name}/{name}": content for root in roots for name, content in _contents(root, left_out)}
+    notes: list[str] = []
+    contents: dict[str, tuple[str, bytes]] = {}
+    for root in roots:
+        infos: dict[str, os.stat_result] = {}
+        contents |= {f"{root.name}/{name}": content for name, content in _contents(root, left_out, infos)}
+        notes += check_owners(root.source, places_of(root.source, root.packages), infos)
+        left_out += [f"{root.source}/{name}" for name in root.secrets]
     manifest = {
         "format": _FORMAT,
         "main": hashlib.sha256(_main()).hexdigest(),
@@ -239,6 +260,7 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
         contents=contents,
         roots=tuple(roots),
         left_out=tuple(left_out),
+        notes=tuple(notes),
     )
 
 
@@ -246,7 +268,10 @@ def _main() -> bytes:
     return Path(frozen_worker.__file__).read_bytes()
 
 
-def _contents(root: Root, left_out: list[str]) -> Iterator[tuple[str, tuple[str, bytes]]]:
+def _contents(
+    root: Root, left_out: list[str], infos: dict[str, os.stat_result]
+) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    """Name -> (mode, content). Adds to `left_out` what is not frozen, to `infos` what lstat says of what is."""
     folders = {name[:end] for name in root.files for end in range(len(name)) if name[end] == "/"}
     known = {*root.files, *folders}
     for name in root.files:
@@ -256,14 +281,15 @@ def _contents(root: Root, left_out: list[str]) -> Iterator[tuple[str, tuple[str,
             goal = os.path.realpath(path)
             if os.path.relpath(goal, root.source) in known and not Path(goal).is_symlink():  # no loop
                 target = os.path.relpath(goal, os.path.realpath(path.parent))
+                infos[name] = path.lstat()
                 yield name, (LINK, os.fsencode(target))
             else:
                 left_out.append(str(path))
             continue
         read = read_file(path)
         if read is not None:
-            mode, content = read
-            yield name, ("755" if mode & stat.S_IXUSR else "644", content)
+            infos[name], content = read
+            yield name, ("755" if infos[name].st_mode & stat.S_IXUSR else "644", content)
 
 
 def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:
@@ -298,7 +324,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
         SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
     """
     archive = snapshot.archive(paths)
-    paths.code.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.code)
     check_trusted(paths.code)
     if archive.exists():
         check_trusted(archive)

@@ -21,9 +21,13 @@ from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
+from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
+from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
+from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start
 
 
@@ -155,13 +159,13 @@ class _SlurmSubmission:
         self._plan, self._lock, self._skip_refused = plan, lock, skip_refused
         self._paths = plan.grid.sweep
         self._done: list[SubmittedArray] = []
-        self._refused: set[str] = set()
+        self._refused: set[str] = set()  # by Slurm, or cancelled: they wait for nothing
         self._full: dict[tuple[str | None, ...], str] = {}  # partition, account, QOS -> the words of the refusal
         self._top_up: TopUpJob | None = None
 
     def run(self) -> Outcome:
         plan = self._plan
-        self._paths.scripts.mkdir(parents=True, exist_ok=True)
+        make_folder(self._paths.scripts)
         if plan.waiting:
             # All of them, also those that are about to be submitted: a kill in between leaves them to the top-up job.
             self._wait_for_room("; ".join(plan.binding))
@@ -195,13 +199,14 @@ class _SlurmSubmission:
             self._top_up = TopUpJob(self._plan.known.top_up_job)
         else:
             self._renew()
-            self._top_up = TopUpJob.place(self._paths, left[0])
+            self._top_up = TopUpJob.place(self._paths, left[0], self._plan.cluster)
 
     def _submit_what_fits(self, array: ArrayPlan, after: Sequence[str]) -> None:
         """The whole array, or, where the cluster has less room than it said, the largest half that it takes."""
         shape = array.shape
         key = (shape.partition, shape.account, shape.qos)
-        specs, size = array.specs, 0 if key in self._full else len(array.specs)
+        specs = self._not_cancelled(array.specs)
+        size = 0 if key in self._full else len(specs)
         while size:
             part = dataclasses.replace(array, specs=specs[:size], parallelism=min(array.parallelism, size))
             try:
@@ -223,6 +228,12 @@ class _SlurmSubmission:
             else:
                 return
 
+    def _not_cancelled(self, specs: tuple[RunSpec, ...]) -> tuple[RunSpec, ...]:
+        """Without runs that were cancelled since the plan was made: Slurm may have taken a minute to say its limits."""
+        kept = tuple(spec for spec in specs if not self._paths.run(spec.run_id).marker(CANCEL).exists())
+        self._refused.update({spec.run_id for spec in specs} - {spec.run_id for spec in kept})
+        return kept
+
     def _submit(self, array: ArrayPlan, after: Sequence[str]) -> SubmittedArray:
         paths = self._paths
         run_ids = [spec.run_id for spec in array.specs]
@@ -234,6 +245,7 @@ class _SlurmSubmission:
             run_ids=run_ids,
             parallelism=array.parallelism,
             code=self._plan.code,
+            cluster=self._plan.cluster,
         )
         options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
         job_id = hand_over(paths, intent, _request_of(self._plan, array, intent.uuid), options)
@@ -247,12 +259,17 @@ class _SlurmSubmission:
 def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
     """Starts one detached queue for all arrays; it outlives this command and its terminal."""
     paths = plan.grid.sweep
-    paths.local_logs.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.local_logs)
     intents = [
         write_intent(
-            paths, executor="local", hardware=a.hardware, run_ids=[spec.run_id for spec in a.specs], code=plan.code
+            paths,
+            executor="local",
+            hardware=array.hardware,
+            run_ids=[spec.run_id for spec in array.specs],
+            code=plan.code,
+            num_attempts=[len(Journal(paths.run(spec.run_id)).read()) for spec in array.specs],
         )
-        for a in plan.arrays
+        for array in plan.arrays
     ]
     process = _start_queue(plan, intents)
     job_id = process_name(process.pid)
@@ -263,7 +280,7 @@ def _submit_local(plan: SweepPlan) -> list[SubmittedArray]:
 
 def _start_queue(plan: SweepPlan, intents: Sequence[Submission]) -> subprocess.Popen[bytes]:
     paths = plan.grid.sweep
-    argv = [sys.executable, "-m", "hpc_trainer.launch.local_queue", "--sweep-dir", str(paths.folder)]
+    argv = [sys.executable, *start_words("hpc_trainer.launch.local_queue"), "--sweep-dir", str(paths.folder)]
     for intent in intents:
         argv += ["--intent", intent.uuid]
     if plan.code is not None:

@@ -7,6 +7,7 @@ tests/unit/launch/test_submitit_bridge.py is the contract: it fails if a submiti
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.local.local import LocalExecutor
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_trainer.config.script_words import split_python
@@ -30,9 +30,10 @@ from hpc_trainer.launch.script import (
     megabytes,
 )
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runtime.start import start_words
 
 # submitit's local controller ends tasks at a time limit; runs on one's own machine have none.
-_LOCAL_TIMEOUT_MIN = 60 * 24 * 365
+_LOCAL_TIMEOUT_S = 365 * 24 * 3600
 
 
 def worker_command(
@@ -126,18 +127,33 @@ def render_script(request: ScriptRequest) -> str:
     return ScriptExecutor(request)._make_submission_file_text(shlex.join(request.command), "script")
 
 
-def start_local(folder: Path, command: Sequence[str], shape: Shape, visible_gpus: list[int]) -> subprocess.Popen[bytes]:
+def start_local(
+    folder: Path, command: Sequence[str], shape: Shape, visible_gpus: list[int], setup: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Starts one task a rank on this machine, under submitit's local controller, and returns the controller.
 
-    The controller forwards SIGTERM to its tasks and ends when they have ended.
+    The controller forwards SIGTERM to its tasks and ends when they have ended. submitit's own `start_controller`
+    does the same by `python -m`, with the current folder first on the path.
+
+    Args:
+        setup: lines of cluster.setup, run by bash before each task, which then takes bash's place.
     """
-    executor = LocalExecutor(folder=folder)
-    executor.update_parameters(
-        tasks_per_node=shape.tasks_per_node,
-        gpus_per_node=shape.gpus_per_node,
-        visible_gpus=visible_gpus,
-        timeout_min=_LOCAL_TIMEOUT_MIN,
-        stderr_to_stdout=True,
+    if setup:
+        command = ["bash", "-c", "\n".join([*setup, GO_ON, 'exec "$@"']), "bash", *command]
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = {
+        "SUBMITIT_LOCAL_NTASKS": shape.tasks_per_node,
+        "SUBMITIT_LOCAL_COMMAND": shlex.join(command),
+        "SUBMITIT_LOCAL_TIMEOUT_S": _LOCAL_TIMEOUT_S,
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": 30,
+        "SUBMITIT_LOCAL_NODEID": 0,
+        "SUBMITIT_LOCAL_JOB_NUM_NODES": 1,
+        "SUBMITIT_STDERR_TO_STDOUT": 1,
+        "SUBMITIT_EXECUTOR": "local",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, visible_gpus[: shape.gpus_per_node])),
+        "SUBMITIT_LOCAL_WITH_SHELL": "",
+    }
+    return subprocess.Popen(
+        [sys.executable, *start_words("submitit.local._local"), str(folder)],
+        env={**os.environ, **{name: str(value) for name, value in environ.items()}},
     )
-    process: subprocess.Popen[bytes] = executor._submit_command(shlex.join(command))._process
-    return process

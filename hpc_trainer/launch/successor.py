@@ -8,6 +8,9 @@ rank 0's attempt is the only writer; the sweep's file has another.
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.plan import clear_exit_codes
@@ -22,6 +25,7 @@ from hpc_trainer.runs.submissions import (
     read_submissions,
     write_intent,
 )
+from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.read_limits import read_limits
 
 
@@ -41,18 +45,30 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
     spec = read_spec(sweep, run.run_id)
     newest = newest_of_run(run, latest_of_each_run(read_submissions(sweep)).get(run.run_id))
     is_superseded = newest is None or newest[0].element_id(newest[1]) != after
-    if is_superseded or any(run.marker(name).exists() for name in (DONE, CANCEL)):
+    if is_superseded or _is_over(run):
         return None
     assert newest is not None
     code, cluster = newest[0].code, spec.config["cluster"]
-    intent = write_intent(
-        run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code
-    )
     archive = archive_of(sweep, code) if code else None
     command = worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive)
     try:
         codes = clear_exit_codes(read_limits(with_nodes=False).requeue_exit)
     except SlurmError:
         codes = ()
+    if _is_over(run):  # the last look before the act: Slurm may have taken its time
+        return None
+    intent = write_intent(
+        run, executor="slurm", hardware=spec.hardware, run_ids=[run.run_id], kind=SUCCESSOR, code=code,
+        after=newest[0].uuid,
+        cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
+    )  # fmt: skip
     request = make_request(sweep, intent.uuid, spec.shape, cluster, command, exit_codes=codes)
-    return hand_over(sweep, intent, request, [f"--dependency=afterany:{after}"], book=run)
+    job_id = hand_over(sweep, intent, request, [f"--dependency=afterany:{after}"], book=run)
+    if _is_over(run):  # cancelled while sbatch was at work: the job would start, see it and leave
+        with contextlib.suppress(SlurmError):
+            cancel_jobs([job_id])
+    return job_id
+
+
+def _is_over(run: RunPaths) -> bool:
+    return any(run.marker(name).exists() for name in (DONE, CANCEL))

@@ -34,17 +34,17 @@ class TopUpJob:
         self.job_id, self.notes = job_id, notes
 
     @classmethod
-    def place(cls, paths: SweepPaths, spec: RunSpec) -> TopUpJob:
+    def place(cls, paths: SweepPaths, spec: RunSpec, cluster: str | None) -> TopUpJob:
         """Submits the job with the partition, account and QOS of `spec`, the first run that waits.
 
         Never raises for a refusal: without the job the next command tops up, and the notes say so.
         """
         from hpc_trainer.launch.submitit_bridge import top_up_command
 
-        intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP)
-        cluster = spec.config["cluster"]
-        command = top_up_command(paths.folder, cluster["python"])
-        request = make_request(paths, intent.uuid, top_up_shape(spec), cluster, command)
+        intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP, cluster=cluster)
+        group = spec.config["cluster"]
+        command = top_up_command(paths.folder, group["python"])
+        request = make_request(paths, intent.uuid, top_up_shape(spec), group, command)
         try:
             return cls(hand_over(paths, intent, request, [f"--begin=now+{_BEGIN_S}"]))
         except UnclearSubmitError as error:

@@ -8,37 +8,69 @@ import signal
 import time
 from collections.abc import Sequence
 
-from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import is_alive
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 
 
 def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False) -> list[str]:
-    """Cancels those of `runs` that wait or work, and returns their ids. Nothing brings them back by itself.
+    """Cancels those of `runs` that are not over, and returns their ids. Nothing brings them back by itself.
 
-    The marker is written before the signal: whatever the worker sees first, it finds the marker when it decides.
+    The marker comes first, whatever the state: a run that was interrupted is one that somebody may be bringing back in
+    this moment. Whoever does reads the marker last. Over is what is complete, and what has recorded its own failure.
+    A job gets a signal only if it is surely that of the run: ids come again.
 
     Args:
         save: let those that run save a checkpoint, however long it takes. Without, Slurm kills them after KillWait (30
             s by default): most save in that time, too.
 
     Raises:
-        SlurmError: scancel failed; the markers stand, and the same command may be given again.
+        RunStateError: jobs are on another cluster. Nothing of their runs was touched; the other runs are cancelled.
+        SlurmError: squeue did not answer or scancel failed; the markers stand, and the same command may be given again.
     """
-    chosen = [run for run in runs if run.state.is_active]
+    here = [run for run in runs if run.elsewhere is None]
+    cancelled = _cancel_here(status, here, save=save)
+    if len(here) < len(runs):
+        raise RunStateError(_elsewhere([run for run in runs if run.elsewhere is not None], cancelled))
+    return cancelled
+
+
+def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
+    listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
+    clusters = " and ".join(sorted({str(run.elsewhere) for run in runs}))
+    done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
+    return (
+        f"{len(runs)} run(s) were submitted on the cluster {clusters}, which is not this one: {listed}. Nothing of "
+        f"them was touched: give the same command there.{done}"
+    )
+
+
+def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) -> list[str]:
+    for run in runs:
+        if run.state is RunState.CANCELLED:  # by scancel, perhaps: Slurm forgets that, and the marker does not
+            _mark(status, run)
+    chosen = [run for run in runs if run.state is not RunState.CANCELLED and not _is_over(run)]
     for run in chosen:
-        paths = status.sweep.run(run.run_id)
-        paths.folder.mkdir(exist_ok=True)
-        write_json(paths.marker(CANCEL), {"time": time.time()})
+        _mark(status, run)
     # A run that an earlier cancel marked may still have its job: that scancel may have failed.
-    marked = [run for run in runs if run.state is RunState.CANCELLED and not _has_left(run)]
+    marked = [run for run in runs if run.state is RunState.CANCELLED and _may_have_job(run)]
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
-    jobs = _jobs([*marked, *(run for run in chosen if not (save and run.state is RunState.RUNNING))])
+    at_once = [run for run in chosen if run.state.is_active and run not in saving]
+    jobs = _jobs([*marked, *at_once, *_brought_back(status, chosen)])
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
+    if len(runs) == len(status.runs):  # the whole sweep: also what is the sweep's and stands in none of its files
+        jobs += status.lost_jobs
+    if status.queue_error is not None and any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked)):
+        raise SlurmError(
+            f"{status.queue_error} Whether jobs with the ids of these runs are still theirs is not known, so none was "
+            "cancelled; the runs are marked, and end when they look. Give the same command again when squeue answers."
+        )
     cancel_jobs(jobs)
     cancel_jobs(_jobs(saving), signal="USR2")
     for run in chosen:
@@ -47,14 +79,37 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
     return [run.run_id for run in chosen]
 
 
-def _jobs(runs: Sequence[RunStatus]) -> list[str]:
-    """Slurm's ids of these runs' jobs; local ones have none."""
-    return [run.job_id for run in runs if run.job_id is not None and run.job_id[:1].isdecimal()]
+def _mark(status: SweepStatus, run: RunStatus) -> None:
+    paths = status.sweep.run(run.run_id)
+    make_folder(paths.folder)
+    if not paths.marker(CANCEL).exists():
+        write_json(paths.marker(CANCEL), {"time": time.time()})
 
 
-def _has_left(run: RunStatus) -> bool:
+def _is_over(run: RunStatus) -> bool:
     newest = run.attempts[-1] if run.attempts else None
-    return newest is not None and newest.has_ended and newest.state is not RunState.REQUEUED
+    if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY):
+        return newest is not None and newest.has_ended and newest.state is run.state
+    return run.state is RunState.COMPLETED or (run.state is RunState.NEW and run.submission is None)
+
+
+def _brought_back(status: SweepStatus, chosen: Sequence[RunStatus]) -> list[RunStatus]:
+    """Those that had been interrupted when they were looked at, and have a job again by now."""
+    interrupted = {run.run_id for run in chosen if not run.state.is_active}
+    if not interrupted:
+        return []
+    return [run for run in read_status(status.sweep).runs if run.run_id in interrupted and _may_have_job(run)]
+
+
+def _jobs(runs: Sequence[RunStatus]) -> list[str]:
+    """Slurm's ids of the jobs that are surely these runs'; local ones have none."""
+    return [run.own_job for run in runs if run.own_job is not None]
+
+
+def _may_have_job(run: RunStatus) -> bool:
+    newest = run.attempts[-1] if run.attempts else None
+    has_left = newest is not None and newest.has_ended and newest.state is not RunState.REQUEUED
+    return not has_left or (newest is not None and run.job_id != newest.job_id)
 
 
 def _stop_local(run: RunStatus) -> None:

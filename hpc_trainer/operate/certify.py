@@ -20,7 +20,8 @@ from hpc_trainer.operate.compare_traces import (
 )
 from hpc_trainer.operate.end_local import end_local
 from hpc_trainer.operate.status import RunStatus, read_status
-from hpc_trainer.runs.files import read_json, read_lines
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec
@@ -164,9 +165,9 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         wanted = {RunState.PREEMPTED} if expected and expected.number.name != "SIGKILL" else killed
         if expected is None or run.state not in wanted:
             number = run.attempts[-1].attempt if run.attempts else 0
-            failure = read_json(trial.sweep.run(run.run_id).failure(number)) or {}
+            failure = read_failure(trial.sweep.run(run.run_id).failure(number))
             if failure.get("exit_code") == ExitCode.CONFIG:  # what only the worker could see: a name that leads nowhere
-                raise ConfigError(str(failure["message"]))
+                raise ConfigError(str(failure.get("message", "")))
             raise RunStateError(
                 f"the {trial.sweep.name} run is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}"
             )

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import LOOSE, LOOSE_BUFFER
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.training.checkpoint.folders import committed
 
 # Speeds and times are never the same twice.
@@ -62,7 +62,7 @@ def read_trace(paths: RunPaths, world_size: int) -> Trace:
     """Reads what a finished run left. Files that it did not write are empty."""
     newest = committed(paths.checkpoints)[:1]
     metrics: dict[int, dict[str, float]] = {}
-    for record in read_lines(paths.metrics):
+    for record in read_metrics(paths.metrics):
         kept = {key: value for key, value in record.items() if key not in _NOT_COMPARED}
         metrics.setdefault(record["step"], {}).update(kept)
     return Trace(

@@ -22,7 +22,7 @@ from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive
-from hpc_trainer.runs.states import DONE, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs, requeue_by_hand, update_job
 from hpc_trainer.training.checkpoint.folders import committed
 
@@ -93,6 +93,7 @@ def run_drill(
         say: takes a line about what happens.
 
     Raises:
+        RunStateError: the job is not surely that of the run.
         SlurmError: Slurm did not do what was asked.
     """
     paths, attempt = sweep.run(run.run_id), run.attempts[-1]
@@ -128,6 +129,8 @@ def _interrupt(drill: Drill, sweep: SweepPaths, run: RunStatus, *, on_slurm: boo
     attempt = run.attempts[-1]
     if drill is Drill.cancel:
         cancel_runs(read_status(sweep), [run], save=True)
+    elif on_slurm and run.own_job != attempt.job_id:
+        raise RunStateError(f"job {attempt.job_id} is not surely that of {run.run_id} (see status). Try again.")
     elif on_slurm and drill is Drill.nodefail:
         requeue_by_hand(attempt.job_id)
     elif on_slurm:
@@ -188,12 +191,15 @@ def _come_back(
     paths = sweep.run(report.run_id)
     expected = report.saved_step if report.saved_step is not None else _newest_checkpoint(paths)
     run = _settled(sweep, report.run_id, timeout_s)
+    if report.drill is not Drill.cancel and paths.marker(CANCEL).exists():
+        report.problems.append("somebody has cancelled it meanwhile: it stays so")
+        return
     if not run.state.is_active:
         bring_back(report.run_id)
-    elif run.state is RunState.REQUEUED:
+    elif run.state is RunState.REQUEUED and run.own_job is not None:
         # Slurm holds a requeued job back for two minutes (22.05 to 24.11).
         with contextlib.suppress(SlurmError):
-            update_job(str(run.job_id), ["StartTime=now+2"])
+            update_job(run.own_job, ["StartTime=now+2"])
 
     def resumed() -> Attempt | None:
         later = [each for each in Journal(paths).read() if each.attempt > attempt.attempt]
@@ -211,8 +217,9 @@ def _come_back(
 
 
 def _settled(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
-    """The run when neither the old attempt's job nor its processes are in between."""
-    _wait(lambda: _status_of(sweep, run_id).state is not RunState.RUNNING, min(timeout_s, 60.0), _POLL_SLURM_S)
+    """The run when neither the old attempt's job nor its processes are in between, and Slurm has said how it ended."""
+    between = (RunState.RUNNING, RunState.UNKNOWN)
+    _wait(lambda: _status_of(sweep, run_id).state not in between, min(timeout_s, 90.0), _POLL_SLURM_S)
     return _status_of(sweep, run_id)
 
 

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpc_trainer.errors import RunStateError
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.operate.lost import known_specs
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.spec import read_specs
+from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.runs.submissions import read_ledger
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
-    """Every sweep under `runs_dir`, the one submitted last first."""
-    folders = [path.parent for path in runs_dir.glob("*/specs.jsonl")]
-    return [SweepPaths(folder) for folder in sorted(folders, key=_newest_change, reverse=True)]
+    """Every sweep of ours under `runs_dir`, the one submitted last first.
+
+    A team may share the folder of sweeps. A colleague's sweep would be refused when it is read, so it is none of those
+    that a command without its name may mean.
+    """
+    changes = {path: _newest_change(path) for path in _folders(runs_dir) if _is_ours(path)}
+    found = {folder: change for folder, change in changes.items() if change is not None}
+    return [SweepPaths(folder) for folder in sorted(found, key=lambda folder: found[folder], reverse=True)]
 
 
-def _newest_change(folder: Path) -> float:
-    files = (folder / "sweep.json", folder / "submissions.jsonl", folder / "specs.jsonl")
-    return max(path.stat().st_mtime for path in files if path.exists())
+def _folders(runs_dir: Path) -> list[Path]:
+    try:
+        return list(runs_dir.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_ours(folder: Path) -> bool:
+    """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
+    try:
+        owners = {path.stat().st_uid for path in (folder / name for name in SWEEP_FILES) if path.exists()}
+        return bool(owners) and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
+    except OSError:
+        return False
+
+
+def _newest_change(folder: Path) -> float | None:
+    """When the newest of a sweep's own files was written; None if they went in this moment."""
+    times = []
+    for name in SWEEP_FILES:
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return max(times, default=None)
 
 
 def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
@@ -30,12 +58,14 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     """
     if name is not None:
         as_path = Path(name)
-        if (as_path / "specs.jsonl").exists():
+        if SweepPaths(as_path).exists:
             return SweepPaths(as_path.absolute())
         return SweepPaths(runs_dir.absolute() / name)
     sweeps = list_sweeps(runs_dir)
     if not sweeps:
-        raise RunStateError(f"{runs_dir} holds no sweep. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
+        others = sum((folder / "specs.jsonl").exists() for folder in _folders(runs_dir) if os.access(folder, os.X_OK))
+        whose = f" of yours, and {others} of others" if others else ""
+        raise RunStateError(f"{runs_dir} holds no sweep{whose}. $HPC_TRAINER_RUNS or --runs-dir names another folder.")
     return SweepPaths(sweeps[0].folder.absolute())
 
 
@@ -47,7 +77,7 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
     Raises:
         RunStateError: a name fits nothing.
     """
-    if sweep is None and len(names) == 1 and (runs_dir / names[0] / "specs.jsonl").exists():
+    if sweep is None and len(names) == 1 and SweepPaths(runs_dir / names[0]).exists:
         status = read_status(find_sweep(runs_dir, names[0]))
         return status, status.runs
     if sweep is not None or not names:
@@ -55,11 +85,19 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
         return status, find_runs(status, names)
     for candidate in list_sweeps(runs_dir):
         # Specs tell names without asking the scheduler.
-        if all(any(fits(run_id, name) for run_id in read_specs(candidate)) for name in names):
+        if all(any(fits(run_id, name) for run_id in _run_ids(candidate)) for name in names):
             status = read_status(SweepPaths(candidate.folder.absolute()))
             return status, find_runs(status, names)
     status = read_status(find_sweep(runs_dir, None))
     return status, find_runs(status, names)
+
+
+def _run_ids(sweep: SweepPaths) -> Iterable[str]:
+    """Of a sweep that others may have changed none: who names it is told so."""
+    try:
+        return known_specs(sweep, read_ledger(sweep), [])
+    except UntrustedFileError:
+        return ()
 
 
 def fits(run_id: str, name: str) -> bool:

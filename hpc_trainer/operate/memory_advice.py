@@ -7,6 +7,7 @@ from typing import Any
 
 from hpc_trainer.config.memory_ways import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.reading import is_number
 
 PARTS = ("weights", "gradients", "optimizer", "average", "activations")
 _FRAGMENTED = 0.1  # of what the allocator has reserved: above, another way of reserving helps
@@ -52,4 +53,4 @@ def memory_advice(config: TrainConfig, memory: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers(memory: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in memory.items() if isinstance(value, (int, float))}
+    return {key: float(value) for key, value in memory.items() if is_number(value)}

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.operate.results import outcome_metrics
+from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.lost import told_few
+from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
-from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.reading import Faults, is_number
 
 WARMUP_STEPS = 20
 """Left out of a run's speed at the start of each attempt: caches, compilers and allocators are cold."""
@@ -49,6 +51,8 @@ class RunReport:
     speed: Mapping[str, float]
     num_windows: int
     curves: Mapping[str, Curve]
+    metrics_step: int | None = None
+    """The step that `metrics` are of, where it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +98,11 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     Args:
         warmup_steps: at the start of each attempt, left out of speeds, ≥ 0.
     """
-    runs = [_run(status, run, warmup_steps) for run in status.runs]
+    faults: Faults = []
+    axes = find_axes([run.spec for run in status.runs])
+    runs = [_run(status, run, axes[run.run_id], warmup_steps, faults) for run in status.runs]
     scaling = find_scaling(runs)
-    notes = list(status.notes)
+    notes = [*status.notes, *told_few(faults)]
     slow = [run.run_id for run in runs if not run.speed and run.step]
     if slow and len({run.ranks for run in runs}) > 1:
         listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")
@@ -108,38 +114,38 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     return Report(sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes)
 
 
-def _run(status: SweepStatus, run: RunStatus, warmup_steps: int) -> RunReport:
-    records = [each for each in read_lines(status.sweep.run(run.run_id).metrics) if _is_step(each.get("step"))]
+def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int, faults: Faults) -> RunReport:
+    damage: Faults = []
+    records = read_metrics(status.sweep.run(run.run_id).metrics, damage)
+    faults += [f"{run.run_id}: {each}" for each in damage]
     resumed = [attempt.resumed_step or 0 for attempt in run.attempts]
     speed, num_windows = steady_speed(records, resumed, warmup_steps)
+    metrics, metrics_step = newest_metrics(status, run, records)
     shape = run.spec.shape
     return RunReport(
         run_id=run.run_id,
         hardware=run.spec.hardware,
         ranks=shape.world_size,
         gpu_type=shape.gpu_type,
-        global_batch_size=int(run.spec.config["train"]["global_batch_size"]),
-        axes=run.spec.axes,
+        global_batch_size=int(run.spec.config["train"]["global_batch_size"] or 0),
+        axes=axes,
         state=run.state.value,
-        cause=run.reason,
+        cause=run.warning or run.reason,
         step=run.step,
         num_steps=run.spec.num_steps,
         attempts=len(run.attempts),
         gpu_hours=round(gpu_hours(run), 4),
-        metrics=outcome_metrics(run),
-        speed=speed,
+        metrics=metrics,
+        metrics_step=metrics_step,
+        speed={} if run.spec.is_lost else speed,  # of how many ranks, nobody knows
         num_windows=num_windows,
         curves=_curves(records),
     )
 
 
-def _is_step(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _number(value: object) -> float | None:
     """A finite number; metrics.jsonl may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or not is_number(value) or not math.isfinite(value):
         return None
     return float(value)
 

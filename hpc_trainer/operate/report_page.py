@@ -7,16 +7,20 @@ page forbids itself scripts and every request (Content-Security-Policy).
 from __future__ import annotations
 
 import html
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpc_trainer.operate.report import Report, RunReport, Scaling
-from hpc_trainer.operate.report_svg import Line, colours_of, legend, line_chart, number, percent
+from hpc_trainer.operate.report_svg import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
 
 # More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
+_MOST_OF_CAUSE = 1_000
 _FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
+# What tells the best runs, as in `results`.
+_BEST_BY = ("eval_accuracy", "eval_loss", "loss")
 _BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
 _STYLE = """
@@ -32,12 +36,14 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,s
 h1{font-size:26px;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
 h2{font-size:19px;margin:36px 0 8px}h3{font-size:15px;margin:0 0 6px;overflow-wrap:anywhere}
 p{margin:4px 0 12px}.soft{color:var(--soft)}.note{border-left:3px solid var(--wait);padding:2px 0 2px 12px}
-.wide{overflow-x:auto;border:1px solid var(--line);border-radius:8px}
+.wide{overflow-x:auto;border:1px solid var(--line);border-radius:8px;position:relative;left:50%;
+transform:translateX(-50%);width:max-content;min-width:100%;max-width:calc(100vw - 56px);font-size:14px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:6px 12px;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
+th,td{padding:6px 8px;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
+th{white-space:normal;vertical-align:bottom}
 tr:first-child>th{border-top:0}th{color:var(--soft);font-weight:600;font-size:13px;background:var(--card)}
-td.num,th.num{text-align:right}td.cause{white-space:normal;min-width:26em;overflow-wrap:anywhere}
-td.id{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:13px}
+td.num,th.num{text-align:right}td.cause{white-space:normal;overflow-wrap:anywhere;border-top:0;padding-top:0}
+td.id{white-space:normal;min-width:15em;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:13px}
 .good{color:var(--good)}.bad{color:var(--bad)}.wait{color:var(--wait)}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,420px),1fr));gap:18px}
 figure{margin:0;padding:14px;border:1px solid var(--line);border-radius:8px;background:var(--card)}
@@ -47,13 +53,14 @@ svg text.value{fill:var(--ink);font-weight:600}
 .grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
 polyline,svg.key line{fill:none;stroke-width:2;stroke-linejoin:round}
 polyline.rest,svg.key .rest{stroke:var(--rest);stroke-width:1}circle.rest{fill:var(--rest)}
+polyline.ink,svg.key .ink{stroke:var(--ink)}circle.ink{fill:var(--ink)}
 polyline.ideal,svg.key .ideal{stroke:var(--soft);stroke-width:1.5;stroke-dasharray:6 5}
 .legend{list-style:none;margin:8px 0 0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:13px}
 .legend li{display:flex;align-items:center;gap:6px;overflow-wrap:anywhere}
 svg.key{flex:none;width:22px;height:10px}
 """ + "".join(
     f"polyline.c{index},svg.key .c{index}{{stroke:var(--c{index})}}circle.c{index}{{fill:var(--c{index})}}"
-    for index in range(8)
+    for index in range(NUM_COLOURS)
 )
 
 
@@ -91,13 +98,16 @@ def _scaling(scaling: Scaling) -> str:
     speedup = [
         Line(name="ideal", points=[(each, each / base) for each in ranks], colour=None, is_ideal=True),
         Line(
-            name="speed-up", points=[(point.ranks, point.speedup) for point in scaling.points], colour=0, has_dots=True
+            name="speed-up",
+            points=[(point.ranks, point.speedup) for point in scaling.points],
+            colour=INK,
+            has_dots=True,
         ),
     ]
     efficiency = [
         Line(name="ideal", points=[(each, 1.0) for each in ranks], colour=None, is_ideal=True),
         Line(
-            name="efficiency", points=[(point.ranks, point.efficiency) for point in scaling.points], colour=0,
+            name="efficiency", points=[(point.ranks, point.efficiency) for point in scaling.points], colour=INK,
             has_dots=True,
         ),
     ]  # fmt: skip
@@ -164,20 +174,34 @@ def _charts(runs: Sequence[RunReport]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.curves))
     ordered = [name for name in _FIRST_CHARTS if name in names]
     ordered += [name for name in names if name not in ordered]
-    charts = [_curves(name, [run for run in runs if run.curves.get(name)]) for name in ordered[:_MAX_CHARTS]]
+    colours = colours_of([run.run_id for run in _best_first(runs)])
+    charts = [_curves(name, [run for run in runs if run.curves.get(name)], colours) for name in ordered[:_MAX_CHARTS]]
     left = ordered[_MAX_CHARTS:]
     more = f'<p class="soft">Not drawn: {html.escape(", ".join(left))}.</p>' if left else ""
     return f'<h2>Curves</h2><div class="charts">{"".join(charts)}</div>{more}\n' if charts else ""
 
 
-def _curves(name: str, runs: Sequence[RunReport]) -> str:
-    """The best runs in colour, the best first in the legend; the others grey."""
+def _best_first(runs: Sequence[RunReport]) -> list[RunReport]:
+    """By the last value of the metric that tells most: a run has one colour in all charts."""
+    name = next((each for each in _BEST_BY if any(run.curves.get(each) for run in runs)), None)
+    if name is None:
+        return list(runs)
+    return [*_by_last_value(name, runs), *(run for run in runs if not run.curves.get(name))]
+
+
+def _by_last_value(name: str, runs: Sequence[RunReport]) -> list[RunReport]:
+    """The best first; those without a value are left out."""
     sign = 1 if name.endswith("loss") else -1
-    best = sorted(runs, key=lambda run: sign * run.curves[name][-1][1])
-    colours = colours_of([run.run_id for run in best])
-    drawn = best[:_MAX_LINES]
+    return sorted((run for run in runs if run.curves.get(name)), key=lambda run: sign * run.curves[name][-1][1])
+
+
+def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) -> str:
+    """Runs with a colour, the best first in the legend; the others grey."""
+    best = _by_last_value(name, runs)
+    # What has a colour is drawn, wherever it stands in this chart.
+    drawn = sorted(best, key=lambda run: run.run_id not in colours)[:_MAX_LINES]
     lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
-    title = name if len(runs) <= _MAX_LINES else f"{name}: the best {_MAX_LINES} of {len(runs)} runs"
+    title = name if len(runs) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(runs)} runs"
     more = sum(line.colour is None for line in lines)
     return _figure(title, line_chart(name, lines, x_label="step", y_label=name), legend(lines, more))
 
@@ -197,10 +221,10 @@ def _runs_table(runs: Sequence[RunReport]) -> str:
     columns = [
         ("Run", ""), ("Hardware", ""), *((axis, "num") for axis in axes), ("State", ""), ("Step", "num"),
         *((name, "num") for name in metrics), *((key.replace("_per_s", "/s"), "num") for key in speeds),
-        *([("MFU", "num")] if has_mfu else []), ("GPU-hours", "num"), ("Attempts", "num"), ("Cause", ""),
+        *([("MFU", "num")] if has_mfu else []), ("GPU-hours", "num"), ("Attempts", "num"),
     ]  # fmt: skip
-    head = "".join(f'<th class="{kind}">{html.escape(name)}</th>' for name, kind in columns)
-    body = "".join(_row(run, axes, metrics, speeds, has_mfu) for run in runs)
+    head = "".join(f'<th class="{kind}">{_breakable(name)}</th>' for name, kind in columns)
+    body = "".join(_row(run, axes, metrics, speeds, has_mfu) + _cause(run, len(columns)) for run in runs)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
@@ -211,9 +235,24 @@ def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Se
     cells += [("num", number(run.speed[key]) if key in run.speed else "-") for key in speeds]
     if has_mfu:
         cells.append(("num", percent(run.speed["mfu"]) if "mfu" in run.speed else "-"))
-    cause = "-" if run.state == "COMPLETED" or run.cause is None else run.cause[:300]
-    cells += [("num", f"{run.gpu_hours:.4g}"), ("num", str(run.attempts)), ("cause", cause)]
-    return "<tr>" + "".join(f'<td class="{kind}">{html.escape(str(text))}</td>' for kind, text in cells) + "</tr>"
+    cells += [("num", f"{run.gpu_hours:.4g}"), ("num", str(run.attempts))]
+    first, *others = (f'<td class="{kind}">{html.escape(str(text))}</td>' for kind, text in cells)
+    return f"<tr>{first.replace('-', '-<wbr>')}{''.join(others)}</tr>"
+
+
+def _cause(run: RunReport, num_columns: int) -> str:
+    """A line of its own below the run: a sentence in a column would push the others off the screen."""
+    words = [] if run.cause is None or run.cause in ("done", "early_stop") else [run.cause[:_MOST_OF_CAUSE]]
+    if run.metrics and run.metrics_step not in (None, run.step):
+        words.append(f"metrics of step {run.metrics_step}")
+    if not words:
+        return ""
+    return f'<tr><td class="cause soft" colspan="{num_columns}">{html.escape(" · ".join(words))}</td></tr>'
+
+
+def _breakable(name: str) -> str:
+    """A heading that may go on in another line behind a dot or an underscore."""
+    return re.sub(r"([._])", r"\1<wbr>", html.escape(name))
 
 
 def _tone(state: str) -> str:

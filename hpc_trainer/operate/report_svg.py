@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 Point = tuple[float, float]
 NUM_COLOURS = 8
-"""Classes c0 to c7 of the style sheet; lines past them are grey."""
+"""Classes c0 to c7 of the style sheet, a run each; lines past them are grey."""
+INK = "ink"
+"""The colour of text, for a line that is no run's."""
 _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line, with the colour c<colour>, or grey; `is_ideal`: dashed, and no dots."""
+    """One line, with the colour c<colour>, that of text, or grey; `is_ideal`: dashed, and no dots."""
 
     name: str
     points: Sequence[Point]
-    colour: int | None
+    colour: int | str | None
     is_ideal: bool = False
     has_dots: bool = False
 
@@ -129,7 +131,7 @@ def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Cal
 
 def _line(line: Line, across: Scale, upward: Scale, y_words: Callable[[float], str]) -> str:
     places = [(across.place(x), upward.place(y)) for x, y in line.points]
-    kind = "ideal" if line.is_ideal else "rest" if line.colour is None else f"c{line.colour}"
+    kind = _kind(line)
     name = html.escape(line.name)
     drawn = ""
     if len(places) > 1:
@@ -146,10 +148,17 @@ def _line(line: Line, across: Scale, upward: Scale, y_words: Callable[[float], s
     return drawn
 
 
+def _kind(line: Line) -> str:
+    """The class of the style sheet."""
+    if line.is_ideal or line.colour is None:
+        return "ideal" if line.is_ideal else "rest"
+    return line.colour if isinstance(line.colour, str) else f"c{line.colour}"
+
+
 def legend(lines: Sequence[Line], more: int = 0) -> str:
     """The names of coloured lines; `more`: so many grey ones have none."""
     items = [
-        f'<li><svg class="key" viewBox="0 0 22 10"><line class="{"ideal" if each.is_ideal else f"c{each.colour}"}" '
+        f'<li><svg class="key" viewBox="0 0 22 10"><line class="{_kind(each)}" '
         f'x1="1" x2="21" y1="5" y2="5"/></svg>{html.escape(each.name)}</li>'
         for each in lines
         if each.colour is not None or each.is_ideal

@@ -3,30 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
-from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.states import RunState
 
 # Metrics of one moment of training; a table of results wants the outcome.
 _PASSING = ("lr", "grad_norm", "loss", *SPEED)
 
 
 def result_rows(status: SweepStatus) -> list[dict[str, Any]]:
-    """A flat dict for each run: run_id, the axes' values, metrics, state, gpu_hours, attempts."""
-    return [
-        {
-            "run_id": run.run_id,
-            **run.spec.axes,
-            **outcome_metrics(run),
-            "state": run.state.value,
-            "gpu_hours": round(gpu_hours(run), 4),
-            "attempts": len(run.attempts),
-        }
-        for run in status.runs
-    ]
+    """A flat dict for each run: run_id, what runs differ in, metrics, state, step, cost.
+
+    `metrics_step`, where a run has not ended well: the step that its metrics are of.
+    """
+    axes = find_axes([run.spec for run in status.runs])
+    return [_row(status, run, axes[run.run_id]) for run in status.runs]
+
+
+def _row(status: SweepStatus, run: RunStatus, axes: Mapping[str, str]) -> dict[str, Any]:
+    metrics, step = newest_metrics(status, run)
+    return {
+        "run_id": run.run_id,
+        **axes,
+        **metrics,
+        **({} if step in (None, run.step) else {"metrics_step": step}),
+        "state": run.state.value,
+        "step": run.step,
+        "gpu_hours": round(gpu_hours(run), 4),
+        "attempts": len(run.attempts),
+    }
+
+
+def newest_metrics(
+    status: SweepStatus, run: RunStatus, records: Iterable[Mapping[str, Any]] | None = None
+) -> tuple[dict[str, Any], int | None]:
+    """The metrics that tell an outcome, and the step that they are of; None: nobody knows.
+
+    Of a run that has stopped they are the newest of its metrics.jsonl up to its step: its heartbeat may be older.
+
+    Args:
+        records: the lines of its metrics.jsonl, where the caller has read them.
+    """
+    if run.state is RunState.COMPLETED or not run.attempts:
+        return outcome_metrics(run), run.step if run.state is RunState.COMPLETED else None
+    found: dict[str, Any] = {}
+    newest = None
+    for record in read_metrics(status.sweep.run(run.run_id).metrics) if records is None else records:
+        step = record["step"]
+        if step > run.step:
+            continue
+        values = {key: value for key, value in record.items() if key not in (*_PASSING, "step", "time")}
+        if values:
+            found |= values
+            newest = step
+    return (found, newest) if found else (outcome_metrics(run), None)
 
 
 def outcome_metrics(run: RunStatus) -> dict[str, Any]:

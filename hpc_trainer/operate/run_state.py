@@ -5,90 +5,94 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from hpc_trainer.runs.files import read_json
-from hpc_trainer.runs.journal import Attempt, Journal
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.operate.run_folder import RunFolder, journal_settles
+from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.local_process import is_alive
-from hpc_trainer.runs.states import CANCEL, DONE, HOLD, RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, Submission, newest_of_run
-from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.runs.submissions import SUCCESSOR
+from hpc_trainer.runtime.decide import UNEXPLAINED
+from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, is_of
+
+End = tuple[RunState, str | None, str | None]
+"""State, cause and node of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """What the queue and the accounting said, asked once for all runs. None: no answer."""
+    """What the queue and the accounting said, asked once for all runs. None: no answer.
+
+    Ids come again, so a job or a row counts as a run's only if its comment or name says so too.
+    """
 
     queue: Mapping[str, QueueEntry] | None
     accounting: Mapping[str, AccountingEntry] | None
-    accounted: frozenset[str] = field(init=False)
-    """Jobs and arrays of which the accounting has any row."""
+    remembered: Mapping[tuple[str, str], End] = field(default_factory=dict)
+    """(uuid, job id) -> what the accounting said of the job before: it may have forgotten it."""
+    asked_time: float = field(default_factory=time.time)
+    """Seconds since the epoch before the first question: what is younger may not show in the answers."""
+    cluster: str | None = None
+    """What the cluster that answered calls itself; None if nobody had to know, or it did not say."""
+    _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
+    _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "accounted", frozenset(map(array_of, self.accounting or ())))
+        for row in (self.accounting or {}).values():
+            self._arrays.setdefault(array_of(row.job_id), []).append(row)
 
+    def job_of(self, folder: RunFolder) -> QueueEntry | None:
+        """The run's job in the queue."""
+        entry = self._with_its_id(folder)
+        return entry if entry is not None and _is_its(entry, folder) else None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFolder:
-    """What one run's own files say."""
+    def has_foreign_job(self, folder: RunFolder) -> bool:
+        """True if the id of the run's job is that of another job in the queue."""
+        return self._with_its_id(folder) is not None and self.job_of(folder) is None
 
-    paths: RunPaths
-    submission: Submission | None
-    """The newest: an array of the sweep's, or a successor job that an attempt submitted."""
-    element: int
-    """The run's index in it."""
-    job_id: str | None
-    attempts: list[Attempt]
-    heartbeat: Mapping[str, Any]
-    result: Mapping[str, Any]
-    markers: frozenset[str]
-    waits: str | None
-    """Why the run waits in the sweep's own queue; None if it does not."""
+    def _with_its_id(self, folder: RunFolder) -> QueueEntry | None:
+        return (self.queue or {}).get(folder.job_id or "")
 
-    @property
-    def current(self) -> Attempt | None:
-        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
-        newest = self.attempts[-1] if self.attempts else None
-        if newest is None or self.submission is None:
-            return newest
-        if self.submission.executor == "slurm":
-            return newest if newest.job_id == self.job_id else None
-        if newest.start_time < self.submission.time:
+    def row_of(self, folder: RunFolder) -> AccountingEntry | None:
+        """What the accounting says of the run's job."""
+        row = (self.accounting or {}).get(folder.job_id or "")
+        return row if row is not None and _is_its(row, folder) else None
+
+    def rows_of_array(self, folder: RunFolder) -> list[AccountingEntry]:
+        """Everything that the accounting says of the run's array."""
+        key = (array_of(folder.job_id or ""), folder.uuid)
+        if key not in self._own:
+            self._own[key] = [row for row in self._arrays.get(key[0], []) if _is_its(row, folder)]
+        return self._own[key]
+
+    def knows(self, folder: RunFolder) -> bool:
+        """True if the queue or the accounting has the run's job, or others of its array."""
+        return self.job_of(folder) is not None or bool(self.rows_of_array(folder))
+
+    def elsewhere(self, folder: RunFolder) -> str | None:
+        """The cluster that the run's job was given to, if that is not this one."""
+        there = folder.submission.cluster if folder.submission else None
+        return there if None not in (there, self.cluster) and there != self.cluster and not self.knows(folder) else None
+
+    def is_young(self, folder: RunFolder) -> bool:
+        """True if the run's job may be too young to show."""
+        return folder.submission is not None and self.asked_time - folder.submission.time < _LAG_S
+
+    def own_job(self, folder: RunFolder) -> str | None:
+        """The id of the run's job, if it is surely its own: only such a job may get a signal."""
+        if self.queue is None or folder.waits is not None or not folder.is_on_slurm:
             return None
-        return newest
-
-    @property
-    def needs_scheduler(self) -> bool:
-        """True if only Slurm knows whether this run lives."""
-        on_slurm = self.submission is not None and self.submission.executor == "slurm"
-        return on_slurm and DONE not in self.markers and self.waits is None
+        if self.job_of(folder) is not None:
+            return folder.job_id
+        # sbatch has named it moments ago: nobody else can have it.
+        is_new = self.is_young(folder) and not self.has_foreign_job(folder) and self.elsewhere(folder) is None
+        return folder.job_id if is_new else None
 
 
-def read_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
-    submission, index = newest_of_run(paths, latest) or (None, 0)
-    markers = frozenset(name for name in (DONE, CANCEL, HOLD) if paths.marker(name).exists())
-    return RunFolder(
-        paths=paths,
-        submission=submission,
-        element=index,
-        job_id=submission.element_id(index) if submission else None,
-        attempts=Journal(paths).read(),
-        heartbeat=_numbers_only(read_json(paths.heartbeat) or {}),
-        result=(read_json(paths.result) or {}) if DONE in markers else {},
-        markers=markers,
-        waits=waits,
-    )
-
-
-def _numbers_only(beat: Mapping[str, Any]) -> dict[str, Any]:
-    """A heartbeat without what no worker writes: a damaged file must not hide the other runs."""
-    numbers = {key: value for key, value in beat.items() if isinstance(value, (int, float))}
-    return {**numbers, "metrics": beat["metrics"]} if isinstance(beat.get("metrics"), dict) else numbers
-
-
-def journal_settles(attempt: Attempt | None) -> bool:
-    return attempt is not None and attempt.has_ended and attempt.state is not RunState.REQUEUED
+def _is_its(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
+    """True if a job with the run's id is the run's job."""
+    if folder.submission is not None and not folder.uuid:  # the line is lost that had it: by the sweep in its name
+        return entry.name.startswith(f"{folder.paths.folder.parent.name}-")
+    return is_of(entry, folder.uuid)
 
 
 def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
@@ -99,15 +103,24 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
         if CANCEL in folder.markers:
             return RunState.CANCELLED, "cancelled", None
         return RunState.PENDING, folder.waits, None
-    if folder.submission is not None and folder.submission.executor == "slurm":
+    if folder.is_on_slurm:
         state, cause, node = _decide_slurm(folder, view)
     else:
         (state, cause), node = _decide_local(folder), None
+    if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
+        state, cause = RunState.UNKNOWN, folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
         return RunState.PREEMPTED, "DONE is missing", node
     return state, cause, node
+
+
+def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
+    """True if Slurm has the run's job, or its own process lives: a queue that lives may be done with this run."""
+    if folder.is_on_slurm:
+        return view.job_of(folder) is not None
+    return folder.current is not None and bool(is_alive(folder.current.process))
 
 
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
@@ -155,18 +168,23 @@ _LAG_S = 30.0
 # slurmctld keeps what it cannot tell slurmdbd at once, and tells it later. After this a row that does not end is one
 # that sacctmgr calls a runaway job.
 _ACCOUNTING_LAG_S = 600.0
+# Heartbeats come every few seconds, and a network filesystem may show them a minute late.
+_ALIVE_S = 60.0
 # sacct's words for a job that it believes to be alive.
 _NOT_ENDED = {*_AT_WORK, "PENDING", "REQUEUED"}
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+    there = view.elsewhere(folder)
+    elsewhere = f"it was submitted on the cluster {there}, and this is {view.cluster}: ask there"
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
-        return RunState.UNKNOWN, "its submission was interrupted; the next submit finds out what became of it", None
-    current, job_id = folder.current, folder.job_id
+        lost = "its submission was interrupted; the next submit finds out what became of it"
+        return RunState.UNKNOWN, elsewhere if there else lost, None
+    current = folder.current
     is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
     cause = current.cause if current else None
-    entry = view.queue.get(job_id) if view.queue is not None and job_id is not None else None
+    entry = view.job_of(folder)
     if entry is not None:
         return (
             _state_in_queue(entry, current, is_successor=is_successor),
@@ -178,21 +196,52 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
         return current.state or RunState.UNKNOWN, cause, None
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
-    account = view.accounting.get(job_id or "")
+    account = view.row_of(folder)
+    if account is None and folder.job_key in view.remembered:
+        return view.remembered[folder.job_key]
+    if current is not None and current.cause == UNEXPLAINED and current.state is not None:
+        # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
+        is_cancelled = account is not None and account.state == "CANCELLED"
+        return (RunState.CANCELLED, "cancelled", None) if is_cancelled else (current.state, cause, None)
     if account is not None and (ended := _ended_by_accounting(account, current)):
-        return ended, cause or f"Slurm: {account.state} ({account.exit_code})", account.node
-    assert folder.submission is not None
-    if time.time() - folder.submission.time < _LAG_S:
+        told = None if ended_before_it_began(folder, ended) else cause
+        return ended, told or f"Slurm: {account.state} ({account.exit_code})", account.node
+    if there:
+        return RunState.UNKNOWN, elsewhere, None
+    if view.is_young(folder):
         return RunState.PENDING, None, None
-    if account is not None and account.state in _NOT_ENDED and time.time() - _last_sign(folder) < _ACCOUNTING_LAG_S:
+    return _decide_absent(folder, view)
+
+
+def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
+    """The state of a run whose job is not in the queue, and of whose end nobody knows."""
+    quiet_s = view.asked_time - _last_sign(folder)
+    account = view.row_of(folder) or _row_before_it_began(folder, view)
+    if account is not None and account.state in _NOT_ENDED and (
+        quiet_s < _ACCOUNTING_LAG_S or account.state == "PENDING"
+    ):  # fmt: skip
         return RunState.UNKNOWN, f"it has left the queue, and sacct still says {account.state}: ask again", account.node
-    if account is None and current is None and array_of(job_id) in view.accounted:
+    if folder.current is None and view.rows_of_array(folder) and view.row_of(folder) is None:
         # An element has a row of its own once it begins. Cancelled before, it has none, or the array has one for it:
         # `7` or `7_[0-4%2]` (22.05).
         return RunState.CANCELLED, "cancelled before it began", None
+    if quiet_s < _ALIVE_S:
+        said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
+        return RunState.UNKNOWN, said, None
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
-    return RunState.FAILED, "gone from the queue without a word, and sacct does not know the job", None
+    cause = "gone from the queue without a word, and sacct does not know the job"
+    if view.has_foreign_job(folder):
+        cause += f" (the id belongs to another job now: {folder.job_id})"
+    return RunState.FAILED, cause, None
+
+
+def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEntry | None:
+    """The row that the accounting has for elements of its array that wait, if the run may be among them."""
+    if folder.current is not None:
+        return None
+    rows = (row for row in view.rows_of_array(folder) if row.may_cover(folder.element) and row.state in _NOT_ENDED)
+    return next(rows, None)
 
 
 def _last_sign(folder: RunFolder) -> float:
@@ -205,15 +254,34 @@ def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> R
     if account.state == "COMPLETED":
         # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
         return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
-    if account.state == "FAILED" and current is not None and current.state is RunState.REQUEUED:
-        return RunState.PREEMPTED  # saved, and then nobody could requeue it: the next submit brings it back
-    if account.state == "FAILED" and current is None and account.exit_code in _STOP_EXIT_CODES:
-        return RunState.PREEMPTED  # stopped before Python had its handlers: nothing ran, nothing failed
+    if account.state == "FAILED" and _was_interrupted(account.exit_code, current):
+        return RunState.PREEMPTED
     return _ENDED.get(account.state)
 
 
+def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
+    """True if what Slurm calls FAILED says nothing against the run: the next submit brings it back."""
+    if exit_code in _SHELL_KILLED:
+        return True
+    if current is None:
+        return exit_code in _STOP_EXIT_CODES  # stopped before Python had its handlers: nothing ran, nothing failed
+    # Saved, and then nobody could requeue it. Another code is of a later start, that ended before its worker began.
+    return current.state is RunState.REQUEUED and exit_code in (_LEFT_EXIT_CODES | _STOP_EXIT_CODES)
+
+
+# A signal of the batch shell itself, by `scancel --batch`, `--full`, an epilog or a killer: it is not the run's doing.
+_SHELL_KILLED = {"0:9", "0:12", "0:15"}
 # SIGTERM and SIGUSR2 as Slurm shows them: the batch shell's signal, a shell's code, or srun's own way (seen: 15:0).
 _STOP_EXIT_CODES = {"0:15", "143:0", "15:0", "0:12", "140:0", "12:0"}
+# What a worker leaves with that has saved, also under the codes that replace ours (launch/plan.py), and what srun says
+# when it ended the other ranks.
+_LEFT_EXIT_CODES = {f"{code}:0" for code in (74, 75, *range(79, 126), 137, 9)}
+
+
+def ended_before_it_began(folder: RunFolder, state: RunState) -> bool:
+    """True if a job failed whose worker wrote nothing: its set-up lines, the environment, or the frozen code."""
+    current = folder.current
+    return folder.is_on_slurm and state is RunState.FAILED and (current is None or current.state is RunState.REQUEUED)
 
 
 def _state_in_queue(entry: QueueEntry, current: Attempt | None, *, is_successor: bool) -> RunState:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.errors import ExitCode, RunStateError, SlurmError
-from hpc_trainer.operate.run_state import RunFolder, SchedulerView, decide, journal_settles, read_folder
-from hpc_trainer.runs.files import read_json
+from hpc_trainer.errors import ExitCode, RunStateError
+from hpc_trainer.operate.ask import ask_slurm, decide_now
+from hpc_trainer.operate.known_ends import record_ends
+from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
+from hpc_trainer.operate.run_folder import RunFolder, read_folder
+from hpc_trainer.operate.run_state import End, SchedulerView, ended_before_it_began
+from hpc_trainer.operate.unstarted import last_words
+from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.spec import RunSpec, read_specs
-from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import array_of, find_by_uuid, read_accounting, read_queue
+from hpc_trainer.slurm.queue import find_by_uuid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,10 @@ class RunStatus:
     """The newest: an array of the sweep's, or a successor job."""
     waits_in_sweep: bool = False
     """PENDING in the sweep's own queue: no scheduler has it yet."""
+    own_job: str | None = None
+    """The id of its Slurm job, if that is surely its own: only then may it get a signal, and others wait for it."""
+    elsewhere: str | None = None
+    """The cluster that has its job, if another one answers here."""
 
     @property
     def run_id(self) -> str:
@@ -54,13 +65,22 @@ class RunStatus:
     @property
     def error(self) -> Mapping[str, Any]:
         """The first error that it recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
-        return (self.attempts[-1].error if self.attempts else {}) or self.failure
+        return self.failure or (self.attempts[-1].error if self.attempts else {})
 
     @property
     def reason(self) -> str | None:
         """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
         whole = self._failure_text
         return self.cause if whole is None else whole.splitlines()[0]
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with a run that is complete: metrics that are no finite number; None if nothing is."""
+        if self.cause != NOT_FINITE:
+            return None
+        numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
+        bad = [f"{key}={value}" for key, value in numbers if not math.isfinite(value)]
+        return f"complete, but not finite: {', '.join(bad)}"
 
     @property
     def whole_reason(self) -> str | None:
@@ -85,6 +105,14 @@ class SweepStatus:
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
+    faults: list[str] = field(default_factory=list)
+    """What cannot be read of the sweep's files and its runs'; `notes` begins with it."""
+    lost_jobs: tuple[str, ...] = ()
+    """Arrays of this sweep in the queue of which no file tells what runs they are for."""
+    queue_error: str | None = None
+    """Why squeue did not answer, if it was asked and did not."""
+    elsewhere: list[str] = field(default_factory=list)
+    """The notes, among `notes`, about runs that another cluster has."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -110,52 +138,78 @@ class SweepStatus:
 def read_status(sweep: SweepPaths) -> SweepStatus:
     """Reads a sweep: its folders, at most one squeue, at most one sacct.
 
+    A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more
+    after its answer: what they wrote at their end is there then. Where neither squeue nor sacct knows a job, one
+    scontrol asks which cluster this is.
+
     Raises:
         RunStateError: there is no such sweep.
     """
-    specs = read_specs(sweep)
+    ledger = read_ledger(sweep)
+    faults: Faults = []
+    specs = known_specs(sweep, ledger, faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
-    ledger = read_ledger(sweep)
     submissions = latest_of_each_run(ledger.submissions)
+    jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
+
+    def read(run_id: str) -> RunFolder:
+        return read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id), jobs)
+
     notes: list[str] = []
-    folders = {
-        run_id: read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id)) for run_id in specs
-    }
-    asked = [folder for folder in folders.values() if folder.needs_scheduler]
-    view = _ask_slurm(asked, notes, must_ask=bool(ledger.waiting))
-    unsettled = {
-        folder.submission.uuid: folder.submission for folder in asked if folder.submission and folder.job_id is None
-    }
-    found = {uuid: find_by_uuid((view.queue or {}).values(), sweep.name, uuid) for uuid in unsettled}
-    folders = {run_id: _with_found_job(folder, found) for run_id, folder in folders.items()}
-    runs = [_status_of(specs[run_id], folder, view, ledger.refused.get(run_id)) for run_id, folder in folders.items()]
+    folders = {run_id: read(run_id) for run_id in specs}
+    # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
+    is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
+    was_on_slurm = is_torn and sweep.scripts.is_dir()
+    view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
+    decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
+    record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
+    runs = [
+        _status_of(specs[run_id], folder, view, decided[run_id], ledger.refused.get(run_id))
+        for run_id, folder in folders.items()
+    ]
+    lost = find_lost_jobs(
+        sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
+        needs_submit=any(run.state.needs_submit for run in runs),
+    )  # fmt: skip
+    if ledger.damage and was_on_slurm and view.queue is None:
+        lost = dataclasses.replace(lost, unseen=ledger.damage[0])
+    faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
+    elsewhere = [
+        f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
+        for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
+    ]
     status = SweepStatus(
-        sweep=sweep, runs=runs, notes=notes, ledger=ledger, top_up_job=_top_up_job(sweep, ledger, view)
-    )
+        sweep=sweep, runs=[_doubted(run, lost) for run in runs], notes=[*told_few(faults), *notes, *elsewhere],
+        ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults, lost_jobs=lost.arrays,
+        queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
+    )  # fmt: skip
     if status.waiting:
-        notes.append(_waiting_note(status, view))
+        status.notes.append(_waiting_note(status, view))
     return status
 
 
-def _top_up_job(sweep: SweepPaths, ledger: Ledger, view: SchedulerView) -> str | None:
+def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
+    """The run, UNKNOWN if a job that no file tells of may have it, or if it would be submitted without its spec."""
+    if run.state is RunState.COMPLETED or (run.state.is_active and not run.waits_in_sweep):
+        job_id = lost.job_of(run.run_id) if run.state is RunState.UNKNOWN else None
+        return run if job_id is None else dataclasses.replace(run, job_id=job_id, own_job=job_id)
+    cause = None if run.state is RunState.CANCELLED else lost.cause(run.run_id)
+    if cause is not None:
+        found = lost.job_of(run.run_id)
+        job_id, own_job = found or run.job_id, found or run.own_job
+        return dataclasses.replace(
+            run, state=RunState.UNKNOWN, cause=cause, job_id=job_id, own_job=own_job, waits_in_sweep=False
+        )
+    if run.spec.is_lost and run.state.needs_submit:
+        return dataclasses.replace(run, state=RunState.UNKNOWN, cause=LOST_SPEC)
+    return run
+
+
+def _top_up_job(ledger: Ledger, view: SchedulerView) -> str | None:
     pending = [entry for entry in (view.queue or {}).values() if entry.state == "PENDING"]
-    found = (find_by_uuid(pending, sweep.name, each.uuid) for each in reversed(ledger.top_ups))
+    found = (find_by_uuid(pending, each.uuid) for each in reversed(ledger.top_ups))
     return next((each for each in found if each is not None), None)
-
-
-def _with_found_job(folder: RunFolder, found: Mapping[str, str | None]) -> RunFolder:
-    """The folder with the job that the queue shows for an intent without an answer.
-
-    Args:
-        found: uuid of an intent without an answer -> its job, if the queue shows one.
-    """
-    intent = folder.submission
-    job_id = found.get(intent.uuid) if intent is not None and folder.job_id is None else None
-    if intent is None or job_id is None:
-        return folder
-    confirmed = dataclasses.replace(intent, job_id=job_id)
-    return dataclasses.replace(folder, submission=confirmed, job_id=confirmed.element_id(folder.element))
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
@@ -167,7 +221,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
     if view.queue is None:
         return f"{count}."
-    running = (find_by_uuid(view.queue.values(), status.sweep.name, each.uuid) for each in status.ledger.top_ups)
+    running = (find_by_uuid(view.queue.values(), each.uuid) for each in status.ledger.top_ups)
     job_id = status.top_up_job or next((each for each in running if each is not None), None)
     if job_id is not None:
         return f"{count}: job {job_id} submits them as runs end."
@@ -179,31 +233,16 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
-    known = sorted(each.parent.name for each in parent.glob("*/specs.jsonl"))
+    known = sorted({each.parent.name for name in SWEEP_FILES for each in parent.glob(f"*/{name}")})
     listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
     return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
 
 
-def _ask_slurm(folders: list[RunFolder], notes: list[str], *, must_ask: bool = False) -> SchedulerView:
-    if not folders and not must_ask:
-        return SchedulerView({}, {})
-    try:
-        queue = read_queue()
-    except SlurmError as error:
-        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        return SchedulerView(None, {})
-    left = (folder for folder in folders if folder.job_id not in queue and not journal_settles(folder.current))
-    ids = [array_of(folder.job_id) for folder in left if folder.job_id is not None]
-    try:
-        return SchedulerView(queue, read_accounting(ids))
-    except SlurmError as error:
-        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
-        return SchedulerView(queue, None)
-
-
-def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: str | None) -> RunStatus:
-    state, cause, node = decide(folder, view)
+def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None) -> RunStatus:
+    state, cause, node = decided
     failure = _first_failure(folder) if state is RunState.FAILED else {}
+    if ended_before_it_began(folder, state):
+        failure = last_words(folder)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -229,13 +268,15 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, refused: s
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
+        own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
+        elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
 
 
 def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
     """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
     newest = folder.attempts[-1] if folder.attempts else None
-    return (read_json(folder.paths.failure(newest.attempt)) or {}) if newest else {}
+    return read_failure(folder.paths.failure(newest.attempt)) if newest else {}
 
 
 def _stop_s(beat: Mapping[str, Any]) -> float | None:
@@ -249,7 +290,7 @@ def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _speed(beat: Mapping[str, Any]) -> Mapping[str, float]:
     found = {**beat, **_metrics(beat)}
-    return {key: found[key] for key in SPEED if isinstance(found.get(key), (int, float))}
+    return {key: found[key] for key in SPEED if is_number(found.get(key))}
 
 
 def _step(folder: RunFolder) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.operate.unstarted import NOT_STARTED
+from hpc_trainer.runs.states import NOT_FINITE, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
 }
 
+DAMAGED = Verdict(
+    "A file of it is damaged, and what is lost may tell how it stands.",
+    ("hpc-trainer cancel {run}, then " + _RETRY + ": it goes on from its newest checkpoint",),
+)
+"""Of UNKNOWN, where a file of the run leaves it open."""
+
 INCOMPATIBLE_RESUME = "incompatible_resume"
 INVALID_CONFIG = "invalid_config"
 REFUSALS = (INCOMPATIBLE_RESUME, INVALID_CONFIG)
@@ -86,6 +93,13 @@ BY_CAUSE: dict[str, Verdict] = {
         "train.guard allow.",
         ("a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32", "NaN in the data?"),
     ),
+    NOT_FINITE: Verdict(
+        "It did all its steps, and what came of them is no number: a final metric is NaN or infinite.",
+        (
+            "hpc-trainer results {sweep}, and the losses in metrics.jsonl: where did it begin?",
+            "a smaller optim.lr, schedule.warmup_steps, train.max_grad_norm=1.0, precision=fp32; NaN in the data?",
+        ),
+    ),
     "out_of_memory": Verdict(
         "The memory of a rank was not enough for a step.",
         ("a smaller train.micro_batch_size: accumulation keeps the batch", "train.recompute=full, parallel=fsdp"),
@@ -97,6 +111,15 @@ BY_CAUSE: dict[str, Verdict] = {
     "storage": Verdict(
         "Storage or data failed more often than cluster.max_failures allows (exit 74).",
         ("check quota and free space", _RETRY),
+    ),
+    NOT_STARTED: Verdict(
+        "It ended before its worker began: by a line of cluster.setup, the environment, or the frozen code.",
+        (
+            "hpc-trainer logs {run}",
+            "mend cluster.setup, cluster.python or the environment, then the same `hpc-trainer submit` with "
+            "--retry-failed: the same run goes on, with the cluster's settings of now",
+            _RETRY + " if the cause lies outside the configuration: retry takes the settings of the first submit",
+        ),
     ),
     "killed": Verdict(
         "Its process was killed from outside (kill -9, or the machine ran out of memory).", (_LOGS, _RETRY)

@@ -13,10 +13,11 @@ from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict
+from hpc_trainer.operate.unstarted import NOT_STARTED
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, DAMAGED, REFUSALS, Verdict
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.states import OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.jobs import show_preemption
 
@@ -44,7 +45,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     Args:
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
-    verdict, memory = _verdict(run), _memory(status, run)
+    verdict, memory = _verdict(status, run), _memory(status, run)
     words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run)}
     evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
     if memory is not None:
@@ -66,12 +67,17 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     )
 
 
-def _verdict(run: RunStatus) -> Verdict:
+def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
+    if run.state is RunState.UNKNOWN and f"{run.run_id}: {run.cause}" in status.faults:
+        return DAMAGED
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
+    if run.warning is not None:
+        return BY_CAUSE[NOT_FINITE]
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
-    return BY_CAUSE.get(run.cause or "", BY_STATE[RunState.FAILED])
+    cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
+    return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
 
 
 def _met_its_end(run: RunStatus) -> bool:
@@ -100,13 +106,15 @@ def _flag(run: RunStatus) -> str:
 def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     error = run.error
     if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
-        where = f"rank {error.get('rank')} on {error.get('node')}"
-        yield f"{where}: {error.get('type')}: {str(error.get('message', '')).strip()}"
+        where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
+        yield f"{where}: {str(error.get('message', '')).strip()}"
         frames = [
             line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
         ]
         if run.cause not in REFUSALS:
             yield from frames[-_TRACEBACK_LINES:]
+    elif run.warning is not None:
+        yield run.warning
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
     yield f"step {run.step} of {run.spec.num_steps}, {len(run.attempts)} attempt(s)"

@@ -1,22 +1,28 @@
-"""Writing small files whole, appending whole lines, and refusing files that others could have changed."""
+"""Writing small files whole, appending whole lines, and refusing files that others could have changed.
+
+Reading is in `runs/reading.py`; `read_json` and `read_lines` are to be had here too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.runs.modes import has_default_acl, set_file_mode
+from hpc_trainer.runs.reading import TORN, is_storage_error, read_json, read_lines, seal
 
-
-def set_umask(group_readable: bool) -> None:
-    """New folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
-    os.umask(0o027 if group_readable else 0o077)
+__all__ = [
+    "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_storage_error", "read_json",
+    "read_lines", "write_atomic", "write_json",
+]  # fmt: skip
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
@@ -27,6 +33,7 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
+        set_file_mode(file.fileno())
         file.write(text)
         if sync:
             file.flush()
@@ -38,16 +45,28 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of one JSON value."""
-    write_atomic(path, json.dumps(value) + "\n", sync=sync)
+    write_atomic(path, to_json(value) + "\n", sync=sync)
 
 
-# Of a file system that is full, over quota, broken, read-only after an error, or away (NFS); `ulimit -f`.
-_STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG})
+def to_json(value: Any) -> str:
+    """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
+
+    As in protobuf's JSON. Of metrics `reading.metric_values` makes them numbers again.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False)
 
 
-def is_storage_error(error: BaseException) -> bool:
-    """True if the file system refused, and may do so no more at another time."""
-    return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def fsync_folder(folder: Path) -> None:
@@ -59,23 +78,33 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def append_lines(path: Path, records: list[Mapping[str, Any]], *, sync: bool = True) -> None:
+def append_lines(path: Path, records: Sequence[Mapping[str, Any]], *, sync: bool = True, sealed: bool = False) -> None:
     """Appends JSON lines by a single write, then fsync (unless `sync` is false: what may be lost in a power cut).
 
     A torn last line (the writer was killed) is ended first, so that it spoils itself only.
+
+    Args:
+        sealed: each line carries its checksum (`reading.seal`): of what decides whether a run is submitted.
     """
     if records:
-        append_texts(path, ["".join(json.dumps(record) + "\n" for record in records)], sync=sync)
+        texts = map(to_json, records)
+        append_texts(path, ["".join(f"{seal(text) if sealed else text}\n" for text in texts)], sync=sync)
 
 
 def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None:
     """Appends texts of whole lines, each by a single write, then fsync once; a torn last line is ended first.
 
-    Raises OSError: the file system refused. Of the text at which it did nothing is left in the file.
+    Raises:
+        OSError: the file system refused. Of the text at which it did nothing is left in the file.
+        RunStateError: there is no file in this place, but something else.
     """
+    if path.exists() and not path.is_file():
+        raise RunStateError(f"{path} is no file, and must be one. Move it away, then try again.")
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         is_new = os.fstat(descriptor).st_size == 0
+        if is_new:
+            set_file_mode(descriptor)
         for text in texts:
             _append(descriptor, path, text)
         if sync:
@@ -89,36 +118,12 @@ def append_texts(path: Path, texts: Iterable[str], *, sync: bool = True) -> None
 def _append(descriptor: int, path: Path, text: str) -> None:
     size = os.fstat(descriptor).st_size
     is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    data = (b"\n" if is_torn else b"") + text.encode()
+    data = (TORN if is_torn else b"") + text.encode()
     written = os.write(descriptor, data)
     if written != len(data):
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size)  # or who tries again would write twice what is there already
         raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes written; is the disk full?", str(path))
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a JSONL file; torn or foreign lines are passed over. Nothing if there is no file."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict):
-                    yield record
-    except FileNotFoundError:
-        return
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a small file; None if there is no file or no object in it."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def check_trusted(path: Path, group_may_write: bool = False) -> None:
@@ -138,9 +143,13 @@ def check_trusted(path: Path, group_may_write: bool = False) -> None:
         raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
     others = stat.S_IWOTH | (0 if group_may_write else stat.S_IWGRP)
     if info.st_mode & others:
+        # A default ACL has spoiled more than this one file, and what we write from now on is right.
+        by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
+        what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"
         raise UntrustedFileError(
-            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it, so it may not be what was "
-            f"submitted. Look at it, then: chmod go-w {path}"
+            f"{path} has mode {stat.S_IMODE(info.st_mode):o}: others may write it"
+            f"{', by a default ACL of the folder' if by_acl else ''}, so it may not be what was "
+            f"submitted. Look at it, then: chmod {what}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,18 @@ from pathlib import Path
 def default_runs_dir() -> Path:
     """$HPC_TRAINER_RUNS, else ./runs."""
     return Path(os.environ.get("HPC_TRAINER_RUNS") or "runs")
+
+
+SWEEP_FILES = ("specs.jsonl", "submissions.jsonl", "sweep.json")
+"""What tells that a folder is a sweep's: any of them may be lost."""
+
+
+def is_run_id(name: str) -> bool:
+    """True for what may be the id of a run, and so the name of its folder."""
+    return _RUN_ID.fullmatch(name) is not None
+
+
+_RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,7 @@ class RunPaths:
         return self.logs / f"attempt-{attempt:03d}.failure.json"
 
     def marker(self, name: str) -> Path:
-        """DONE, CANCEL or HOLD."""
+        """DONE or CANCEL."""
         return self.folder / name
 
 
@@ -141,6 +154,11 @@ class SweepPaths:
         return self.folder / "submissions.jsonl"
 
     @property
+    def ends(self) -> Path:
+        """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
+        return self.folder / "ends.jsonl"
+
+    @property
     def lock(self) -> Path:
         """Held by the one `submit` at work."""
         return self.folder / "submit.lock"
@@ -165,8 +183,16 @@ class SweepPaths:
         """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
         return self.folder / "code"
 
+    @property
+    def exists(self) -> bool:
+        """True if anything tells that there is a sweep: one of its files may be lost."""
+        return any((self.folder / name).exists() for name in SWEEP_FILES)
+
     def requeue_request(self, job_id: str, restart_count: int) -> Path:
-        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file."""
+        """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file.
+
+        It holds the run's folder: the batch script looks for the cancel marker there before it acts.
+        """
         return self.scripts / f"requeue-{job_id}-{restart_count}"
 
     def run(self, run_id: str) -> RunPaths:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, is_storage_error, read_lines, write_atomic
+from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
+from hpc_trainer.runs.reading import Faults, as_count, metric_values, records, tell
 
 _LOG = logging.getLogger(__name__)
 # Lines that wait for room on a full disk; of more, the oldest are lost.
@@ -18,6 +18,19 @@ SPEED = (
     "steps_per_s", "step_time_s", "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
 """Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
+
+
+def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl: each has a `step`, the other values are numbers or None."""
+    found = []
+    for number, record in records(path, faults):
+        if record is not None:
+            try:
+                as_count(record.get("step"))
+                found.append(metric_values(record))
+            except ValueError as error:
+                tell(faults, path, f"its step: {error}", number)
+    return found
 
 
 class MetricsLog:
@@ -32,8 +45,11 @@ class MetricsLog:
         self._waiting = deque((each for each in self._waiting if each["step"] <= step), maxlen=_MAX_WAITING)
         if not self._path.exists():
             return
-        kept = [record for record in read_lines(self._path) if record.get("step", 0) <= step]
-        write_atomic(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        faults: Faults = []
+        kept = [record for record in read_metrics(self._path, faults) if record["step"] <= step]
+        for fault in faults:
+            _LOG.warning("WARNING: %s; the line is left out", fault)
+        write_atomic(self._path, "".join(to_json(record) + "\n" for record in kept))
 
     def append(self, step: int, values: dict[str, Any], *, sync: bool = False) -> None:
         """Adds one record; `step` must not be less than the one before. `sync`: it survives a power cut.

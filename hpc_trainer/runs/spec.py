@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,9 @@ from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.runs.files import append_texts, check_trusted, read_lines
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.files import append_texts, check_trusted
+from hpc_trainer.runs.layout import SweepPaths, is_run_id
+from hpc_trainer.runs.reading import Faults, as_count, as_text, parse_record, raw_lines, records, seal, tell
 
 SPEC_FORMAT = 1
 
@@ -94,6 +94,11 @@ class RunSpec:
     config: Mapping[str, Any]
 
     @property
+    def is_lost(self) -> bool:
+        """True for what stands in the place of a spec that cannot be read (`lost_spec`)."""
+        return not self.digest
+
+    @property
     def hardware(self) -> str:
         """The hardware profile's name."""
         return str(self.config["hardware"]["name"])
@@ -109,6 +114,8 @@ class RunSpec:
         Raises:
             ConfigError: the spec was written by another version, or its digest does not fit its content.
         """
+        if self.is_lost:
+            raise ConfigError(f"{self.run_id}: its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}")
         from hpc_trainer.config.load import from_plain  # OmegaConf costs `status` 0.1 s that it does not need
 
         config = from_plain(self.config)
@@ -119,6 +126,21 @@ class RunSpec:
                 f"frozen {self.digest[:8]}). Submit it anew under another sweep_name."
             )
         return config
+
+
+def lost_spec(run_id: str, hardware: str = "?") -> RunSpec:
+    """Stands for a run of which its folder or submissions.jsonl tell, and specs.jsonl does not; it has no steps."""
+    shape = Shape(
+        num_nodes=1, tasks_per_node=1, gpus_per_node=0, cpus_per_task=1, mem_gb_per_node=None, mem_gb_per_gpu=None,
+        mem_gb_per_cpu=None, gpu_type=None, partition=None, qos=None, constraint=None, exclude=None, account=None,
+        time_limit_min=1, signal_lead_s=1,
+    )  # fmt: skip
+    config = {
+        "hardware": {"name": hardware},
+        "train": {"num_steps": 0, "global_batch_size": 0, "main": None},
+        "paths": {"group_readable": False},
+    }
+    return RunSpec(run_id=run_id, digest="", axes={}, overrides=(), shape=shape, config=config)
 
 
 def freeze(
@@ -168,15 +190,18 @@ def _line(spec: RunSpec, memo: Memo) -> str:
         "format": SPEC_FORMAT, "run_id": spec.run_id, "digest": spec.digest, "axes": dict(spec.axes),
         "overrides": spec.overrides,
     }  # fmt: skip
-    return f'{json.dumps(head)[:-1]}, "shape": {memo.of(_shape_text, spec.shape)}, "config": {{{config}}}}}\n'
+    shape = memo.of(_shape_text, spec.shape)
+    return seal(f'{json.dumps(head)[:-1]}, "shape": {shape}, "config": {{{config}}}}}') + "\n"
 
 
 def _shape_text(shape: Shape) -> str:
     return json.dumps(dataclasses.asdict(shape))
 
 
-def read_specs(paths: SweepPaths) -> dict[str, RunSpec]:
+def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:
     """Every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
+
+    A line that cannot be read costs its own run: it is set aside, and told to `faults`.
 
     Raises:
         UntrustedFileError: others may have changed the file.
@@ -184,7 +209,16 @@ def read_specs(paths: SweepPaths) -> dict[str, RunSpec]:
     if not paths.specs.exists():
         return {}
     check_trusted(paths.specs)
-    return {spec.run_id: spec for spec in map(_parse, read_lines(paths.specs))}
+    specs: dict[str, RunSpec] = {}
+    for number, record in records(paths.specs, faults):
+        if record is not None:
+            try:
+                spec = _parse(record)
+            except ValueError as error:
+                tell(faults, paths.specs, error, number)
+            else:
+                specs[spec.run_id] = spec
+    return specs
 
 
 def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
@@ -194,30 +228,59 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
         RunStateError: no such run; UntrustedFileError: others may have changed the file.
     """
     check_trusted(paths.specs)
+    mention = json.dumps(run_id).encode()
+    faults: Faults = []
     newest = None
-    for line in _lines_with(paths, json.dumps(run_id)):
-        with contextlib.suppress(json.JSONDecodeError):  # a torn line: its writer was killed and wrote it again
-            record = json.loads(line)
-            newest = record if record["run_id"] == run_id else newest
+    for number, data in raw_lines(paths.specs, faults):
+        if mention in data:
+            try:
+                spec = _parse(parse_record(data))
+                newest = spec if spec.run_id == run_id else newest
+            except ValueError as error:  # the line before it may do: of a torn one its writer wrote it again
+                tell(faults, paths.specs, error, number)
     if newest is None:
-        raise RunStateError(f"{paths.specs} holds no run {run_id}.")
-    return _parse(newest)
+        why = "".join(f" {fault}." for fault in faults[:3])
+        raise RunStateError(f"{paths.specs} holds no run {run_id} that can be read.{why} {WRITE_AGAIN}")
+    return newest
 
 
-def _lines_with(paths: SweepPaths, text: str) -> Iterator[str]:
-    with paths.specs.open(encoding="utf-8") as file:
-        yield from (line for line in file if text in line)
+WRITE_AGAIN = "The same `hpc-trainer submit` command writes what is lost anew."
+"""What to do about a spec that is lost or damaged."""
+# What the code takes for granted of a configuration; `typed` checks the rest. An older version may lack keys.
+_KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "hardware": {"name": str},
+    "cluster": {
+        "executor": str, "setup": list, "python": (str, type(None)), "srun_args": list, "array_parallelism": int,
+    },
+    "train": {"num_steps": int, "global_batch_size": (int, type(None)), "main": (str, type(None))},
+    "local": {"max_parallel": int},
+    "paths": {"group_readable": bool},
+}  # fmt: skip
 
 
 def _parse(record: Mapping[str, Any]) -> RunSpec:
+    """Raises ValueError: it is damaged, or of another version."""
     try:
-        return RunSpec(
-            run_id=record["run_id"],
-            digest=record["digest"],
-            axes=record["axes"],
-            overrides=tuple(record["overrides"]),
-            shape=Shape(**record["shape"]),
-            config=record["config"],
+        config, shape = record["config"], Shape(**record["shape"])
+        spec = RunSpec(
+            run_id=record["run_id"], digest=as_text(record["digest"]), axes=record["axes"],
+            overrides=tuple(record["overrides"]), shape=shape, config=config,
+        )  # fmt: skip
+        is_sound = (
+            is_run_id(as_text(spec.run_id))
+            and isinstance(spec.axes, dict)
+            and all(isinstance(word, str) for word in (*spec.axes.values(), *spec.overrides))
+            and all(_fits(config[name], kinds) for name, kinds in _KINDS.items())
+            and shape.num_nodes * shape.tasks_per_node * shape.cpus_per_task * shape.time_limit_min > 0
+            and as_count(shape.gpus_per_node) * as_count(config["train"]["num_steps"]) >= 0
+            and spec.hardware != ""
         )
-    except (KeyError, TypeError) as error:
-        raise RunStateError(f"a spec of another version cannot be read: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"it is of another version, or damaged ({type(error).__name__}: {error})") from error
+    if not is_sound:
+        raise ValueError("it is of another version, or damaged")
+    return spec
+
+
+def _fits(section: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    return all(isinstance(section[key], kind) for key, kind in kinds.items() if key in section)

@@ -38,6 +38,8 @@ _ACTIVE = (RunState.PENDING, RunState.RUNNING, RunState.REQUEUED, RunState.HELD,
 OUT_OF_MEMORY = "out_of_memory"
 """The cause of an attempt whose ranks met the end of their memory themselves; Slurm's killer leaves them no word."""
 
+NOT_FINITE = "not_finite"
+"""The cause of a run that is complete, and whose final metrics are NaN or infinite."""
+
 DONE = "DONE"
 CANCEL = "CANCEL"
-HOLD = "HOLD"

@@ -8,15 +8,15 @@ work off.
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, check_trusted, read_lines
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.files import append_lines, check_trusted
+from hpc_trainer.runs.layout import RunPaths, SweepPaths, is_run_id
+from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, records, tell
 
 TOP_UP = "top-up"
 SUCCESSOR = "successor"
@@ -40,6 +40,12 @@ class Submission:
     parallelism: int | None = None
     code: str | None = None
     """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    after: str | None = None
+    """Of a successor: the uuid of the submission that it follows. None before there was this field."""
+    num_attempts: tuple[int, ...] = ()
+    """Of the local executor: how many attempts each run had before; () before there was this field."""
+    cluster: str | None = None
+    """What the cluster that it was given to calls itself; None if it did not say, or an older version wrote this."""
     doubt_time: float | None = None
     """When sbatch gave up without an answer: the scheduler may still take the job after that."""
     job_id: str | None = None
@@ -72,6 +78,9 @@ class Ledger:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Run id -> why the scheduler would not take it when its turn came."""
 
+    damage: tuple[str, ...] = ()
+    """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
+
     @property
     def unsettled(self) -> list[Submission]:
         """Intents without an answer."""
@@ -80,59 +89,52 @@ class Ledger:
 
 def write_intent(
     paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
-    parallelism: int | None = None, code: str | None = None,
+    parallelism: int | None = None, code: str | None = None, after: str | None = None,
+    num_attempts: Sequence[int] = (), cluster: str | None = None,
 ) -> Submission:  # fmt: skip
     """Records what will be submitted next, and returns it with a fresh uuid."""
     intent = Submission(
         uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
-        kind=kind, parallelism=parallelism, code=code,
+        kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
+        cluster=cluster,
     )  # fmt: skip
-    append_lines(
-        paths.submissions,
-        [
-            {
-                "event": "intent",
-                "kind": kind,
-                "uuid": intent.uuid,
-                "executor": executor,
-                "hardware": hardware,
-                "run_ids": list(run_ids),
-                "parallelism": parallelism,
-                "code": code,
-                "time": intent.time,
-            }
-        ],
-    )
+    record = {
+        "event": "intent", "kind": kind, "uuid": intent.uuid, "executor": executor, "hardware": hardware,
+        "run_ids": list(run_ids), "parallelism": parallelism, "code": code, "cluster": cluster, "time": intent.time,
+        **({"after": after} if after else {}), **({"num_attempts": list(num_attempts)} if num_attempts else {}),
+    }  # fmt: skip
+    append_lines(paths.submissions, [record], sealed=True)
     return intent
 
 
 def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
     """Records the scheduler's answer."""
     record = {"event": "confirmed", "uuid": intent.uuid, "job_id": job_id, "time": time.time()}
-    append_lines(paths.submissions, [record])
+    append_lines(paths.submissions, [record], sealed=True)
 
 
 def write_doubt(paths: Book, intent: Submission) -> None:
     """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
-    append_lines(paths.submissions, [{"event": "doubt", "uuid": intent.uuid, "time": time.time()}])
+    record = {"event": "doubt", "uuid": intent.uuid, "time": time.time()}
+    append_lines(paths.submissions, [record], sealed=True)
 
 
 def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
     """Records that waiting runs wait no longer: the scheduler would refuse them tomorrow too."""
     record = {"event": "refused", "run_ids": list(run_ids), "reason": reason, "time": time.time()}
-    append_lines(paths.submissions, [record])
+    append_lines(paths.submissions, [record], sealed=True)
 
 
 def write_dropped(paths: Book, intent: Submission, reason: str) -> None:
     """Records that the scheduler does not have this intent and never will."""
     record = {"event": "dropped", "uuid": intent.uuid, "reason": reason, "time": time.time()}
-    append_lines(paths.submissions, [record])
+    append_lines(paths.submissions, [record], sealed=True)
 
 
 def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: str | None) -> None:
     """Records that these runs are to be submitted as soon as there is room, by whoever looks next."""
     record = {"event": "waiting", "run_ids": list(run_ids), "reason": reason, "code": code, "time": time.time()}
-    append_lines(paths.submissions, [record])
+    append_lines(paths.submissions, [record], sealed=True)
 
 
 def read_submissions(paths: Book) -> list[Submission]:
@@ -143,59 +145,117 @@ def read_submissions(paths: Book) -> list[Submission]:
 def read_ledger(paths: Book) -> Ledger:
     """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
 
+    A damaged line hides no other; `damage` tells of it.
+
     Raises:
         UntrustedFileError: others may have changed the file.
     """
     if not paths.submissions.exists():
         return Ledger()
     check_trusted(paths.submissions)
-    intents: dict[str, Submission] = {}
-    waiting: dict[str, Waiting] = {}
-    refused: dict[str, str] = {}
-    taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
-    for record in read_lines(paths.submissions):
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # a damaged record hides no other
-            if record["event"] == "intent":
-                intent = _parse_intent(record)
-                intents[intent.uuid] = intent
-                for run_id in intent.run_ids:
-                    refused.pop(run_id, None)
-                taken[intent.uuid] = {key: waiting.pop(key) for key in intent.run_ids if key in waiting}
-            elif record["event"] == "confirmed":
-                intents[record["uuid"]] = replace(intents[record["uuid"]], job_id=str(record["job_id"]))
-            elif record["event"] == "doubt":
-                intents[record["uuid"]] = replace(intents[record["uuid"]], doubt_time=float(record["time"]))
-            elif record["event"] == "refused":
-                for run_id in map(str, record["run_ids"]):
-                    waiting.pop(run_id, None)
-                    refused[run_id] = str(record["reason"])
-            elif record["event"] == "dropped":
-                intents[record["uuid"]] = replace(intents[record["uuid"]], dropped=True)
-                waiting.update(taken[record["uuid"]])
-            elif record["event"] == "waiting":
-                code = None if record.get("code") is None else str(record["code"])
-                why = Waiting(reason=str(record["reason"]), code=code)
-                waiting.update(dict.fromkeys(map(str, record["run_ids"]), why))
-    kept = [each for each in intents.values() if not each.dropped]
+    book, damage = _Reader(), Faults()
+    for number, record in records(paths.submissions, damage):
+        if record is not None:
+            try:
+                book.take(record)
+            except (KeyError, ValueError) as error:
+                tell(damage, paths.submissions, f"{type(error).__name__}: {error}", number)
+    kept = [each for each in book.intents.values() if not each.dropped]
     return Ledger(
         submissions=[each for each in kept if each.kind != TOP_UP],
         top_ups=[each for each in kept if each.kind == TOP_UP],
-        waiting=waiting,
-        refused=refused,
+        waiting=book.waiting,
+        refused=book.refused,
+        damage=tuple(damage),
     )
 
 
-def _parse_intent(record: dict[str, Any]) -> Submission:
+class _Reader:
+    """What the records of the file say, one after the other."""
+
+    def __init__(self) -> None:
+        self.intents: dict[str, Submission] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.refused: dict[str, str] = {}
+        self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Raises KeyError or ValueError: the record is damaged, or of an intent whose line is lost."""
+        event = as_text(record["event"])
+        if event == "intent":
+            self._take_intent(_parse_intent(record))
+        elif event in ("confirmed", "doubt", "dropped"):
+            self._take_answer(event, record)
+        elif event == "refused":
+            reason = as_text(record["reason"])
+            for run_id in _run_ids(record["run_ids"]):
+                self.waiting.pop(run_id, None)
+                self.refused[run_id] = reason
+        elif event == "waiting":
+            why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")))
+            self.waiting.update(dict.fromkeys(_run_ids(record["run_ids"]), why))
+        else:
+            raise ValueError(f"event {event[:20]!r} is of a newer version")
+
+    def _take_intent(self, intent: Submission) -> None:
+        if intent.uuid in self.intents:
+            return  # the line stands there twice
+        self.intents[intent.uuid] = intent
+        for run_id in intent.run_ids:
+            self.refused.pop(run_id, None)
+        self._taken[intent.uuid] = {key: self.waiting.pop(key) for key in intent.run_ids if key in self.waiting}
+
+    def _take_answer(self, event: str, record: Mapping[str, Any]) -> None:
+        uuid = as_text(record["uuid"])
+        if uuid not in self.intents:
+            raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
+        if event == "confirmed":
+            # The scheduler's answer may come after our giving up, and is surer.
+            answer: dict[str, Any] = {"job_id": as_text(record["job_id"]), "dropped": False}
+            for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
+                self.waiting.pop(run_id, None)
+        elif event == "doubt":
+            answer = {"doubt_time": as_time(record["time"])}
+        else:
+            answer = {"dropped": True}
+            self.waiting.update(self._taken[uuid])
+        self.intents[uuid] = replace(self.intents[uuid], **answer)
+
+
+def _parse_intent(record: Mapping[str, Any]) -> Submission:
+    parallelism = record.get("parallelism")
     return Submission(
-        uuid=str(record["uuid"]),
-        executor=str(record["executor"]),
-        hardware=str(record["hardware"]),
-        run_ids=tuple(str(run_id) for run_id in record["run_ids"]),
-        time=float(record["time"]),
-        kind=str(record.get("kind", "array")),
-        parallelism=None if record.get("parallelism") is None else int(record["parallelism"]),
-        code=None if record.get("code") is None else str(record["code"]),
+        uuid=as_text(record["uuid"]),
+        executor=as_text(record["executor"]),
+        hardware=as_text(record["hardware"]),
+        run_ids=_run_ids(record["run_ids"]),
+        time=as_time(record["time"]),
+        kind=as_text(record.get("kind", "array")),
+        parallelism=None if parallelism is None else as_count(parallelism),
+        code=_optional_text(record.get("code")),
+        after=_optional_text(record.get("after")),
+        num_attempts=_counts(record.get("num_attempts")),
+        cluster=_optional_text(record.get("cluster")),
     )
+
+
+def _run_ids(value: object) -> tuple[str, ...]:
+    """Ids of runs: each may be the name of a folder."""
+    if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
+        return tuple(value)
+    raise ValueError("run_ids is no list of ids of runs")
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        return tuple(map(as_count, value))
+    raise ValueError("num_attempts is no list of numbers")
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else as_text(value)
 
 
 def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:
@@ -208,10 +268,30 @@ def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Sub
 def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
     """The run's newest submission: `latest` of the sweep's, or a successor job that an attempt submitted after it.
 
+    By what each successor says that it follows, not by time: two hosts wrote the two files, and their clocks differ.
+
     Raises:
         UntrustedFileError: others may have changed the run's submissions.jsonl.
     """
-    successors = read_ledger(paths).submissions
-    if not successors or (latest is not None and latest[0].time > successors[-1].time):
+    return newest_in(read_ledger(paths), latest)
+
+
+def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
+    """As `newest_of_run`, of the run's own submissions.jsonl as it was read."""
+    successors = book.submissions
+    if not successors or (latest is not None and not _follows(successors, latest[0])):
         return latest
     return successors[-1], 0
+
+
+def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
+    """True if the last of these followed `submission`, over others or at once."""
+    by_uuid = {each.uuid: each for each in successors}
+    newest = root = successors[-1]
+    for _ in successors:
+        if root.after is None:
+            return submission.time <= newest.time  # written before successors said what they follow
+        if root.after not in by_uuid:
+            break
+        root = by_uuid[root.after]
+    return root.after == submission.uuid

@@ -54,7 +54,9 @@ class StopFacts:
         preempts_by_requeue: preempted jobs of this partition go back into the queue by themselves; None: not known.
         is_in_grace: the preempted job's grace period is not over yet.
         was_requeued: Slurm has counted a restart that this incarnation is not: it took the job back by itself.
-        accounting_state: what sacct says of a job that is no longer at work; None without accounting.
+        accounting_state: what sacct says of a job that is no longer at work; None without an answer.
+        keeps_accounting: False where Slurm says that this site keeps none.
+        reason: scontrol's reason for the job's state; "None" if it gives none, "" if it was not heard.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
     """
@@ -71,6 +73,8 @@ class StopFacts:
     is_in_grace: bool = False
     was_requeued: bool = False
     accounting_state: str | None = None
+    keeps_accounting: bool = True
+    reason: str = ""
     is_deadline: bool = False
     signal_lead_s: int = 120
 
@@ -93,6 +97,8 @@ class Decision:
 SIGNAL_SLACK_S = 60
 # A job in these states still has its nodes, and `scontrol requeue Incomplete` works on it.
 AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+# Taken back into the queue, held or not.
+_IN_QUEUE = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 # Words by which Slurm says itself why it takes the nodes back.
 _SAID_PLAINLY = {
     "PREEMPTED": (RunState.PREEMPTED, "preempted"),
@@ -101,6 +107,20 @@ _SAID_PLAINLY = {
     "NODE_FAIL": (RunState.NODE_FAIL, "node_fail"),
     "BOOT_FAIL": (RunState.NODE_FAIL, "node_fail"),
 }
+# The same, said as the reason of a job that is still COMPLETING (seen on 22.05; RaisedSignal is newer).
+_REASONS = {
+    "TimeLimit": "TIMEOUT",
+    "NodeDown": "NODE_FAIL",
+    "OutOfMemory": "OUT_OF_MEMORY",
+    "NonZeroExitCode": "FAILED",
+    "JobLaunchFailure": "FAILED",
+    "RaisedSignal": "FAILED",
+}
+_SHELL_KILLED = ("JobLaunchFailure", "RaisedSignal")
+UNEXPLAINED = "unexplained"
+"""The cause of an end of which Slurm has not said yet whether somebody cancelled the job: its accounting will."""
+BATCH_SHELL = "batch_shell"
+"""The job ended beside its ranks: its batch shell was killed, or ended for a reason of its own."""
 
 
 def decide_stop(facts: StopFacts) -> Decision:
@@ -109,7 +129,7 @@ def decide_stop(facts: StopFacts) -> Decision:
     Never a requeue after a cancel, never two requeues, never a silent end: every path names a state and a cause.
     """
     if facts.has_cancel_marker or facts.job_state == "CANCELLED":
-        return _cancelled()
+        return cancelled()
     if not facts.on_slurm:
         # Nobody brings a local run back but the person: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
@@ -122,7 +142,7 @@ def decide_stop(facts: StopFacts) -> Decision:
         return _requeue(_cause(facts))
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
     # person cancelled. What happened shows in what Slurm already did.
-    if facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
+    if facts.was_requeued or facts.job_state in _IN_QUEUE:
         causes = {"PREEMPTED": "preempted", "NODE_FAIL": "node_fail"}
         known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
         return _interrupted(RunState.REQUEUED, known)
@@ -132,13 +152,31 @@ def decide_stop(facts: StopFacts) -> Decision:
     if is_preemption and facts.preempts_by_requeue and not facts.ran_full_time:
         return _interrupted(RunState.REQUEUED, "preempted")
     if is_cancelled:
-        return _cancelled()
-    for word in (facts.ran_full_time and "TIMEOUT", is_preemption and "PREEMPTED", facts.job_state,
-                 facts.accounting_state):  # fmt: skip
+        return cancelled()
+    words = _words(facts, is_preemption=is_preemption)
+    for word in words:
         if word in _SAID_PLAINLY:
             # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.
             return _successor(*_SAID_PLAINLY[word], can_submit=facts.can_submit)
-    return _cancelled()
+    if "OUT_OF_MEMORY" in words:
+        return _interrupted(RunState.OUT_OF_MEMORY, "host_memory")
+    if {"FAILED", "COMPLETED"} & set(words):
+        return _interrupted(RunState.PREEMPTED, BATCH_SHELL)
+    if facts.job_state == "COMPLETING" and facts.reason == "None" and not facts.keeps_accounting:
+        # No accounting will ever say it, and Slurm has a reason, or a time of preemption, for every other end.
+        return cancelled()
+    return _interrupted(RunState.PREEMPTED, UNEXPLAINED)
+
+
+def _words(facts: StopFacts, *, is_preemption: bool) -> list[str | None]:
+    """What Slurm calls the end of the job, the surest word first."""
+    return [
+        "TIMEOUT" if facts.ran_full_time else None,
+        "PREEMPTED" if is_preemption else None,
+        facts.job_state,
+        facts.accounting_state,
+        _REASONS.get(facts.reason.partition(":")[0]),
+    ]
 
 
 def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failures: int) -> Decision | None:
@@ -149,14 +187,17 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
         num_failures: how often such an error brought the run down since a person submitted it, this time included.
         max_failures: `cluster.max_failures`.
     """
-    is_cancelled = facts.has_cancel_marker or facts.job_state == "CANCELLED"
-    if not facts.on_slurm or num_failures > max_failures or is_cancelled:
+    if facts.has_cancel_marker or (facts.on_slurm and "CANCELLED" in (facts.job_state, facts.accounting_state)):
+        return cancelled()  # the error is its echo: --retry-failed must not bring it back
+    if not facts.on_slurm or num_failures > max_failures:
         return None
-    if facts.has_token or facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
+    if facts.has_token or facts.was_requeued or facts.job_state in _IN_QUEUE:
         # Slurm has taken the job back by itself, as after a node failure, or another rank was faster.
         return replace(_interrupted(RunState.REQUEUED, cause), exit_code=ExitCode.STORAGE)
     if facts.job_state is None or facts.job_state not in AT_WORK:
-        return None
+        was_killed = facts.job_state is not None and facts.reason.startswith(_SHELL_KILLED)
+        made = _interrupted(RunState.PREEMPTED, BATCH_SHELL)
+        return replace(made, exit_code=ExitCode.STORAGE) if was_killed else None
     return replace(_requeue(cause), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)
 
 
@@ -182,7 +223,8 @@ def decide_successor(decision: Decision, *, is_accepted: bool) -> Decision:
     return replace(decision, action=Action.none, state=state)
 
 
-def _cancelled() -> Decision:
+def cancelled() -> Decision:
+    """What is decided of a run that somebody has cancelled."""
     return Decision(action=Action.none, state=RunState.CANCELLED, cause="cancelled", exit_code=ExitCode.OK)
 
 

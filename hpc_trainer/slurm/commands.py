@@ -20,6 +20,8 @@ _OF_ANOTHER_JOB = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
+# A person's own filters and formats (SQUEUE_STATES, SCANCEL_NAME, ..): with them jobs would be missing from an answer.
+_OF_A_PERSON = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_")
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
@@ -38,7 +40,8 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
     Raises:
         SlurmError: the command is missing, takes longer than `timeout_s` seconds, or exits with another code than 0.
     """
-    environ = {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_OF_A_PERSON)}
+    environ = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}  # lists of elements whole
     try:
         done = subprocess.run(
             list(argv),

@@ -31,6 +31,8 @@ class JobInfo:
     run_time_s: float | None
     time_limit_s: float | None
     partition: str = ""
+    reason: str = ""
+    """Why the job is in this state; "None" if Slurm gives no reason."""
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Seconds until the time limit by Slurm's own clock; None if it has none."""
@@ -57,8 +59,9 @@ def parse_job(text: str) -> JobInfo:
     The first line wins: for a raw array id the controller prints every element. Times come as seconds since the
     epoch (SLURM_TIME_FORMAT=%s) or as ISO local time, by version.
     """
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    line, line_break, _ = text.lstrip().partition("\n")
+    # The last word of an answer that was cut may be half a word: it is not believed.
+    fields = dict(re.findall(r"(\w+)=(\S*)(?=\s)", f"{line}{line_break}"))
     if "JobState" not in fields:
         raise SlurmError(f"scontrol show job printed no JobState: {line[:200]!r}")
     return JobInfo(
@@ -70,6 +73,7 @@ def parse_job(text: str) -> JobInfo:
         run_time_s=parse_duration(fields.get("RunTime", "")),
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
         partition=fields.get("Partition", ""),
+        reason=fields.get("Reason", ""),
     )
 
 

@@ -74,6 +74,8 @@ class Association:
 class Limits:
     """Everything the cluster said. Empty mappings and None: it did not say."""
 
+    cluster: str | None = None
+    """What the cluster calls itself (ClusterName)."""
     max_array_size: int | None = None
     max_array_tasks: int | None = None
     job_cap: SubmitCap | None = None

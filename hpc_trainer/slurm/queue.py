@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.commands import run_slurm
 
-_QUEUE_FORMAT = "%i|%T|%N|%r|%k|%j"
-_ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,ElapsedRaw"
+# A header, and a mark at the end of each row: without them an empty answer, and one that was cut, would look whole.
+_END = "|end"
+_QUEUE_FORMAT = f"%i|%T|%N|%r|%k|%j{_END}"
+_ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,ElapsedRaw,Cluster,JobName,Comment"
+_ACCOUNTING_END = "|"
+"""What `sacct -p` puts there by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,57 +34,100 @@ class QueueEntry:
 def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
     """All of this user's jobs in the queue by id, array elements one by one (`squeue -r`).
 
-    One call whatever the number of jobs. Without `-r` long array ranges come truncated.
+    One call whatever the number of jobs. Without `-r` long array ranges come truncated, without `-a` jobs in hidden
+    partitions do not come at all.
 
     Raises:
-        SlurmError: no answer.
+        SlurmError: no answer, or one that cannot be read to its end.
     """
     user = str(os.getuid())  # a user in a container may have no name
-    return parse_queue(run_slurm(["squeue", "-h", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=timeout_s))
+    return parse_queue(run_slurm(["squeue", "-a", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=timeout_s))
 
 
 def parse_queue(text: str) -> dict[str, QueueEntry]:
-    """Reads `squeue -h -r -o %i|%T|%N|%r|%k|%j`; lines of another form are passed over."""
+    """Reads `squeue -r -o %i|%T|%N|%r|%k|%j|end`.
+
+    Raises:
+        SlurmError: this is not what squeue prints, or not all of it.
+    """
     entries = {}
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split("|", 4)]
-        if len(parts) == 5:
-            job_id, state, node, reason, rest = parts
-            comment, _, name = rest.rpartition("|") if "|" in rest else (rest, "", "")  # a comment may hold bars
-            entries[job_id] = QueueEntry(
-                job_id=job_id,
-                state=state,
-                node=node,
-                reason=reason,
-                comment="" if comment == "(null)" else comment,
-                name=name,
-            )
+    for row in _rows("squeue", text, first="JOBID", num_columns=6, end=_END):
+        parts = row.split("|", 4)
+        # A comment or a name may hold bars and line breaks; nothing before them does.
+        if len(parts) != 5 or "|" not in parts[4] or not _is_job(parts[:4]):
+            raise _unreadable("squeue", row)
+        job_id, state, node, reason, rest = (part.strip() for part in parts)
+        comment, _, name = rest.rpartition("|")
+        entries[job_id] = QueueEntry(
+            job_id=job_id,
+            state=state,
+            node=node,
+            reason=reason,
+            comment="" if comment == "(null)" else comment,
+            name=name,
+        )
     return entries
+
+
+def _rows(command: str, text: str, *, first: str, num_columns: int, end: str) -> list[str]:
+    """The rows of an answer between its header and its end. What a site prints before the header is passed over."""
+    # The last line break may be gone: shells drop it.
+    begin, *rows = re.split(re.escape(end) + r"[ \t\r]*\n", text.rstrip() + "\n")
+    header = begin.splitlines()[-1].split("|") if begin else []
+    if not rows or header[:1] != [first] or len(header) != num_columns:
+        raise _unreadable(command, text)
+    if rows.pop().strip():
+        raise SlurmError(f"the answer of {command} was cut: it ends with {text.rstrip()[-80:]!r}")
+    return rows
+
+
+def _is_job(parts: Sequence[str]) -> bool:
+    """True if these columns are as of a job: its id first, and no line break."""
+    return parts[0].strip()[:1].isdecimal() and not any("\n" in part for part in parts)
+
+
+def _unreadable(command: str, text: str) -> SlurmError:
+    return SlurmError(f"{command} answered what cannot be read: {text.strip()[:200] or 'nothing'!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountingEntry:
-    """How one job or array element ended, by slurmdbd."""
+    """How one job or array element ended, by slurmdbd. Array elements that have not begun share one (`7_[0-4%2]`)."""
 
     job_id: str
     state: str
     exit_code: str
     node: str
     elapsed_s: int
+    cluster: str = ""
+    name: str = ""
+    comment: str = ""
+
+    def may_cover(self, index: int) -> bool:
+        """True if it stands for array element `index` among others: `7` and `7_[0-4%2]` do."""
+        if "_" not in self.job_id:
+            return True
+        listed = re.search(r"\[([^]%]*)", self.job_id)
+        if listed is None:
+            return False
+        pairs = (re.fullmatch(r"(\d+)(?:-(\d+))?(?::\d+)?", part) for part in listed[1].split(","))
+        # Slurm cuts long lists: `1,3,5...`.
+        return any(pair is None or int(pair[1]) <= index <= int(pair[2] or pair[1]) for pair in pairs)
 
 
 def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, AccountingEntry]:
     """What the accounting says of these jobs (array ids stand for all their elements), in one call.
 
-    Returns {} where the site keeps no accounting: other sources must do then.
+    Ids come again: whose job a row is about, `is_of` says. Returns {} where the site keeps no accounting: other
+    sources must do then.
 
     Raises:
-        SlurmError: there is accounting, or may be, and it did not answer.
+        SlurmError: there is accounting, or may be, and it did not answer, or not to the end.
     """
     ids = sorted(set(job_ids))
     if not ids:
         return {}
-    argv = ["sacct", "-n", "-P", "-X", "-S", "now-30days", "-o", _ACCOUNTING_FIELDS, "-j", ",".join(ids)]
+    argv = ["sacct", "-p", "-X", "-S", "now-30days", "-o", _ACCOUNTING_FIELDS, "-j", ",".join(ids)]
     return _accounting(argv, timeout_s)
 
 
@@ -94,21 +141,28 @@ def _accounting(argv: list[str], timeout_s: float) -> dict[str, AccountingEntry]
 
 
 def parse_accounting(text: str) -> dict[str, AccountingEntry]:
-    """Reads `sacct -n -P -X`; the state loses its tail (`CANCELLED by 1000`) and the truncation mark (`+`)."""
+    """Reads `sacct -p -X`; the state loses its tail (`CANCELLED by 1000`) and the truncation mark (`+`).
+
+    Raises:
+        SlurmError: this is not what sacct prints, or not all of it.
+    """
     entries = {}
-    for line in text.splitlines():
-        parts = line.split("|")
-        if len(parts) >= 5 and parts[0]:
-            job_id, state, exit_code, node, elapsed = parts[:5]
-            word = state.split()[0].rstrip("+") if state.split() else "UNKNOWN"
-            elapsed_s = int(elapsed) if elapsed.isdecimal() else 0
-            entries[job_id] = AccountingEntry(
-                job_id=job_id,
-                state=word,
-                exit_code=exit_code,
-                node="" if node == "None assigned" else node,
-                elapsed_s=elapsed_s,
-            )
+    for row in _rows("sacct", text, first="JobID", num_columns=8, end=_ACCOUNTING_END):
+        parts = row.split("|", 7)
+        if len(parts) != 8 or not _is_job(parts[:6]):
+            raise _unreadable("sacct", row)
+        job_id, state, exit_code, node, elapsed, cluster, name, comment = parts
+        word = state.split()[0].rstrip("+") if state.split() else "UNKNOWN"
+        entries[job_id] = AccountingEntry(
+            job_id=job_id,
+            state=word,
+            exit_code=exit_code,
+            node="" if node == "None assigned" else node,
+            elapsed_s=int(elapsed) if elapsed.isdecimal() else 0,
+            cluster=cluster,
+            name=name,
+            comment=comment,
+        )
     return entries
 
 
@@ -118,19 +172,22 @@ def array_of(job_id: str) -> str:
 
 
 def job_name(sweep: str, uuid: str) -> str:
-    """The name of a submission's job: a person finds the sweep in it, and settling the submission."""
+    """The name of a submission's job: a person finds the sweep in it, and `is_of` the submission."""
     return f"{sweep}-{uuid[:8]}"
 
 
-def find_by_uuid(entries: Iterable[QueueEntry], sweep: str, uuid: str) -> str | None:
-    """The job id (array id) of a submission's job: how an intent without an answer finds its job.
+def is_of(entry: QueueEntry | AccountingEntry, uuid: str) -> bool:
+    """True if this job is of the submission `uuid`. Its id alone says nothing: ids come again.
 
-    The comment carries the uuid; where a site rewrites comments, the job's name still does.
+    They do when they pass MaxJobId, when a controller is installed anew, and on each cluster for itself. The comment
+    carries the uuid; where a site rewrites comments, the job's name still ends with its beginning.
     """
-    for entry in entries:
-        if entry.comment == uuid or entry.name == job_name(sweep, uuid):
-            return array_of(entry.job_id)
-    return None
+    return bool(uuid) and (uuid in entry.comment or entry.name.endswith(f"-{uuid[:8]}"))
+
+
+def find_by_uuid(entries: Iterable[QueueEntry], uuid: str) -> str | None:
+    """The job id (array id) of a submission's job: how an intent without an answer finds its job."""
+    return next((array_of(entry.job_id) for entry in entries if is_of(entry, uuid)), None)
 
 
 def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) -> str | None:
@@ -144,6 +201,29 @@ def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) 
     """
     # A minute earlier: clocks of login node and controller differ.
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 60))
-    argv = ["sacct", "-n", "-P", "-X", "-S", start, "--name", job_name(sweep, uuid), "-o", _ACCOUNTING_FIELDS]
+    argv = ["sacct", "-p", "-X", "-S", start, "--name", job_name(sweep, uuid), "-o", _ACCOUNTING_FIELDS]
     entries = _accounting(argv, timeout_s)
-    return next((array_of(job_id) for job_id in entries), None)
+    return next((array_of(entry.job_id) for entry in entries.values() if is_of(entry, uuid)), None)
+
+
+def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
+    """False only where sacct itself says that this site keeps no accounting."""
+    try:
+        run_slurm(["sacct", "-n", "-X", "-S", "now", "-o", "JobID"], timeout_s=timeout_s)
+    except SlurmError as error:
+        return "disabled" not in str(error)
+    return True
+
+
+def cluster_name(*, timeout_s: float = 15.0) -> str | None:
+    """What the cluster that answers here calls itself (ClusterName); None if it does not say."""
+    try:
+        return parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
+    except SlurmError:
+        return None
+
+
+def parse_cluster_name(config: str) -> str | None:
+    """ClusterName of `scontrol show config`."""
+    found = re.search(r"^ClusterName\s*= (\S+)\s*$", config, re.MULTILINE)
+    return found[1] if found else None

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.commands import run_slurm
 from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, SubmitCap
+from hpc_trainer.slurm.queue import parse_cluster_name
 
 
 def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
@@ -33,8 +34,8 @@ def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
     if enforced:
         # The controller shows limits of a QOS for each user only while that user has jobs.
         # A database may serve several clusters: only this one's associations count.
-        name = re.search(r"^ClusterName\s*= (\S+)$", controller, re.MULTILINE)
-        here = f" cluster={name[1]}" if name else ""
+        name = parse_cluster_name(controller)
+        here = f" cluster={name}" if name else ""
         asked = (
             f"show assoc where user={user}{here} format=account,partition,qos,defaultqos,maxsubmit\n"
             "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags\n"
@@ -75,6 +76,7 @@ def parse_limits(
     enforced = _enforced(controller)
     has_caps = "limits" in enforced
     return Limits(
+        cluster=parse_cluster_name(controller),
         max_array_size=_number(config.get("MaxArraySize")),
         max_array_tasks=int(scheduler[1]) if scheduler else None,
         # The controller keeps ended jobs for MinJobAge; what it counts as submitted is the best that a user can see.

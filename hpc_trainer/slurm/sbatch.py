@@ -21,6 +21,20 @@ _UNCLEAR = re.compile(
     r"|Unexpected message|Transport endpoint|Connection reset|Broken pipe",
     re.IGNORECASE,
 )
+# How sbatch says that the controller answered no (the words of slurm_errno.c after it), and what it says itself before
+# it asks. Whatever else it fails with may come after the job was accepted: a site's wrapper, a kill, a new release.
+_REFUSED = re.compile(
+    r"Batch job submission failed: .*(?:invalid|requested|not permitted|not available|not allowed|not usable|denied"
+    r"|violates|exceed|disabled|too (?:long|many|large|big)|not specified|no such|problem|unspecified error|is not"
+    r"|must be|required|specification|expired|in use|can ?not be|\(connect failure\))"
+    r"|error: (?:Invalid|Unable to open|unrecognized|Unable to resolve|Script arguments|.* is not a valid)"
+    r"|error: (?:QOS|Assoc)[A-Z]\w+"
+    r"|fatal: |(?:unrecognized|invalid|ambiguous) option|option .* requires an argument"
+    r"|This does not look like a batch script",
+    re.IGNORECASE,
+)
+# What a shell exits with for a program that was killed (128 + signal), could not be run, or is not there.
+_SHELLS_CODES = range(126, 255)
 # Reasons of acct_policy.c: one on the number of submitted jobs passes, the others never do for the same job.
 _REASON = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 _SUBMIT_REASON = re.compile(r"\b(?:QOS|Assoc)(?:Max|Grp)Submit")
@@ -58,23 +72,34 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         UnclearSubmitError: the answer was lost, or cannot be read; the scheduler may have the job.
         SubmitError: sbatch refused, or there is none.
     """
-    code, output, words = _run(["sbatch", *options, str(script)], None, timeout_s)
-    found = re.search(r"Submitted batch job (\d+)", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*", output)
-    if code == 0 and found:
+    code, output, said = _run(["sbatch", *options, str(script)], None, timeout_s)
+    words = _error_words(said)
+    # What follows the number shows that it is whole: of an answer that was cut it is another job's.
+    found = re.search(r"Submitted batch job (\d+)\s", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*\n\s*", output)
+    if found:  # whatever became of the command after it: sbatch prints this when the controller has accepted
         return found[1]
-    if code is None or code < 0 or _UNCLEAR.search(words):
+    if code == 0:
         raise UnclearSubmitError(
-            f"sbatch did not hear from the controller: {words or 'no answer'}. It may have the job all the same: give "
-            "the same command again in a minute, it submits only what is missing."
+            f"sbatch answered what cannot be read: {output.strip()[:300] or words or 'nothing'!r}. {_AGAIN}"
         )
-    if code == 0 or not words:
-        raise UnclearSubmitError(f"sbatch answered what cannot be read: {output.strip()[:300] or 'nothing'!r}.")
-    if _has_no_room(words):
+    if code is None or code < 0 or _UNCLEAR.search(words):
+        raise UnclearSubmitError(f"sbatch did not hear from the controller: {words or 'no answer'}. {_AGAIN}")
+    if code not in _SHELLS_CODES and _has_no_room(words):
         raise NoRoomError(f"no room for more jobs: {words}")
+    if code in _SHELLS_CODES or not _REFUSED.search(said):
+        raise UnclearSubmitError(
+            f"sbatch ended with code {code} and no refusal of Slurm that is known: {words or 'no words'}. {_AGAIN}"
+        )
     raise SubmitError(
         f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
         "here, cluster=local runs on this machine.)"
     )
+
+
+_AGAIN = (
+    "The controller may have the job all the same: give the same command again in a minute, it asks Slurm first and "
+    "submits only what is missing."
+)
 
 
 def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
@@ -85,7 +110,8 @@ def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
         SubmitError: Slurm would refuse it, in its own words.
         UnclearSubmitError: no answer.
     """
-    code, output, words = _run(["sbatch", "--test-only"], text, timeout_s)
+    code, output, told = _run(["sbatch", "--test-only"], text, timeout_s)
+    words = _error_words(told)
     if code == 0:
         said = f"{output}\n{words}"
         start = re.search(r"to start at (\S+)", said)
@@ -108,7 +134,7 @@ def _has_no_room(words: str) -> bool:
 
 
 def _run(argv: list[str], text: str | None, timeout_s: float) -> tuple[int | None, str, str]:
-    """(exit code or None after `timeout_s`, standard output, the words of errors)."""
+    """(exit code or None after `timeout_s`, standard output, standard error)."""
     try:
         with clean_submit_environment():
             done = subprocess.run(
@@ -119,8 +145,8 @@ def _run(argv: list[str], text: str | None, timeout_s: float) -> tuple[int | Non
         raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
     except subprocess.TimeoutExpired as error:
         said = bytes(error.stderr or b"").decode(errors="replace")  # bytes also in text mode (CPython issue 87597)
-        return None, "", f"{_error_words(said)} (no answer within {timeout_s:g} s)".strip()
-    return done.returncode, done.stdout, _error_words(done.stderr)
+        return None, bytes(error.stdout or b"").decode(errors="replace"), f"{said} (no answer within {timeout_s:g} s)"
+    return done.returncode, done.stdout, done.stderr
 
 
 def _error_words(text: str) -> str:

@@ -15,7 +15,8 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
-from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.datasets.own import as_map_dataset
+from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.training import rollback
 from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.context import RunContext
@@ -37,6 +38,7 @@ from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.target_shares import groups_to_count
 from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     """
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
-    train_set, eval_set = (build_dataset(config, split) for split in ("train", "eval"))
+    train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     loss, stages = _build_loss(config, run, mesh, train_set)
     compile_cache = _compile(config, run, loss)
@@ -90,6 +92,9 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
         channels_last=config.train.channels_last,
+        target_groups=groups_to_count(
+            train_set, mesh, num_micro_batches=sizes.grad_accum_steps * (config.train.logical_ranks or 1)
+        ),
         **needed,
     )
     state.ema = build_ema(loss.model, config.train.ema_decay, module)  # after the weights became rank 0's
@@ -196,13 +201,15 @@ def _share(
     return (module, Stepper, {}) if mesh.model_group is None else (module, MeshStepper, {"mesh": mesh})
 
 
-def build_dataset(config: TrainConfig, split: str) -> MapDataset:
-    """The data set that `data=` chose; `split` is `train` or `eval`."""
+def build_dataset(config: TrainConfig, split: Split) -> MapDataset:
+    """The data set that `data=` chose; `split` is `train` or `eval`.
+
+    Raises ConfigError: a person's own is none that the loop can take (datasets/own.py).
+    """
     builder = locate("data._target_", config.data._target_, config.trust)
     if isinstance(config.data, CustomDataConfig):
-        dataset: MapDataset = builder(split=split, **config.data.kwargs)
-    else:
-        dataset = builder(config.data, split)
+        return as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split)
+    dataset: MapDataset = builder(config.data, split)
     return dataset
 
 

@@ -30,6 +30,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import check_trusted, fsync_folder
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import narrow_default_acl
 from hpc_trainer.training.compiled import graph_counts
 from hpc_trainer.training.context import RunContext
 
@@ -165,6 +166,7 @@ def write_archive(path: Path, names: Mapping[str, Path]) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    narrow_default_acl(path.parent)
     check_trusted(path.parent)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
-from hpc_trainer.runs.files import check_trusted, read_lines, write_json
+from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -29,7 +29,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.life_signs import LifeSigns
-from hpc_trainer.training.logged import RESERVED, read_numbers
+from hpc_trainer.training.logged import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
@@ -214,8 +214,8 @@ class RunContext:
         if self.is_rank_zero:
             self._tracker = self.make_tracker(self.step)
             self._metrics.rewind(self.step)
-            for record in read_lines(self.paths.metrics):
-                self.saver.saw_metrics(record["step"], record)
+            for record in read_metrics(self.paths.metrics):
+                self.saver.saw_metrics(record["step"], {key: each for key, each in record.items() if each is not None})
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
             restarts = restarts_without_progress(Journal(self.paths).read(), successor_jobs(self.paths))
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
@@ -228,7 +228,7 @@ class RunContext:
 
     def last_evaluation(self) -> dict[str, float] | None:
         """The newest evaluation in metrics.jsonl, if it is of the step resumed at; else None. Collective."""
-        newest = [each for each in read_lines(self.paths.metrics) if "eval_loss" in each][-1:]
+        newest = [each for each in read_metrics(self.paths.metrics) if "eval_loss" in each][-1:]
         here = dict(newest[0]) if newest and newest[0]["step"] == self.first_step else {}
         return self.group.broadcast({key: here[key] for key in here if key not in RESERVED} or None)  # type: ignore[no-any-return]
 
@@ -329,8 +329,8 @@ class RunContext:
 
     @property
     def cause(self) -> str:
-        """Of a run that has finished, as the journal has it: `done` or `early_stop`."""
-        return "done" if self.early_reason is None else "early_stop"
+        """Of a run that has finished, as the journal has it (`logged.cause_of_end`)."""
+        return cause_of_end(self._result or {}, self.early_reason)
 
     def conclude(self, name: str) -> Outcome:
         """How the loop ended, agreed among the ranks; if it is done, result.json and DONE are written. Collective.
@@ -354,7 +354,8 @@ class RunContext:
             )
         if mine == "stopped":
             assert self.stop_step is not None
-            if self.is_rank_zero and (self.saved_step is None or self.saved_step < self.stop_step):
+            is_saved = self.saver.stop_is_covered or (self.saved_step is not None and self.saved_step >= self.stop_step)
+            if self.is_rank_zero and not is_saved:
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
             return Outcome.stopped
         if self.is_rank_zero:

@@ -53,6 +53,10 @@ class DeviceBatches(Iterator[Batch]):
         """The next one, as `PinnedCopies` gives it."""
         return self._copy(next(self._batches))
 
+    def targets_ahead(self, num_batches: int) -> list[int]:
+        """As the loader's: nothing is copied for it."""
+        return self._batches.targets_ahead(num_batches)
+
     @property
     def wait_s(self) -> float:
         """As the loader's: the host has waited so long for batches."""

@@ -44,7 +44,7 @@ class MemoryProbe(Protocol):
 
         Args:
             run: a forward and a backward pass.
-            kept: counts what autograd keeps of the forward pass, for devices that do not count themselves.
+            kept: counts the same without memory, for devices that do not count themselves.
 
         Raises: what `run` raises.
         """
@@ -85,7 +85,7 @@ class CudaMemory:
 
 
 class HostMemory:
-    """A rank on the CPU: nobody counts a pass there, so it is what autograd keeps; the limit is the profile's.
+    """A rank on the CPU: nobody counts a pass there, so it is counted on fake tensors; the limit is the profile's.
 
     Args:
         hardware: its memory for one rank, or else what the machine has free now, shared among its ranks.

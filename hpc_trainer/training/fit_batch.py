@@ -37,11 +37,12 @@ from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.rounds import holds_gradients
 
 if TYPE_CHECKING:
     from hpc_trainer.training.memory import MemoryEstimate
 
-_LEAST_EVALUATED = 256  # samples of a forward pass of evaluations, where more than the micro-batch fits
+LEAST_EVALUATED = 256  # samples of a forward pass of evaluations, where more than the micro-batch fits
 _LEAST_COUNTED = 2  # batch norm takes no single sample
 _MOST_REFUSED = 3
 _FITS, _TOO_LARGE = "fits", "too large"
@@ -74,7 +75,7 @@ def batch_sizes(config: TrainConfig, run: RunContext, loss: VotingLoss, dataset:
         return BatchSizes(
             micro_batch_size=micro,
             grad_accum_steps=train.grad_accum_steps,
-            eval_batch_size=max(_LEAST_EVALUATED, micro),
+            eval_batch_size=max(LEAST_EVALUATED, micro),
         )
     _check_trial_is_possible(loss)
     place = {
@@ -140,7 +141,7 @@ def _find(
                 micro = largest(choice[choice.index(least) + 1 :], trials.fits)
         if micro is None:
             raise trials.failure()
-        wished = max(_LEAST_EVALUATED, micro)
+        wished = max(LEAST_EVALUATED, micro)
         evaluated = wished if trials.fits(wished, is_evaluation=True) else micro
     sizes = BatchSizes(micro_batch_size=micro, grad_accum_steps=share // micro, eval_batch_size=evaluated)
     if run.is_rank_zero:
@@ -247,7 +248,14 @@ class Trials:
                 weight.grad = None
             self.probe.clear()
 
+    def _accum(self, size: int) -> int:
+        """Forward passes of a step, with this size."""
+        return max(1, self.config.train.global_batch_size // self.run.world_size // size)
+
     def _pass(self, size: int) -> None:
+        if holds_gradients(self.config, self._accum(size)):  # a step's later passes begin with those of the earlier
+            for weight in self.loss.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         inputs, targets = self._batch(size)
         with autocast(self.config.precision, self.run.device.type):
             loss = self.loss(inputs, targets)
@@ -264,17 +272,17 @@ class Trials:
                 module.training = mode
 
     def _kept(self, size: int, is_evaluation: bool) -> int:
-        """Of the pass, for a device that does not count: what autograd keeps, gradients, and the batch."""
+        """Of the pass, for a device that does not count: its peak, gradients and batch included."""
         if is_evaluation:
             return size * num_bytes(self._batch(1))
         trained = [weight for weight in self.loss.parameters() if weight.requires_grad]
         found = self._estimate(size)
         if found is not None:
-            return found.activations + num_bytes(trained)
-        from hpc_trainer.training.memory import kept_bytes
+            return found.activations + max(found.gradients, num_bytes(trained))  # FSDP cuts up no trial
+        from hpc_trainer.training.memory import measure
 
         batch = self._batch(size)
-        return kept_bytes(self.config, self.loss, list(batch)) + num_bytes(batch) + num_bytes(trained)
+        return measure(self.config, self.loss, list(batch)).peak + num_bytes(batch) + num_bytes(trained)
 
     def _batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._sample is not None
@@ -315,7 +323,7 @@ class Trials:
 
         if not self._is_countable:
             return None
-        train = dataclasses.replace(self.config.train, micro_batch_size=size, grad_accum_steps=1)
+        train = dataclasses.replace(self.config.train, micro_batch_size=size, grad_accum_steps=self._accum(size))
         state = rng_state()
         try:
             return estimate(dataclasses.replace(self.config, train=train), self.dataset)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -84,9 +86,33 @@ def check_formats(model: nn.Module, parallel: ParallelConfig) -> None:
             )
 
 
-def share_buffers(module: nn.Module) -> None:
-    """Buffers become rank 0's, as DDP makes them once a step. Collective."""
-    broadcast([buffer.detach() for buffer in module.buffers()])
+def share_buffers(module: nn.Module, groups: Sequence[dist.ProcessGroup | None] = (None,)) -> None:
+    """Buffers become those of the first data-parallel rank, as DDP makes them once a step. Collective.
+
+    `groups`: `Mesh.data_groups`; without them all ranks are data-parallel ones.
+    """
+    here = [local_tensor(buffer.detach()) for buffer in module.buffers()]
+    for group in groups:
+        broadcast(here, group)
+
+
+@contextlib.contextmanager
+def buffers_shared(module: nn.Module, groups: Sequence[dist.ProcessGroup | None]) -> Iterator[None]:
+    """Inside, `module` is the same model on all data-parallel ranks, the one that a checkpoint holds; then each has its
+    own buffers again, to the bit. Collective at its beginning.
+
+    Batch norm's statistics see one rank's samples: without this each rank would evaluate a model of its own. Save
+    nothing inside.
+    """
+    own = (
+        [(each, each.clone()) for each in (local_tensor(each.detach()) for each in module.buffers())] if groups else []
+    )
+    share_buffers(module, groups)
+    try:
+        yield
+    finally:
+        for buffer, before in own:
+            buffer.copy_(before)
 
 
 def broadcast(tensors: list[torch.Tensor], ranks: dist.ProcessGroup | None = None) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
 from hpc_trainer.training.augment import Augmented, WithEpoch
+from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.order import BatchOrder
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -54,6 +56,7 @@ class BatchIterator(Iterator[Batch]):
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
         self._batches = [batches]  # empty once closed
+        self._ahead: deque[Batch] = deque()
         self.workers = workers
         self.wait_s = 0.0
         self.example: Batch | None = None
@@ -62,13 +65,26 @@ class BatchIterator(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         """Raises StopIteration at the end and after `close`."""
+        batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
+        if self.example is None:
+            self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
+        return batch
+
+    def targets_ahead(self, num_batches: int) -> list[int]:
+        """Of each of the next batches, the targets that count (are not -100). The batches come when they are asked for.
+
+        Raises StopIteration: there are fewer.
+        """
+        while len(self._ahead) < num_batches:
+            self._ahead.append(self._make())
+        return [int((targets != IGNORED).sum()) for _, targets in itertools.islice(self._ahead, num_batches)]
+
+    def _make(self) -> Batch:
         if not self._batches:
             raise StopIteration
         begin = time.perf_counter()
         batch = next(self._batches[0])
         self.wait_s += time.perf_counter() - begin
-        if self.example is None:
-            self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
         return batch
 
     @property

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from hpc_trainer.errors import LoopError
+from hpc_trainer.runs.states import NOT_FINITE
 
 RESERVED = ("step", "time")
 """Of each line of metrics.jsonl."""
+
+
+def cause_of_end(metrics: Mapping[str, float], early_reason: str | None) -> str:
+    """Of a run that has finished: `not_finite` if a final metric is NaN or infinite, else `done` or `early_stop`."""
+    if not all(map(math.isfinite, metrics.values())):
+        return NOT_FINITE
+    return "done" if early_reason is None else "early_stop"
 
 
 def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -53,10 +53,12 @@ class LogicalStepper(Stepper):
         before = _copies(state.model)
         after = before
         tree, no_vote = PairSum(), torch.zeros((), device=self.device)
-        for part in shares_of(self.group.rank, self.group.world_size, self.num_logical):
+        parts, accum = shares_of(self.group.rank, self.group.world_size, self.num_logical), self.grad_accum_steps
+        shares = iter(self._shares(batches, len(parts) * accum))
+        for part in parts:
             _put(state.model, before)
             seed_step(self.seed, part, state.step)
-            losses = [self._micro_batch(state, batches, None) for _ in range(self.grad_accum_steps)]
+            losses = [self._micro_batch(state, batches, None, next(shares)) for _ in range(accum)]
             if part == 0:
                 after = _copies(state.model)
             # A weight that no sample used has the gradient 0: which ranks know of others is no matter then.

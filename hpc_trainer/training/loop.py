@@ -12,9 +12,11 @@ from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.device_batches import Batches, on_device
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.flops import flops_per_sample, peak_flops
+from hpc_trainer.training.fully_sharded import buffers_shared
 from hpc_trainer.training.loader import train_batches
 from hpc_trainer.training.memory_report import MemoryReport
-from hpc_trainer.training.schedule import learning_rate
+from hpc_trainer.training.optim import set_momentum
+from hpc_trainer.training.schedule import learning_rate, momentum
 from hpc_trainer.training.speed import Speed
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import StepResult
@@ -77,6 +79,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
     speed, peak = _speed(config, run, task, batches), peak_lr(config)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
+        set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
         if task.compile_cache is not None:
@@ -135,10 +138,11 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 
 def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
-    step = task.state.step
-    with contextlib.nullcontext() if task.state.ema is None else task.state.ema.swapped_in():
+    step, model = task.state.step, task.state.model
+    averaged = contextlib.nullcontext() if task.state.ema is None else task.state.ema.swapped_in()
+    with averaged, buffers_shared(model, task.mesh.data_groups()):
         metrics = evaluate(
-            task.stepper.for_evaluation(task.state.model),
+            task.stepper.for_evaluation(model),
             task.eval_set,
             group=run.group,
             batch_size=task.sizes.eval_batch_size,

@@ -23,6 +23,7 @@ def try_rates(config: TrainConfig, run: RunContext) -> None:
         state = memory.state = task.state
         memory.micro_batch_size = task.sizes.micro_batch_size
         run.restore(**state.objects())
+        run.saver.stop_is_covered = True  # nobody goes on from here
         with contextlib.closing(open_batches(config, task)) as batches:
             run.restore_rng()
             loss = lr = 0.0

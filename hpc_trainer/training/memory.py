@@ -3,13 +3,15 @@
     python -m hpc_trainer.training.memory < frozen-configurations.jsonl    a line of JSON for each line
 
 torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
-optimizer state, averaged weights, what the forward pass keeps for the backward one, and the batch; not the CUDA
-context, workspaces of kernels, and what the allocator cannot use.
+optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
+large vocabulary is in the backward pass of the loss; not the CUDA context, workspaces of kernels, and what the
+allocator cannot use. The step is the eager one: what the compiler fuses away is counted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -20,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
@@ -29,7 +32,9 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.fit_batch import LEAST_EVALUATED
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
+from hpc_trainer.training.live_memory import LiveBytes, PassBytes, measure_pass
 from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.muon import MuonWithAdamw, num_flops
 from hpc_trainer.training.optim import build_optimizer, is_put_back
@@ -37,8 +42,9 @@ from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
-from hpc_trainer.training.recompute import KEPT, recompute_blocks
+from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.rollback import build_guard
+from hpc_trainer.training.rounds import has_buckets, holds_gradients
 from hpc_trainer.training.whole_matrices import share_work
 
 _AUTO_NOTE = "train.micro_batch_size=auto: the figures are of two samples, and the run takes as many as fit"
@@ -63,6 +69,9 @@ class MemoryEstimate:
     far as that is more than activations and gathered weights, which are gone by then."""
     communication: int = 0
     """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
+    evaluation: int = 0
+    """What a batch of an evaluation needs, as far as that is more than gradients, activations and update, which are
+    gone by then. Of a pipeline it is not known."""
     host: int = 0
     """Of optimizer state that is in host memory (optim.offload)."""
     note: str | None = None
@@ -92,8 +101,10 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         shares = find_shares(model, shape)
         sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
-        loss, activations = _activations(config, model, batch, shares)
-        guess = update(config, loss, optimizer, batch)
+        loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
+        recompute_blocks(model, train.recompute)
+        found = measure(config, loss, batch, shares, shape.dp_shard)
+        made, guess = update(config, optimizer)
     # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.
     weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
     trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
@@ -106,7 +117,8 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         sizes_here(model, shares, share), moments / max(1, trained),
     )  # fmt: skip
     sent, state = _communication(config, trained)
-    kept = activations + num_bytes(batch)
+    gradients = _gradients(config, model, trained, share, sizes)
+    kept = _activations(config, found, gradients) + num_bytes(batch)
     gathered = int(narrow * _whole_weights(config, weights, sizes))
     # Ranks that step alone save weights and moments of their own each, and rank 0's weights as everybody's.
     num_own = world_size if config.parallel.sync is not Sync.every_step else 0
@@ -115,12 +127,14 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         communication=sent,
         host=host,
         weights=weights // share + buffers,
-        gradients=_gradients(config, model, trained, share, sizes),
+        gradients=gradients,
         optimizer=here,
         average=averaged,
         activations=kept,
         gathered=gathered,
-        update=bytes_of_update(config, optimizer, shares, held=trained // share + here, gone=kept + gathered),
+        update=bytes_of_update(
+            config, optimizer, shares, made // share, held=trained // share + here, gone=kept + gathered
+        ),
         checkpoint=num_bytes(model.parameters()) * (2 if averaged else 1)
         + buffers * (world_size + bool(averaged))
         + sum(of_all.values()) * max(1, num_own)
@@ -130,26 +144,41 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     )
 
 
-def _activations(
-    config: TrainConfig, model: nn.Module, batch: list[torch.Tensor], shares: Shares
-) -> tuple[VotingLoss, int]:
-    """The loss of a step, with blocks that compute again where the run has them, and the bytes that it keeps."""
-    train = config.train
-    loss = VotingLoss(model, label_smoothing=train.label_smoothing)
-    activations = kept_bytes(config, loss, batch, shares)
+def _activations(config: TrainConfig, found: PassBytes, gradients: int) -> int:
+    """Bytes of a pass at its peak, beside `gradients`, what the rank's table says of those."""
+    if config.optim.in_backward:  # each is there until its weight is updated; FSDP's until the block's all are
+        return found.peak if config.parallel.strategy is Strategy.fsdp else max(0, found.peak - gradients)
+    if holds_gradients(config, config.train.grad_accum_steps):
+        return found.peak
+    return max(0, found.growing - gradients)
+
+
+def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimate:
+    """`found` with what its evaluations need.
+
+    Raises: as `estimate`.
+    """
+    train, world_size = config.train, config.hardware.world_size
+    shape = mesh_shape(config.parallel, world_size)
+    if shape.pp > 1:
+        return found
+    dataset = build_dataset(config, "eval")
+    samples = dataset.__getitems__(range(1))
+    size = found.micro_batch_size if train.is_batch_auto else max(LEAST_EVALUATED, found.micro_batch_size)
+    size = min(size, -(-len(dataset) // (train.logical_ranks or shape.num_data_ranks)))
     if train.loss_chunk_size is not None:
-        loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
-        without, activations = activations, kept_bytes(config, loss, batch, shares)
-        again = min(1.0, train.loss_chunk_size / batch[1].numel())  # of the chunk that is computed again
-        activations += int(again * max(0, without - activations))
-    if train.recompute is Recompute.budget:
-        activations = int(activations * train.recompute_budget)
-    if train.recompute.is_of_blocks:
-        count = len(list(blocks(model)))
-        recompute_blocks(model, train.recompute)
-        without, activations = activations, kept_bytes(config, loss, batch, shares)
-        activations += max(0, without - activations) // count  # of the block that is computed again
-    return loss, activations
+        size = max(1, min(size, train.loss_chunk_size // samples[1].numel()))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs, targets = (torch.empty((size, *each.shape[1:]), dtype=each.dtype) for each in samples)
+        model = build_model(config, dataset).eval()
+        shares = find_shares(model, shape)
+        with _as_gathered(config, model, [inputs]) as (cast,):
+            known = [*model.parameters(), *model.buffers(), cast, targets]
+            with LiveBytes(known, shares) as live, torch.no_grad(), autocast(config.precision, "cpu"):
+                logits = model(cast).flatten(0, -2)
+                functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+    gone = found.activations + found.update + (0 if has_buckets(config) else found.gradients)
+    return dataclasses.replace(found, evaluation=max(0, live.peak + num_bytes([inputs, targets]) - gone))
 
 
 def _gradients(config: TrainConfig, model: nn.Module, trained: int, share: int, sizes: list[int]) -> int:
@@ -176,24 +205,24 @@ def _whole_weights(config: TrainConfig, weights: int, sizes: list[int]) -> int:
 
 
 def bytes_of_update(
-    config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares, *, held: int, gone: int
+    config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares, made: int, *, held: int, gone: int
 ) -> int:
     """What the optimizer's step adds to the most that a rank holds, ≥ 0.
 
     Args:
         optimizer: as it is built on one rank.
+        made: by a step of it, on the rank; of Muon it is reckoned here.
         held: bytes of the rank's weights that are trained, and of their moments on the device.
         gone: bytes that the forward and backward passes need beside those, and the update does not.
     """
-    made = _step_of_muon(config, optimizer, shares)
+    if isinstance(optimizer, MuonWithAdamw):
+        made = _step_of_muon(config, optimizer, shares)
     return max(0, made + held * _is_put_back(config, optimizer) - gone)
 
 
-def _step_of_muon(config: TrainConfig, optimizer: torch.optim.Optimizer, shares: Shares) -> int:
+def _step_of_muon(config: TrainConfig, optimizer: MuonWithAdamw, shares: Shares) -> int:
     """Bytes: weights as they were, in case the device skips the step; messages; Newton-Schulz of the largest matrix."""
     train, parallel = config.train, config.parallel
-    if not isinstance(optimizer, MuonWithAdamw):
-        return 0
     hidden: list[torch.Tensor] = optimizer.muon.param_groups[0]["params"]
     shape = mesh_shape(parallel, config.hardware.world_size)
     held = shares.num_bytes(hidden) // (config.hardware.world_size if parallel.zero1 else shape.dp_shard)
@@ -256,27 +285,27 @@ def sizes_here(model: nn.Module, shares: Shares, num_parts: int) -> list[int]:
     return [shares.num_bytes([weight]) // num_parts for weight in model.parameters() if weight.requires_grad]
 
 
-def kept_bytes(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None) -> int:
-    """What the forward pass keeps for the backward one on one rank, besides weights, buffers and the batch."""
+def measure(
+    config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares | None = None, num_parts: int = 1
+) -> PassBytes:
+    """A forward and a backward pass of one rank, weights as FSDP would compute with them. Gradients are there then.
+
+    Args:
+        num_parts: FSDP's, of which a rank keeps one.
+    """
+    of_blocks = None
+    if config.parallel.strategy is Strategy.fsdp:
+        of_blocks = [list(block.parameters()) for block in blocks(loss)]
+        in_blocks = {id(weight) for group in of_blocks for weight in group}
+        of_blocks.append([weight for weight in loss.parameters() if id(weight) not in in_blocks])
     with _as_gathered(config, loss, batch) as cast:
-        return _kept(config, loss, cast, shares or Shares(1, frozenset()))
-
-
-def _kept(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor], shares: Shares) -> int:
-    known = {each.untyped_storage()._cdata for each in [*loss.parameters(), *loss.buffers(), *batch]}
-    # The tensors too: a storage that is gone leaves its place to another.
-    kept: dict[int, tuple[torch.Tensor, int]] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage()._cdata not in known:
-            kept.setdefault(tensor.untyped_storage()._cdata, (tensor, shares.share_of_activations))
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    products = _Products(keep) if config.train.recompute is Recompute.selective else contextlib.nullcontext()
-    with products, hooks, autocast(config.precision, "cpu"):
-        loss(*batch)
-    return sum(each.untyped_storage().nbytes() // share for each, share in kept.values())
+        found = measure_pass(
+            loss, cast, autocast(config.precision, "cpu"), shares or Shares(1, frozenset()), of_blocks, num_parts
+        )
+    if config.train.recompute is Recompute.budget:
+        again = int(found.kept * (1 - config.train.recompute_budget))
+        return PassBytes(kept=found.kept - again, peak=found.peak - again, growing=found.growing - again)
+    return found
 
 
 @contextlib.contextmanager
@@ -299,35 +328,28 @@ def _as_gathered(config: TrainConfig, loss: nn.Module, batch: list[torch.Tensor]
             weight.grad = None if gradient is None else gradient.to(data.dtype)
 
 
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the results that selective recomputation keeps in a store of its own."""
+def update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int, str | None]:
+    """Steps with the gradients that are there, for the state that the optimizer makes in its first one.
 
-    def __init__(self, keep: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._keep = keep
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in KEPT:
-            for each in result if isinstance(result, (tuple, list)) else [result]:
-                if isinstance(each, torch.Tensor):
-                    self._keep(each)
-        return result
-
-
-def update(
-    config: TrainConfig, loss: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]
-) -> str | None:
-    """A step, for the state that the optimizer makes in its first one; why there is none, if it needs numbers."""
-    with _as_gathered(config, loss, batch) as cast:
-        with autocast(config.precision, "cpu"):
-            value = loss(*cast)
-        value.backward()
+    Returns:
+        What the next step makes besides, bytes of the whole model; and why there is no state, if it needs numbers.
+    """
     try:
         optimizer.step()
     except DataDependentOutputException:
-        return f"optimizer is a guess (two moments): {type(optimizer).__name__} looks at numbers in its first step"
-    return None
+        return 0, f"optimizer is a guess (two moments): {type(optimizer).__name__} looks at numbers in its first step"
+    if config.hardware.device_type == "cuda":
+        for group in optimizer.param_groups:
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True  # as torch chooses on a GPU: temporaries of all weights at a time
+    inner = getattr(optimizer, "optim", optimizer)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    there = [*weights, *(weight.grad for weight in weights), *tree_leaves(list(inner.state.values()))]
+    known = [each for each in there if isinstance(each, torch.Tensor)]
+    with contextlib.suppress(DataDependentOutputException), LiveBytes(known) as live:
+        optimizer.step()
+        return live.peak, None
+    return 0, None
 
 
 def bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_guess: bool) -> dict[torch.Tensor, int]:
@@ -349,7 +371,8 @@ def main() -> None:
 def _answer(line: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
-            return asdict(estimate(from_plain(json.loads(line))))
+            config = from_plain(json.loads(line))
+            return asdict(with_evaluation(config, estimate(config)))
     except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
         return {"error": f"{type(error).__name__}: {error}"}
 

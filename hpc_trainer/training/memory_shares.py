@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,9 +52,23 @@ def find_shares(model: nn.Module, shape: MeshShape) -> Shares:
         for module in matching(model, pattern):
             if isinstance(style, ColwiseParallel):
                 divided |= {id(each) for each in module.parameters(recurse=False)}
-                module.register_forward_hook(lambda *_: setattr(shares, "is_inside", True))
+                module.register_forward_hook(partial(_entered, shares))
             elif isinstance(style, RowwiseParallel):
                 divided |= {id(each) for each in module.parameters(recurse=False) if each.ndim > 1}
-                module.register_forward_hook(lambda *_: setattr(shares, "is_inside", False))
+                module.register_forward_hook(partial(_left, shares))
     shares.divided = frozenset(divided)
     return shares
+
+
+def _entered(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """What follows is divided, until the backward pass comes back to the input."""
+    shares.is_inside = True
+    if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].requires_grad:
+        inputs[0].register_hook(lambda _: setattr(shares, "is_inside", False))  # type: ignore[no-untyped-call]
+
+
+def _left(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """What follows is whole, until the backward pass comes back to the output."""
+    shares.is_inside = False
+    if output.requires_grad:
+        output.register_hook(lambda _: setattr(shares, "is_inside", True))  # type: ignore[no-untyped-call]

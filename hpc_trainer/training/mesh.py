@@ -75,6 +75,17 @@ class Mesh:
         dims = [self.dim(name) for name in ("tp", "dp_replicate", "dp_shard")]
         return [devices.get_group() for devices in dims if devices is not None]
 
+    def data_groups(self) -> list[ProcessGroup | None]:
+        """What the first of each of these groups sends, one after the other, reaches all ranks that hold the same parts
+        of this stage and read other samples; [] if there are none.
+        """
+        if self.num_data_ranks == 1:
+            return []
+        if self.devices is None:
+            return [None]
+        dims = [self.dim(name) for name in ("dp_replicate", "dp_shard")]
+        return [devices.get_group() for devices in dims if devices is not None]
+
     @property
     def pipe_group(self) -> ProcessGroup | None:
         """The ranks that hold the same place in each stage, by stage; None if there is one stage."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hpc_trainer.training.clip import agree_on_overflow, clip_grad_norm, counts_here, place_gradients
+from hpc_trainer.training.fully_sharded import share_buffers
 from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -31,3 +32,6 @@ class MeshStepper(Stepper):
         if self.max_grad_norm is None and not state.guard.is_on:
             return None
         return clip_grad_norm(self._weights, self._counted, self.max_grad_norm)
+
+    def _share_buffers(self) -> None:
+        share_buffers(self.module, self.mesh.data_groups())

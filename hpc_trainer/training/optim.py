@@ -133,6 +133,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = rate
 
 
+def set_momentum(optimizer: torch.optim.Optimizer, momentum: float | None) -> None:
+    """Sets the momentum, or the first of the betas, of all groups that have one; None leaves them as they are."""
+    if momentum is None:
+        return
+    for group in optimizer.param_groups:
+        if group.get("momentum"):
+            group["momentum"] = momentum
+        if group.get("betas") and group["betas"][0]:
+            group["betas"] = (momentum, *group["betas"][1:])
+
+
 def drop_gradients(optimizer: torch.optim.Optimizer) -> None:
     """As `zero_grad(set_to_none=True)`, without its mark for the profiler, which takes 70 µs.
 

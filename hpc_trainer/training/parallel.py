@@ -13,12 +13,14 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
 from hpc_trainer.training.fully_sharded import is_fully_sharded, share_among_data_ranks
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.target_shares import by_share
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -51,7 +53,11 @@ class VotingLoss(nn.Module):
         self.vote = nn.Parameter(torch.zeros(()))
 
     def forward(
-        self, inputs: torch.Tensor, targets: torch.Tensor | None = None, flag: torch.Tensor | None = None
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        flag: torch.Tensor | None = None,
+        share: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mean cross entropy in nats, a scalar; without targets the logits: FSDP must see every forward pass from here.
 
@@ -59,9 +65,16 @@ class VotingLoss(nn.Module):
             inputs: what the model takes, [batch, ...].
             targets: int64 class or token ids, [batch] or [batch, seq_len].
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
+            share: of `target_shares`, whole numbers: FSDP hands others over in 16 bits. None: the mean as it is.
         """
         if targets is None or self.chunk_size is None:
             logits: torch.Tensor = self.model(inputs)
+            if not isinstance(logits, torch.Tensor):
+                raise ConfigError(
+                    f"{type(self.model).__name__} returns a {type(logits).__name__}; the loop takes one tensor, the "
+                    "logits [batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or "
+                    "write the loop yourself (train.main, docs/own_loop.md)."
+                )
             if targets is None:
                 return logits
             if logits.ndim > 2:  # asked, as flattening what is flat takes 14 µs
@@ -76,6 +89,8 @@ class VotingLoss(nn.Module):
                 chunk_size=self.chunk_size,
                 label_smoothing=self.label_smoothing,
             )
+        if share is not None:
+            loss = by_share(loss, share)
         if flag is None:
             return loss
         # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.

@@ -15,7 +15,7 @@ overflow in fp16, and the norm of each weight's gradient.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -29,11 +29,12 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.clip import place_gradients, scale_down
-from hpc_trainer.training.fully_sharded import broadcast, is_fully_sharded
+from hpc_trainer.training.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.stage_cut import Between, Stage
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.target_shares import by_share
 
 _LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
 """Where things are in the vector that ranks add up: three numbers, then a norm for each weight of the whole model."""
@@ -70,6 +71,7 @@ class PipelineStepper(Stepper):
     """Weights that another stage has too, and the group of both."""
     _schedule: Any = field(init=False, default=None)
     _may_omit_outputs: bool = field(init=False, default=False)
+    _told: Sequence[Any] = field(init=False, default=())
     _losses: list[torch.Tensor] = field(init=False, default_factory=list)
     _scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     _norm: torch.Tensor | None = field(init=False, default=None)
@@ -96,7 +98,8 @@ class PipelineStepper(Stepper):
         return Relay(model, self.place, rows=rows, device=self.device)
 
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
-        self._share_buffers(state.model)
+        if self.place.num_data > 1:
+            share_buffers(state.model, [self.place.data_group])
         self.vote.cast(wish_to_stop)
         self._scaler = state.scaler
         self._losses.clear()
@@ -121,6 +124,8 @@ class PipelineStepper(Stepper):
         told: dict[str, Any] = {}
         if self._may_omit_outputs:
             told["return_outputs"] = False  # the last stage needs no logits of the whole batch
+        if stage.is_last:
+            self._told = self._shares(batches, self.grad_accum_steps)
         if stage.is_first or stage.is_last:
             micro = [next(batches) for _ in range(self.grad_accum_steps)]
             # torch cuts it into the same pieces again; one copy to the device instead of many.
@@ -143,16 +148,14 @@ class PipelineStepper(Stepper):
             loss = functional.cross_entropy(
                 logits.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing
             )
+        share = self._told[len(self._losses)]  # micro-batches come in their order
+        if share is not None:
+            loss = by_share(loss, share)
         if self.grad_accum_steps > 1:
             loss = loss / self.grad_accum_steps
         self._losses.append(loss.detach())
         scaled: torch.Tensor = self._scaler.scale(loss)
         return scaled
-
-    def _share_buffers(self, model: nn.Module) -> None:
-        """Buffers become those of the stage's first rank, as DDP makes them."""
-        if self.place.num_data > 1:
-            broadcast([local_tensor(buffer.detach()) for buffer in model.buffers()], self.place.data_group)
 
     def _agree(self, state: TrainState, wish_to_stop: bool, *, wants_norm: bool) -> torch.Tensor:
         """Tells all ranks the loss, the vote, the overflow and the norm; returns the loss. Waits for no device."""

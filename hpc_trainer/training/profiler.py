@@ -64,7 +64,7 @@ class ProfiledStepper:
             self._first_step = state.step + 1
         self._wait_for_device()
         begin = time.perf_counter()
-        result: StepResult = self._stepper.step(state, _watched(batches), **words)
+        result: StepResult = self._stepper.step(state, _Watched(batches), **words)
         self._wait_for_device()
         if self._num_done >= self._first:
             self._inside_s += time.perf_counter() - begin
@@ -116,14 +116,20 @@ class ProfiledStepper:
             print(f"WARNING: the profile could not be written: {error}", flush=True)
 
 
-def _watched(batches: Iterator[Batch]) -> Iterator[Batch]:
-    while True:
+class _Watched(Iterator[Batch]):
+    """Batches of a loader, with the wait for each on the trace."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Batch:
         with record_function(DATA_WAIT):
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-        yield batch
+            return next(self._batches)  # type: ignore[no-any-return]
+
+    def targets_ahead(self, num_batches: int) -> list[int]:
+        """As the loader's."""
+        with record_function(DATA_WAIT):
+            return self._batches.targets_ahead(num_batches)  # type: ignore[no-any-return]
 
 
 def read_figures(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_trainer.config.schema.parallel import Sync
+from hpc_trainer.config.schema.parallel import Strategy, Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -40,6 +40,18 @@ _MESSAGE = 25 << 20
 def needs_ddp(config: TrainConfig) -> bool:
     """False of ranks that step alone from the first step on: DDP's buckets would be memory for nothing."""
     return config.parallel.sync is Sync.every_step or config.parallel.sync_warmup_steps > 0
+
+
+def has_buckets(config: TrainConfig) -> bool:
+    """True if gradients lie in DDP's buckets, which are there from the first step to the last."""
+    return config.parallel.strategy is Strategy.ddp and config.hardware.world_size > 1 and needs_ddp(config)
+
+
+def holds_gradients(config: TrainConfig, grad_accum_steps: int | None) -> bool:
+    """True if gradients are there before a micro-batch's backward pass makes them: in buckets, or added up by earlier
+    micro-batches.
+    """
+    return has_buckets(config) or grad_accum_steps != 1 or bool(config.train.logical_ranks)
 
 
 def with_rounds(config: TrainConfig, state: TrainState, group: RankGroup) -> tuple[type[Stepper], dict[str, Any]]:
@@ -86,6 +98,8 @@ class RoundStepper(Stepper):
             if isinstance(self.module, DistributedDataParallel):
                 self.module = self.module.module  # gradients stay here from now on, and DDP's buckets go
             self.vote = LateVote(self.group)
+            if self.target_groups is not None:
+                self.target_groups = []  # each rank's loss is the mean over its own targets
             if self.outer is not None:
                 self.outer.begin(state.model)
         return Stepper._backward(self, state, batches, wish_to_stop)

@@ -45,6 +45,8 @@ class Saver:
     """A regular save waits for the one before it, rather than take a later step."""
     is_wanted: bool = False
     """A save was due while another was being written: it comes when that one is done."""
+    stop_is_covered: bool = False
+    """A stop needs no save of its own: what an earlier one left out is sooner done again, or nothing is ever saved."""
     _is_told: bool = False
     _stall_s: float = 0.0
 
@@ -121,6 +123,7 @@ class Saver:
             if self.group.broadcast(again_s <= ended.seconds):
                 if self.group.is_rank_zero:
                     print(f"step {running} is saved: the {step - running} steps after it are sooner done again.")
+                self.stop_is_covered = True
                 return
         self.save(step, objects)
 

@@ -6,8 +6,12 @@ import math
 
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 
-# Where one_cycle begins, as a share of the peak (Smith and Topin 2018; torch's OneCycleLR has the same).
+# Smith and Topin 2018, with the figures of torch's OneCycleLR: where it begins and ends, as shares of the peak; the
+# share of the steps in which it rises; and the momentum at both ends, and at the peak.
 _ONE_CYCLE_START = 1 / 25
+_ONE_CYCLE_END = _ONE_CYCLE_START / 10_000
+_ONE_CYCLE_RISE = 0.3
+_MOST_MOMENTUM, _LEAST_MOMENTUM = 0.95, 0.85
 
 
 def learning_rate(schedule: ScheduleConfig, peak_lr: float, step: int, num_steps: int) -> float:
@@ -20,37 +24,54 @@ def learning_rate(schedule: ScheduleConfig, peak_lr: float, step: int, num_steps
         num_steps: updates of the whole run.
 
     Returns:
-        What `ScheduleConfig` describes. The first update after the warm-up has peak_lr, the last one of a falling
-        schedule peak_lr × min_lr_ratio; a fall of a single update is peak_lr.
+        What `ScheduleConfig` describes. The first update after the warm-up has peak_lr. linear, cosine and wsd come to
+        peak_lr × min_lr_ratio after the last update, as torch's schedulers with as many steps: no update has rate 0.
+        one_cycle's last update has what it ends at, which is more than 0.
 
     Raises ValueError: step outside 0 .. num_steps - 1.
     """
     if not 0 <= step < num_steps:
         raise ValueError(f"step={step} must be 0 to {num_steps - 1}.")
-    if step < schedule.warmup_steps:
-        return peak_lr * _rise(schedule, step)
-    return peak_lr * _after_warmup(schedule, step - schedule.warmup_steps, num_steps - 1 - schedule.warmup_steps)
-
-
-def _rise(schedule: ScheduleConfig, step: int) -> float:
     if schedule.name is ScheduleName.one_cycle:
-        return _ONE_CYCLE_START + (1 - _ONE_CYCLE_START) * (1 - _half_cosine(step / schedule.warmup_steps))
-    return (step + 1) / schedule.warmup_steps
+        floor = max(schedule.min_lr_ratio, _ONE_CYCLE_END)
+        return peak_lr * _cycle(schedule, step, num_steps, ends=(_ONE_CYCLE_START, floor), peak=1.0)
+    warmup = schedule.warmup_steps or 0
+    if step < warmup:
+        return peak_lr * (step + 1) / warmup
+    return peak_lr * _after_warmup(schedule, step - warmup, num_steps - warmup)
 
 
-def _after_warmup(schedule: ScheduleConfig, step: int, last: int) -> float:
-    """The share of the peak at `step` (0 .. last) after the warm-up."""
+def momentum(schedule: ScheduleConfig, step: int, num_steps: int) -> float | None:
+    """Momentum (beta1) of one update, which one_cycle cycles against the rate; None: the optimizer's own."""
+    if schedule.name is not ScheduleName.one_cycle or not schedule.cycle_momentum:
+        return None
+    return _cycle(schedule, step, num_steps, ends=(_MOST_MOMENTUM, _MOST_MOMENTUM), peak=_LEAST_MOMENTUM)
+
+
+def _cycle(schedule: ScheduleConfig, step: int, num_steps: int, *, ends: tuple[float, float], peak: float) -> float:
+    """From the first of `ends` to `peak`, and on to the second, by half cosines."""
+    last, warmup = num_steps - 1, schedule.warmup_steps
+    # torch's own place of the peak, which may lie between two updates.
+    top = _ONE_CYCLE_RISE * num_steps - 1 if warmup is None else warmup
+    if step < top:
+        return peak + (ends[0] - peak) * _half_cosine(step / top)
+    return peak if last <= top or last == 0 else ends[1] + (peak - ends[1]) * _half_cosine((step - top) / (last - top))
+
+
+def _after_warmup(schedule: ScheduleConfig, step: int, length: int) -> float:
+    """The share of the peak at `step` (0 .. length - 1) after the warm-up."""
     name, floor = schedule.name, schedule.min_lr_ratio
-    if name is ScheduleName.constant or last == 0:
+    if name is ScheduleName.constant:
         return 1.0
     if name is ScheduleName.step:
-        return schedule.gamma ** (step // (schedule.every_steps or max(1, (last + 1) // 3)))
+        return schedule.gamma ** (step // (schedule.every_steps or max(1, length // 3)))
     if name is ScheduleName.linear:
-        return floor + (1.0 - floor) * (1.0 - step / last)
+        return floor + (1.0 - floor) * (1.0 - step / length)
     if name is ScheduleName.wsd:
-        decay = min(last, schedule.decay_steps or max(1, (last + 1) // 5))
-        return floor + (1.0 - floor) * (1.0 - max(0, step - (last - decay)) / decay)
-    return floor + (1.0 - floor) * _half_cosine(step / last)
+        # So many updates are below the peak: the fall begins at the one before them.
+        decay = min(length - 1, schedule.decay_steps or max(1, length // 5))
+        return floor + (1.0 - floor) * (1.0 - max(0, step - (length - 1 - decay)) / (decay + 1))
+    return floor + (1.0 - floor) * _half_cosine(step / length)
 
 
 def _half_cosine(progress: float) -> float:

@@ -16,16 +16,16 @@ from torch.nn import functional
 
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
-from hpc_trainer.config.schema.train import Recompute, TrainConfig
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.decay import Grouping
-from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
+from hpc_trainer.training.fully_sharded import gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory import (
     MemoryEstimate,
     bytes_of_moments,
     bytes_of_update,
-    kept_bytes,
+    measure,
     share_with_host,
     sizes_here,
     update,
@@ -83,29 +83,21 @@ def _estimate(
     batch[0].requires_grad_(not stage.is_first)
     if stage.is_last:
         batch.append(targets)
-    model, plain = build_model(config, dataset), build_model(config, dataset)
+    model = build_model(config, dataset)
     recompute_blocks(model, train.recompute)
-    losses, all_shares = [], []
     shape = mesh_shape(config.parallel, config.hardware.world_size)
-    for each in (model, plain):
-        all_shares.append(find_shares(each, shape))
-        keep(each, stage)
-        run_parts(each, stage, config.precision, channels_last=False)
-        losses.append(_StageLoss(each, train.label_smoothing))
-    here = list(blocks(model))
-    activations = kept_bytes(config, losses[0], batch, all_shares[0]) * _num_in_flight(config, stage)
-    if train.recompute is Recompute.budget:
-        activations = int(activations * train.recompute_budget)
-    if train.recompute.is_of_blocks and here:  # of the block that is computed again
-        activations += kept_bytes(config, losses[1], batch, all_shares[1]) // len(here)
+    shares = find_shares(model, shape)
+    keep(model, stage)
+    run_parts(model, stage, config.precision, channels_last=False)
+    found = measure(config, _StageLoss(model, train.label_smoothing), batch, shares)
+    activations = found.kept * (_num_in_flight(config, stage) - 1) + found.peak
     optimizer = build_optimizer(config.optim, model, trust=config.trust, whole=groups)
-    note = update(config, losses[0], optimizer, batch)
+    made, note = update(config, optimizer)
     places = [] if stage.is_first else [stage.inputs]
     places += [] if stage.is_last else [stage.outputs]
     between = sum(torch.empty(each.shape, dtype=each.dtype).nbytes for each in places)
     handed = (inputs.nbytes if stage.is_first else 0) + (targets.nbytes if stage.is_last else 0)
     # Of this rank, before FSDP cuts it; and of all ranks of the stage together, as a checkpoint has it.
-    shares = all_shares[0]
     weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     of_all = bytes_of_moments(model, optimizer, is_guess=note is not None)
@@ -130,7 +122,9 @@ def _estimate(
         average=(weights // shape.dp_shard + buffers) * averaged,
         activations=activations,
         gathered=gathered,
-        update=bytes_of_update(config, optimizer, shares, held=held, gone=activations + gathered),
+        update=bytes_of_update(
+            config, optimizer, shares, made // shape.dp_shard, held=held, gone=activations + gathered
+        ),
         checkpoint=num_bytes(model.parameters()) * (1 + averaged)
         + buffers * (1 + shape.num_data_ranks * shape.tp + averaged)
         + sum(of_all.values()),

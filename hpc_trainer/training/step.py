@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from hpc_trainer.training.optim import drop_gradients, set_learning_rate, step_u
 from hpc_trainer.training.parallel import StopVote, for_evaluation
 from hpc_trainer.training.precision import autocast
 from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.target_shares import Groups, target_shares
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,6 +57,8 @@ class Stepper:
     grad_accum_steps: int
     max_grad_norm: float | None
     channels_last: bool = False
+    target_groups: Groups | None = None
+    """Who counts the targets of a step together (`target_shares`); None: nobody need."""
     shares_loss: ClassVar[bool] = False
     # Found once: going through a model's modules takes longer than clipping a small one, 12 µs of a step, and autocast
     # looks through what the device can do, 25 µs.
@@ -96,12 +99,12 @@ class Stepper:
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
         """Leaves each weight's gradient, the mean over all ranks; returns the loss, detached. Collective."""
         if self._is_fully_sharded:
-            share_buffers(self.module)
+            self._share_buffers()
         flag = self.vote.cast(wish_to_stop)
         losses = []
-        for index in range(self.grad_accum_steps):
+        for index, share in enumerate(self._shares(batches, self.grad_accum_steps)):
             with self._sync_gradients(last=index + 1 == self.grad_accum_steps):
-                losses.append(self._micro_batch(state, batches, flag))
+                losses.append(self._micro_batch(state, batches, flag, share))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _clip(self, state: TrainState) -> torch.Tensor | None:
@@ -130,7 +133,12 @@ class Stepper:
         else:
             _step(state.optimizer, is_bad)
 
-    def _micro_batch(self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None) -> torch.Tensor:
+    def _shares(self, batches: Iterator[Batch], count: int) -> Sequence[Any]:
+        return target_shares(batches, count, self.device, self.target_groups)  # type: ignore[arg-type]
+
+    def _micro_batch(
+        self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None, share: torch.Tensor | None
+    ) -> torch.Tensor:
         """Forward and backward of the next micro-batch; its share of the mean loss."""
         inputs, targets = next(batches)
         # On a GPU they are there already (`device_batches`); to others a copy that is not waited for may read memory
@@ -139,12 +147,15 @@ class Stepper:
         if self.channels_last and inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with self._autocast:
-            loss = self.module(inputs, targets, flag)
+            loss = self.module(inputs, targets, flag, share)
         if self.grad_accum_steps > 1:
             loss = loss / self.grad_accum_steps
         state.scaler.scale(loss).backward()
-        share: torch.Tensor = loss.detach()
-        return share
+        part: torch.Tensor = loss.detach()
+        return part
+
+    def _share_buffers(self) -> None:
+        share_buffers(self.module)
 
     def _sync_gradients(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         if self._is_fully_sharded:

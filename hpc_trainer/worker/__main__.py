@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from hpc_trainer.runtime.start import put_current_folder_last
 from hpc_trainer.runtime.stop import StopFlag
 
 
@@ -19,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    put_current_folder_last()
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()

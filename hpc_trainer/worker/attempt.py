@@ -25,8 +25,9 @@ from hpc_trainer.errors import (
     PeerLostError,
     StuckError,
 )
-from hpc_trainer.runs.files import is_storage_error, read_json, write_json
-from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.files import is_storage_error, write_json
+from hpc_trainer.runs.journal import Journal, log_header
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.devices import kind_of
@@ -202,6 +203,7 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         "message": str(error)[:4000],  # a refused resume names the flag that allows it at its end
         "traceback": "".join(traceback.format_exception(error))[-8000:],
         "time": time.time(),
+        "start": log_header(stop.attempt, stop.env.job_id, stop.env.restart_count),
     }
     if is_out_of_memory(error):
         record |= {"cause": OUT_OF_MEMORY, "memory": getattr(error, "memory", {})}
@@ -237,7 +239,7 @@ def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dic
     try:
         os.link(mine, path)  # fails if there is one: the first stays
     except FileExistsError:
-        return {**record, **(read_json(path) or {})}
+        return {**record, **read_failure(path)}
     except OSError:  # a file system without links: the last one stays
         mine.replace(path)
     finally:

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, SlurmError
-from hpc_trainer.runs.files import read_json, write_json
-from hpc_trainer.runs.journal import Journal, failures_of_storage
+from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
+from hpc_trainer.runs.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
     AT_WORK,
+    UNEXPLAINED,
     Action,
     Answer,
     Decision,
     StopFacts,
+    cancelled,
     decide_answer,
     decide_failure,
     decide_stop,
@@ -32,13 +35,16 @@ from hpc_trainer.runtime.decide import (
 )
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
-from hpc_trainer.slurm.queue import read_accounting
+from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
+# sacct tells of an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us in KillWait, 30 s by default.
+_ASK_AGAIN_S = (0.3, 0.6, 1.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,30 +96,61 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
         is_first: that is this rank.
     """
 
-    def record(state: RunState, action: Action = Action.none) -> None:
+    def record(decision: Decision) -> None:
         if stop.env.rank == 0:
-            Journal(stop.paths).end(stop.attempt, state=state, cause=cause, error=dict(error), action=action.value)
+            state, why, act = decision.state, decision.cause, decision.action.value
+            with _disk_may_be_full(f"that it ended as {state.value}"):
+                Journal(stop.paths).end(stop.attempt, state=state, cause=why, error=dict(error), action=act)
 
+    failed = Decision(
+        action=Action.none, state=RunState.OUT_OF_MEMORY if cause == OUT_OF_MEMORY else RunState.FAILED, cause=cause,
+        exit_code=ExitCode(error["exit_code"]),
+    )  # fmt: skip
     made = None
-    # The budget counts records of failures: where none could be written, the run would come back for ever.
-    budget = stop.config.cluster.max_failures if stop.paths.failure(stop.attempt).exists() else 0
-    if error["exit_code"] == ExitCode.STORAGE and budget:  # anything else spares Slurm the question
-        num_failures = failures_of_storage(stop.paths)
-        made = decide_failure(_facts(stop), cause=cause, num_failures=num_failures, max_failures=budget)
-    if made is None:
-        record(RunState.OUT_OF_MEMORY if cause == OUT_OF_MEMORY else RunState.FAILED)
+    if error["exit_code"] == ExitCode.STORAGE:  # anything else spares Slurm the question
+        made = decide_failure(
+            _facts(stop), cause=cause, num_failures=_num_failures(stop), max_failures=stop.config.cluster.max_failures
+        )
+    record(made or failed)
+    if made is None or made.action is Action.none or not is_first:
         return
-    record(made.state, made.action)
-    if not is_first:
-        return
-    if _bring_back(stop, made).state is not RunState.REQUEUED:
-        record(RunState.FAILED)
+    ended = _bring_back(stop, made)
+    if ended.state is not RunState.REQUEUED:
+        record(ended if ended.state is RunState.CANCELLED else failed)
+
+
+def _num_failures(stop: Stop) -> int:
+    """How often storage or data brought the run down, this time included.
+
+    A full disk takes no record of it: then each start in a row that told no other end counts, or a run on a disk that
+    stays full would come back for ever.
+    """
+    if stop.paths.failure(stop.attempt).exists():
+        return failures_of_storage(stop.paths)
+    return failures_untold(Journal(stop.paths).read(), stop.env.job_id, stop.env.restart_count)
+
+
+@contextlib.contextmanager
+def _disk_may_be_full(what: str) -> Iterator[None]:
+    """What brings the run back does not wait for room on the disk."""
+    try:
+        yield
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
+        print(f"{what} could not be recorded: {error}", file=sys.stderr)
 
 
 @stop_signals_held_back()
 def _conclude(stop: Stop) -> ExitCode:
     decision = decide_stop(_facts(stop))
     _record(stop, decision)
+    for pause_s in _ASK_AGAIN_S if decision.cause == UNEXPLAINED else ():
+        time.sleep(pause_s)
+        decision = decide_stop(_facts(stop))
+        if decision.cause != UNEXPLAINED:
+            _record(stop, decision)
+            break
     took = "" if stop.flag.time is None else f", {time.time() - stop.flag.time:.1f} s after the signal"
     what = "before the first step" if stop.saved_step is None else f"at step {stop.saved_step}, saved"
     print(f"stopped {what}: {decision.cause} ({stop.flag.signal_name}){took}.")
@@ -125,18 +162,30 @@ def _conclude(stop: Stop) -> ExitCode:
 
 
 def _bring_back(stop: Stop, decision: Decision) -> Decision:
-    """Does what was decided, and what follows from Slurm's answers; returns what has become true, and how."""
+    """Does what was decided, and what follows from Slurm's answers; returns what has become true, and how.
+
+    The cancel marker is read last, right before each act: Slurm may have taken half a minute to say how the job stands.
+    """
     done = decision
+    if done.action is not Action.none and _is_cancelled(stop):
+        return cancelled()
     if done.action is Action.requeue:
-        write_json(stop.paths.requeue_token, _incarnation(stop.env))
+        with _disk_may_be_full("the requeue"):
+            write_json(stop.paths.requeue_token, _incarnation(stop.env))
         answer = _ask_requeue(stop.env.job_id)
         made = decide_answer(done, answer, can_submit=_can_submit())
         if made.action is Action.none and made.state is RunState.REQUEUED:
             return done
         done = made
+        if _is_cancelled(stop):
+            return cancelled()
     if done.action is Action.batch_requeue:
         sweep = SweepPaths(stop.paths.folder.parent)
-        write_json(sweep.requeue_request(stop.env.job_id, stop.env.restart_count), _incarnation(stop.env))
+        try:
+            write_atomic(sweep.requeue_request(stop.env.job_id, stop.env.restart_count), f"{stop.paths.folder}\n")
+        except OSError as error:
+            print(f"the batch script could not be asked to requeue the job: {error}", file=sys.stderr)
+            return dataclasses.replace(done, action=Action.none, state=done.fallback or RunState.PREEMPTED)
         print("the batch script will requeue the job.")
     if done.action is Action.successor:
         is_accepted = _submit_successor(stop)
@@ -163,7 +212,7 @@ def _ask_requeue(job_id: str) -> Answer:
 def _submit_successor(stop: Stop) -> bool:
     """Another process, which knows how to submit: a worker does not (its layer lies below launch/)."""
     job_id = stop.env.job_id
-    argv = [sys.executable, "-m", "hpc_trainer", "successor", str(stop.paths.folder), "--after", job_id]
+    argv = [sys.executable, *start_words("hpc_trainer"), "successor", str(stop.paths.folder), "--after", job_id]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_SUCCESSOR_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -177,15 +226,16 @@ def _record(stop: Stop, decision: Decision) -> None:
     state = decision.state
     if decision.action is Action.successor and decision.fallback is not None:
         state = decision.fallback  # true until sbatch has accepted
-    Journal(stop.paths).end(
-        stop.attempt,
-        state=state,
-        cause=decision.cause,
-        step=stop.saved_step,
-        saved_step=stop.saved_step,
-        action=decision.action.value,
-        signal=stop.flag.signal_name,
-    )
+    with _disk_may_be_full(f"that it ended as {state.value}"):
+        Journal(stop.paths).end(
+            stop.attempt,
+            state=state,
+            cause=decision.cause,
+            step=stop.saved_step,
+            saved_step=stop.saved_step,
+            action=decision.action.value,
+            signal=stop.flag.signal_name,
+        )
 
 
 def _incarnation(env: RankEnv) -> dict[str, object]:
@@ -196,8 +246,12 @@ def _can_submit() -> bool:
     return shutil.which("sbatch") is not None
 
 
+def _is_cancelled(stop: Stop) -> bool:
+    return stop.paths.marker(CANCEL).exists()
+
+
 def _facts(stop: Stop) -> StopFacts:
-    has_cancel_marker = stop.paths.marker(CANCEL).exists()
+    has_cancel_marker = _is_cancelled(stop)
     job_id = stop.env.job_id
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
     if not on_slurm:
@@ -220,6 +274,7 @@ def _facts(stop: Stop) -> StopFacts:
     if job.preempt_time is not None and job.state not in AT_WORK:
         with contextlib.suppress(SlurmError):
             preemption = show_preemption(job.partition)
+    accounting, is_kept = (None, True) if job.state in AT_WORK else _accounting(job_id)
     return dataclasses.replace(
         known,
         preempts_by_requeue=None if preemption is None else preemption.mode.startswith("REQUEUE"),
@@ -230,13 +285,19 @@ def _facts(stop: Stop) -> StopFacts:
         ran_full_time=job.ran_full_time,
         was_preempted=job.preempt_time is not None,
         was_requeued=job.restarts > stop.env.restart_count,
-        accounting_state=None if job.state in AT_WORK else _accounting_state(job_id),
+        accounting_state=accounting,
+        keeps_accounting=is_kept,
+        reason=job.reason,
     )
 
 
-def _accounting_state(job_id: str) -> str | None:
+def _accounting(job_id: str) -> tuple[str | None, bool]:
+    """The job's state by sacct, None if it does not say; and False if the site keeps no accounting."""
     try:
         entry = read_accounting([job_id], timeout_s=WORKER_TIMEOUT_S).get(job_id)
     except SlurmError:
-        return None
-    return None if entry is None else entry.state
+        return None, True
+    # Ids come again, and our own row may not be there yet.
+    if entry is None or os.environ.get("SLURM_JOB_NAME") not in (None, entry.name):
+        return None, keeps_accounting(timeout_s=WORKER_TIMEOUT_S)
+    return entry.state, True

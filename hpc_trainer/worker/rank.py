@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
-from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error, read_json, set_umask
-from hpc_trainer.runs.journal import Journal, failures_of_storage
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error
+from hpc_trainer.runs.journal import Journal, failures_of_storage, log_header
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import read_submissions
+from hpc_trainer.runs.submissions import newest_of_run, read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
 
@@ -55,20 +58,30 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
         if paths.marker(marker).exists():
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
-    paths.folder.mkdir(exist_ok=True)
+    try:
+        return _start_attempt(config, sweep, paths, env, stop)
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
+        return _storage_failed(error, config, paths, env, stop)
+
+
+def _start_attempt(config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:
+    run_id = paths.run_id
+    make_folder(paths.folder)
     check_trusted(paths.folder)
     newer = _newer_job(sweep, paths, env)
     if newer is not None:
         print(f"{run_id}: job {newer} has this run now; nothing to do for job {env.job_id}.")
         return ExitCode.OK
     for folder in (paths.logs, paths.checkpoints):
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
     failed = failed_before(paths, env, config.cluster.max_failures)
     if failed is not None:
         print(f"{run_id}: {failed}; Slurm has started this job once more. Another try: hpc-trainer retry {run_id}")
         return ExitCode.FAILED
     attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
-    _redirect_output(paths, attempt, env.rank)
+    _redirect_output(paths, attempt, env)
 
     os.environ.update(config.cluster.env)
     # cuBLAS keeps its workspace fixed, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
@@ -76,6 +89,22 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
     from hpc_trainer.worker.attempt import run_attempt
 
     return run_attempt(config, paths, env, stop, attempt)
+
+
+def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:
+    """A disk that is full before the attempt has begun: rank 0 brings the run back, as from any failure of storage."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    if env.rank == 0:
+        from hpc_trainer.worker.conclude import Stop, conclude_failure
+
+        attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
+        told = {
+            "rank": 0, "node": env.node, "exit_code": int(ExitCode.STORAGE), "type": type(error).__name__,
+            "message": str(error),
+        }  # fmt: skip
+        ended = Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=None)
+        conclude_failure(ended, cause="storage", error=told, is_first=True)
+    return ExitCode.STORAGE
 
 
 def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | None:
@@ -88,7 +117,7 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
     newest = earlier[-1] if earlier else None
     if newest is None or newest.restart_count >= env.restart_count or newest.state is RunState.REQUEUED:
         return None
-    code = (read_json(paths.failure(newest.attempt)) or {}).get("exit_code")
+    code = read_failure(paths.failure(newest.attempt)).get("exit_code")
     if code == ExitCode.STORAGE and failures_of_storage(paths) <= max_failures:
         return None  # a lost node looks like this, and Slurm has started the job elsewhere
     # srun may have ended rank 0 before it could journal another rank's error.
@@ -98,14 +127,17 @@ def failed_before(paths: RunPaths, env: RankEnv, max_failures: int) -> str | Non
 
 def _newer_job(sweep: SweepPaths, paths: RunPaths, env: RankEnv) -> str | None:
     """The job that the run was given to after ours, if any: one that Slurm brings back late must not start it too."""
-    jobs = {
-        each.time: each.element_id(each.run_ids.index(paths.run_id))
-        for each in (*read_submissions(sweep), *read_submissions(paths))
-        if each.executor == "slurm" and paths.run_id in each.run_ids
+    in_sweep = [each for each in read_submissions(sweep) if paths.run_id in each.run_ids]
+    own = read_submissions(paths)
+    known = {
+        each.element_id(each.run_ids.index(paths.run_id)) for each in (*in_sweep, *own) if each.executor == "slurm"
     }
-    # Ours may not be among them: its confirmation is still being written.
-    newest = jobs[max(jobs)] if env.job_id in jobs.values() else None
-    return newest if newest != env.job_id else None
+    latest = in_sweep[-1] if in_sweep else None
+    newest = newest_of_run(paths, None if latest is None else (latest, latest.run_ids.index(paths.run_id)))
+    if env.job_id not in known or newest is None or newest[0].executor != "slurm":
+        return None  # ours is not among them: its confirmation is still being written
+    job_id = newest[0].element_id(newest[1])
+    return job_id if job_id != env.job_id else None
 
 
 def _run_of_element(sweep: SweepPaths, uuid: str) -> str:
@@ -116,10 +148,16 @@ def _run_of_element(sweep: SweepPaths, uuid: str) -> str:
     raise RunStateError(f"{sweep.submissions} holds no run for array {uuid}, element {index!r}.")
 
 
-def _redirect_output(paths: RunPaths, attempt: int, rank: int) -> None:
-    """From here on this rank, and whatever it starts, prints into its own log."""
-    print(f"{paths.run_id}: attempt {attempt}, rank {rank} logs to {paths.log(attempt, rank)}", flush=True)
-    descriptor = os.open(paths.log(attempt, rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+def _redirect_output(paths: RunPaths, attempt: int, env: RankEnv) -> None:
+    """From here on this rank, and whatever it starts, prints into its own log, which says first whose it is."""
+    log = paths.log(attempt, env.rank)
+    print(f"{paths.run_id}: attempt {attempt}, rank {env.rank} logs to {log}", flush=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, f"{log_header(attempt, env.job_id, env.restart_count)}\n".encode())
+    except OSError as error:
+        if not is_storage_error(error):
+            raise
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,6 +52,47 @@ def test_whatever_a_run_writes_is_the_persons_alone(
         "heartbeat.json", "result.json", "DONE", "checkpoints", "manifest.json", "state.safetensors", "logs",
         "attempt-000.rank-0.log",
     } <= written  # fmt: skip
+
+
+def give_default_acl(folder: Path) -> None:
+    """As `setfacl -d -m u::rwx,g::rwx,g:43210:rwx,m::rwx,o::r-x`, usual on project spaces."""
+    anybody = 0xFFFFFFFF
+    entries = ((0x01, 7, anybody), (0x04, 7, anybody), (0x08, 7, 43210), (0x10, 7, anybody), (0x20, 5, anybody))
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(folder, "system.posix_acl_default", acl)
+    except (OSError, AttributeError) as error:
+        pytest.skip(f"this file system has no ACLs: {error}")
+
+
+@pytest.mark.parametrize(
+    ("more", "folder", "file"), [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")]
+)
+def test_a_default_acl_of_the_project_space_opens_nothing(
+    local: LocalDriver, more: tuple[str, ...], folder: str, file: str
+) -> None:
+    give_default_acl(local.folder)
+    for seed in ("seed=0", "seed=1"):
+        local.train(*TINY, seed, "sweep_name=mine", *more)
+    assert modes(local.folder / "runs") == {"folders": {folder}, "files": {file, file.replace("6", "4")}}
+
+
+def test_one_command_mends_a_sweep_that_a_default_acl_has_opened(local: LocalDriver) -> None:
+    local.train(*TINY, "sweep_name=mine")
+    sweep = local.folder / "runs" / "mine"
+    for path in (sweep, *sweep.rglob("*")):  # as it was left by what heeded no ACL
+        if path.is_dir():
+            give_default_acl(path)
+        path.chmod(path.stat().st_mode | 0o070)
+    words = ("train", *TINY, "seed=1", "sweep_name=mine")
+    said = local.run(*words, check=False)
+    assert said.returncode == 1
+    assert "by a default ACL of the folder" in said.stderr
+    command = said.stderr.rsplit("then: ", 1)[1].strip()
+    assert command == f"chmod -R go-w {sweep}"
+    subprocess.run(shlex.split(command), check=True)
+    assert local.train(*words[1:])["state"] == "COMPLETED"
+    assert local.train(*TINY, "seed=2", "sweep_name=mine")["state"] == "COMPLETED"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")

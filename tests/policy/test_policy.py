@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,111 @@ def test_hydra_submitit_and_slurm_commands_stay_where_they_belong() -> None:
     assert users(r"^\s*(from|import) submitit\b") == {"launch"}
     assert users(r"^\s*(from|import) (hydra|omegaconf)\b") == {"config"}
     assert users(r"run_slurm\(|\[\"(squeue|sacct|scontrol|scancel)\"") == {"slurm"}
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """First parts of what a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+# What is imported -> what provides it, where the names differ.
+_PROVIDED_BY = {"hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml", "torch_xla": "torch-xla"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Not what comes with something else today."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^dependencies = \[(.*?)^dev = \[", text, flags=re.DOTALL | re.MULTILINE)
+    assert listed is not None
+    declared = {name.lower() for name in re.findall(r'"([A-Za-z0-9_-]+)\s*[<>=~!\["]', listed.group(1))}
+    assert {"torch", "submitit", "torchao"} <= declared
+    missing = set()
+    for path in MODULES:
+        for name in _imported(ast.parse(path.read_text(encoding="utf-8"))):
+            is_ours = name in sys.stdlib_module_names or name == "hpc_trainer"
+            if not is_ours and _PROVIDED_BY.get(name, name).lower() not in declared:
+                missing.add(f"{name} ({_name(path)})")
+    assert missing == set()
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
+    assert "\npyyaml==" in constraints
+
+
+def _neighbours(path: Path) -> set[str]:
+    """Files of the same folder that are imported by their bare names."""
+    return _imported(ast.parse(path.read_text(encoding="utf-8"))) & {each.stem for each in path.parent.glob("*.py")}
+
+
+def test_each_test_file_can_be_collected_alone() -> None:
+    """Children are scripts and import their neighbours as such: the folder's conftest.py puts it on the path."""
+    tests = [path for path in PYTHON if path.is_relative_to(ROOT / "tests")]
+    folders = {path.parent for path in tests if _neighbours(path)}
+    assert ROOT / "tests" / "unit" / "training" in folders
+    for folder in folders:
+        conftest = folder / "conftest.py"
+        assert conftest.exists(), f"{_name(folder)} needs a conftest.py"
+        assert "sys.path.insert(0, str(Path(__file__).parent))" in conftest.read_text(encoding="utf-8"), _name(conftest)
+
+
+_CHECKS = {"raises", "warns", "fail", "assert_close", "check_returncode"}
+
+
+def _calls(function: ast.AST) -> set[str]:
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls}
+
+
+def _can_fail(function: ast.AST) -> bool:
+    return any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(function)) or bool(
+        _calls(function) & _CHECKS
+    )
+
+
+# Of a function that answers by an error: that there is none is what they say.
+_ANSWERS_BY_ERROR = {"check_place", "check_trusted"}
+
+
+def test_every_test_can_fail() -> None:
+    """By an assertion of its own, or of a function that it calls."""
+    functions = [
+        (path, node)
+        for path in PYTHON
+        if path.is_relative_to(ROOT / "tests")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    checking = set(_ANSWERS_BY_ERROR)
+    for _ in range(5):  # of helpers that call helpers
+        checking |= {node.name for _, node in functions if _can_fail(node) or _calls(node) & checking}
+    idle = [
+        f"{_name(path)}:{node.lineno} {node.name}"
+        for path, node in functions
+        if node.name.startswith("test_") and not _can_fail(node) and not _calls(node) & checking
+    ]
+    assert idle == []
+
+
+def test_the_table_of_groups_lists_each_choice() -> None:
+    text = (ROOT / "docs" / "configure.md").read_text(encoding="utf-8")
+    listed = {
+        group: {name.strip() for name in names.split(",")}
+        for group, names in re.findall(r"^\| `(\w+)` \| ([\w, ]+?) \|", text, flags=re.MULTILINE)
+        if (ROOT / "conf" / group).is_dir()
+    }
+    assert listed == {group: {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} for group in listed}
+    assert {"model", "parallel", "sweep"} <= listed.keys()
+
+
+def test_ids_in_the_docs_have_the_digits_of_an_id() -> None:
+    wrong = [
+        f"{_name(page)}: {found}"
+        for page in PAGES
+        for found in re.findall(r"-s\d+-[0-9a-f]{6,}\b", page.read_text(encoding="utf-8"))
+        if not re.fullmatch(r"-s\d+-[0-9a-f]{10}", found)
+    ]
+    assert wrong == []

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Driver:
 
     slurm: SlurmCluster
     folder: Path
+    seen: dict[str, set[str]] = field(default_factory=dict)
+    """Sweep -> every state that `status` has shown of its runs while they were waited for."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -88,6 +90,7 @@ class Driver:
 
         def reached() -> bool:
             latest.update(self.status(sweep))
+            self.seen.setdefault(sweep, set()).update(run["state"] for run in latest.values())
             return all(run["state"] in states for run in latest.values())
 
         try:

@@ -46,6 +46,7 @@ def test_a_grid_above_every_limit_completes_although_its_shell_was_killed(limite
     limited.run_killed_after_sbatch(killed_after, "submit", *words)
     runs = limited.wait_for_states("many", "COMPLETED", timeout_s=800)
     assert len(runs) == count
+    assert limited.seen["many"] <= {"NEW", "UNKNOWN", "PENDING", "RUNNING", "COMPLETED"}, "no state that was never true"
     assert _starts(limited, "many") == Counter(runs.keys()), "every run once"
     assert limited.json("submit", *words)["submitted"] == 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from hpc_trainer.config.schema.effect import only_with
+
 
 class SaveEvery(str, enum.Enum):
     """What decides when a run saves."""
@@ -38,7 +40,7 @@ class CheckpointConfig:
     keep_best: str | None = None
     """A metric of metrics.jsonl, such as eval_loss or eval_accuracy: the checkpoint with its best value is kept. null:
     none."""
-    best_mode: BestMode = BestMode.auto
+    best_mode: BestMode = field(default=BestMode.auto, metadata=only_with("checkpoint.keep_best"))
     """min, max, or auto: min for a metric named after a loss, an error or a perplexity, max for an accuracy, a score
     and the like."""
     resume_from: str | None = None

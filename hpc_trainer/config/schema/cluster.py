@@ -22,9 +22,10 @@ class ClusterConfig:
     account: str | None = None
     """Slurm account. Put it in ~/.config/hpc_trainer/config.yaml, not into the repository."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines before srun, trusted: modules, activation of an environment. `plan --script` shows them."""
+    """Shell lines before srun, trusted: modules, activation of an environment. `plan --script` shows them. Of a run on
+    this machine: before each rank."""
     python: str | None = None
-    """Python on the compute nodes; null: the one that submits."""
+    """Python of the ranks; null: the one that submits."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment of every rank, as NCCL_SOCKET_IFNAME. Never secrets: scripts are kept by Slurm."""
     master_addr: str | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hpc_trainer.config.schema.effect import only_with
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,5 +20,5 @@ class MonitorConfig:
     profile_steps: int = 0
     """Steps that rank 0 watches with torch.profiler, 0 to 1000: profile.txt and profile.trace.json.gz in the run folder
     (docs/speed.md). The same bits; those steps are some percent slower. 0: none."""
-    profile_warmup_steps: int = 10
+    profile_warmup_steps: int = field(default=10, metadata=only_with("monitor.profile_steps"))
     """Steps of each attempt before the profile, ≥ 1: caches, compilers and allocators are cold in the first ones."""

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.schema.effect import only_with
+
 
 class LrScaling(str, enum.Enum):
     """How the learning rate grows with the batch."""
@@ -32,7 +34,9 @@ class OptimConfig:
     lr_scaling: LrScaling = LrScaling.none
     """lr is meant for a batch of lr_base_batch samples, and is multiplied by k = global_batch_size / lr_base_batch
     (linear: Goyal et al. 2017, for SGD) or by its root (sqrt: Malladi et al. 2022, for Adam and AdamW)."""
-    lr_base_batch: int | None = None
+    lr_base_batch: int | None = field(
+        default=None, metadata=only_with("optim.lr_scaling=linear", "optim.lr_scaling=sqrt")
+    )
     """Samples of the batch that lr is meant for, ≥ 1; only with lr_scaling."""
     weight_decay: float = 0.0
     """Decay of weights with two or more dimensions; biases and norms have none. ≥ 0."""

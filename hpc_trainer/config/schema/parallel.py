@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hpc_trainer.config.schema.effect import only_with
 
 
 class Strategy(str, enum.Enum):
@@ -56,7 +58,9 @@ class ParallelConfig:
     """Stages that the model's blocks are divided among, ≥ 1; tensor_parallel × pipeline_parallel must divide
     world_size, and the quotient is the number of data-parallel ranks. gpt, resnet18, resnet50, and models of your own
     with `pipeline_parts`."""
-    pipeline_schedule: PipelineSchedule = PipelineSchedule["1f1b"]
+    pipeline_schedule: PipelineSchedule = field(
+        default=PipelineSchedule["1f1b"], metadata=only_with("parallel.pipeline_parallel")
+    )
     """1f1b: a stage keeps the activations of at most as many micro-batches as there are stages; it needs
     train.grad_accum_steps of that number or more. gpipe: it keeps those of all grad_accum_steps. The same bits."""
     data_parallel_replicate: int = 1
@@ -80,20 +84,24 @@ class ParallelConfig:
     and 1 for the first (torch's). Another order of summation, so other last bits."""
     comm_hook: CommHook = CommHook.none
     """ddp only: gradients are sent as bf16 or fp16, half the bytes, or as two thin matrices each (powersgd)."""
-    powersgd_rank: int = 1
+    powersgd_rank: int = field(default=1, metadata=only_with("parallel.comm_hook=powersgd"))
     """Columns of the two matrices, ≥ 1: more are more exact, and more bytes. 1 to 4 as a rule (Vogels et al. 2019)."""
-    powersgd_start_step: int = 1000
+    powersgd_start_step: int = field(default=1000, metadata=only_with("parallel.comm_hook=powersgd"))
     """Steps before with whole gradients, ≥ 2: the beginning bears errors badly. torch's rule: a tenth of the run."""
-    powersgd_error_feedback: bool = True
+    powersgd_error_feedback: bool = field(default=True, metadata=only_with("parallel.comm_hook=powersgd"))
     """What was not sent is added to the next step's gradient: takes the memory of the gradients once more."""
     sync: Sync = Sync.every_step
     """ddp only. every_step: gradients are averaged in each step. post_local_sgd: ranks step alone, and weights are
     averaged now and then. diloco: so too, and an outer optimizer takes the average change as its gradient."""
-    sync_every_steps: int = 16
+    sync_every_steps: int = field(
+        default=16, metadata=only_with("parallel.sync=post_local_sgd", "parallel.sync=diloco")
+    )
     """Steps that ranks take alone, ≥ 1; the last step of a run always ends with a synchronisation."""
-    sync_warmup_steps: int = 0
+    sync_warmup_steps: int = field(
+        default=0, metadata=only_with("parallel.sync=post_local_sgd", "parallel.sync=diloco")
+    )
     """Steps before that average gradients, as every_step does, ≥ 0; a multiple of sync_every_steps."""
-    outer_lr: float = 0.7
+    outer_lr: float = field(default=0.7, metadata=only_with("parallel.sync=diloco"))
     """diloco: learning rate of the outer SGD, > 0 (Douillard et al. 2023)."""
-    outer_momentum: float = 0.9
+    outer_momentum: float = field(default=0.9, metadata=only_with("parallel.sync=diloco"))
     """diloco: its Nesterov momentum, in [0, 1)."""

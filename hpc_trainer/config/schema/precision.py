@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hpc_trainer.config.schema.effect import only_with
 
 
 class Dtype(str, enum.Enum):
@@ -21,7 +23,7 @@ class PrecisionConfig:
     GradScaler. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from Ampere on. fp8:
     bf16, and the products of large linear layers in 8 bits (torchao; a scale for each tensor, found at each step), on
     GPUs from Ada and Hopper on; for large transformers with `train.compile=true`."""
-    init_scale: float = 65_536.0
+    init_scale: float = field(default=65_536.0, metadata=only_with("precision.compute_dtype=fp16"))
     """First loss scale of the GradScaler, > 0; fp16 only."""
-    growth_interval: int = 2_000
+    growth_interval: int = field(default=2_000, metadata=only_with("precision.compute_dtype=fp16"))
     """Steps without overflow before the scale doubles, ≥ 1; fp16 only."""

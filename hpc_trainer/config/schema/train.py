@@ -11,6 +11,7 @@ from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
+from hpc_trainer.config.schema.effect import only_with
 from hpc_trainer.config.schema.guard import GuardConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import ModelConfig
@@ -73,7 +74,7 @@ class LoopConfig:
     micro_batch_size: int | str | None = None
     """Samples of one forward pass on one rank; null: what the other two leave; auto: the largest that fits, found when
     the run first starts and kept from then on. grad_accum_steps follows, and the global batch stays."""
-    memory_margin: float = 0.1
+    memory_margin: float = field(default=0.1, metadata=only_with("train.micro_batch_size=auto"))
     """Share of a rank's memory that `micro_batch_size=auto` leaves free, in [0, 1): for fragments and communication."""
     grad_accum_steps: int | None = None
     """Forward passes for each optimizer step; null: what the other two leave, else 1."""
@@ -103,7 +104,7 @@ class LoopConfig:
     """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
     more time), selective keeps the results of its matrix products too. The same bits as none on a CPU. budget: the
     compiler chooses what to compute again, so that `recompute_budget` is kept; with `compile`, without dropout."""
-    recompute_budget: float = 0.5
+    recompute_budget: float = field(default=0.5, metadata=only_with("train.recompute=budget"))
     """Share of what the compiler would keep for the backward pass, in [0, 1], that `recompute=budget` may keep."""
     channels_last: bool = False
     """Images and convolutions as NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
@@ -111,10 +112,10 @@ class LoopConfig:
     """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
     Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler. Evaluations are
     not compiled. What was compiled is kept in the sweep's folder, for its other runs and restarts."""
-    compile_scope: CompileScope = CompileScope.model
+    compile_scope: CompileScope = field(default=CompileScope.model, metadata=only_with("train.compile=true"))
     """model: the whole model with its loss. blocks: each layer of a transformer or ResNet by itself, alike ones once:
     a shorter start, and parallel=fsdp gathers their weights one by one as it does without."""
-    compile_mode: CompileMode = CompileMode.default
+    compile_mode: CompileMode = field(default=CompileMode.default, metadata=only_with("train.compile=true"))
     """reduce_overhead: CUDA graphs, for steps of many small kernels. max_autotune: tries kernels: a longer start."""
 
     def __post_init__(self) -> None:

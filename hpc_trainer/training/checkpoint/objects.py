@@ -13,7 +13,7 @@ PowerSGD): all of it is saved by rank, and comes back on as many ranks only. Of 
 
 Not by rank: the same on all ranks, so rank 0's is written; of sharded tensors (DTensors) each rank its part. Buffers
 differ between ranks: batch norm's statistics see one rank's samples. On another number of ranks rank 0's count, as they
-do for DDP, which hands them out at each forward pass.
+do for DDP, which hands them out at each forward pass, and for evaluations (`fully_sharded.buffers_shared`).
 
 Loading reads what is needed here: a whole tensor, or this rank's part of it. How it was cut when it was saved, by one
 rank, by DDP, ZeRO-1 or FSDP on any number of ranks, makes no difference.

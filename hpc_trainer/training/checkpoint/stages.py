@@ -19,7 +19,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.boxes import Box
 from hpc_trainer.training.checkpoint.forms import RESUME
 from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, DTYPES, pack_sharded, unpack
-from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
+from hpc_trainer.training.checkpoint.shards import Shard, is_sharded, local_tensor
 
 _ATTRIBUTE = "pipeline_whole"
 Form = tuple[torch.dtype, tuple[int, ...]]
@@ -71,8 +71,15 @@ def find_whole(value: Any) -> tuple[str, Whole] | None:
 
 
 def module_state(value: nn.Module) -> dict[str, Any]:
-    """Its state_dict; of a stage that of the whole model, with a `Shard` for each tensor."""
+    """Its state_dict; of a stage that of the whole model, with a `Shard` for each tensor.
+
+    Buffers that tensor-parallel ranks hold alike are plain tensors in it: as DTensors they know these ranks alone, and
+    each group of data-parallel copies would write them.
+    """
     state = value.state_dict()
+    for name, buffer in value.named_buffers():
+        if name in state and is_sharded(buffer) and all(each.is_replicate() for each in buffer.placements):  # type: ignore[attr-defined]
+            state[name] = local_tensor(buffer.detach())
     found = find_whole(value)
     if found is None:
         return state

@@ -68,6 +68,29 @@ def cancelled_in_the_requeue_delay(scene: Scene, references: References) -> None
 
 
 @scenario(ONE)
+def cancelled_while_its_successor_is_on_the_way(scene: Scene, references: References) -> None:
+    """hpc-trainer cancel between the journal's end and the successor's sbatch: the marker keeps it from training."""
+    scene.submit()
+    scene.slurm.run("scontrol", "update", f"jobid={scene.run.job_id}", "requeue=0")
+    scene.wait_for_step(20)
+    scene.signal("USR2")
+    scene.wait_for_end(0)
+    scene.driver.run("cancel", "scene")
+    check_stays(scene, "CANCELLED", "cancelled")
+
+
+@scenario(ONE)
+def cancelled_while_nobody_has_it(scene: Scene, references: References) -> None:
+    """hpc-trainer cancel of an interrupted run: the next submit of the grid leaves it alone."""
+    scene.submit()
+    scene.wait_for_step(20)
+    scene.slurm.run("scancel", "--batch", "--signal=USR2", scene.run.job_id)
+    scene.wait_for(lambda: scene.driver.only_run("scene")["state"] == "PREEMPTED", "the interruption", 60)
+    assert scene.driver.json("cancel", "scene")["cancelled"] == [scene.run.folder.name]
+    check_stays(scene, "CANCELLED", "cancelled")
+
+
+@scenario(ONE)
 def one_array_element_cancelled(scene: Scene, references: References) -> None:
     """scancel of one element of three: it stays, the others complete undisturbed."""
     scene.submit(seeds=(0, 1, 2))

@@ -113,3 +113,26 @@ def no_progress(scene: Scene, references: References) -> None:
     scene.wait_for_end(allowed)
     scene.open("train")
     check_stays(scene, "FAILED", "no_progress")
+
+
+@scenario(ONE)
+def restart_that_crashes_before_python(scene: Scene, references: References) -> None:
+    """A line of cluster.setup that fails at the second start: FAILED with what it printed; mended, the run goes on."""
+    setup = scene.folder / "setup.sh"
+    setup.touch()
+    scene.submit(f"cluster.setup=['. {setup}']")
+    scene.wait_for_step(20)
+    scene.requeue()
+    setup.write_text("echo 'module: no module cuda/99' >&2\nexit 3\n")
+    scene.start_now()
+    scene.wait_for_job("FAILED")
+    row = scene.driver.only_run("scene")
+    assert row["state"] == "FAILED", row
+    why = scene.driver.json("why", scene.run.folder.name)
+    assert "module: no module cuda/99" in why["evidence"][0], why
+    assert any("--retry-failed" in line for line in why["advice"]), why
+    setup.write_text("")
+    assert scene.submit_again()["submitted"] == 0
+    assert scene.submit_again("--retry-failed")["submitted"] == 1
+    scene.follow_job()
+    check_completed(scene, references, [("requeued", "signal"), "done"])

@@ -47,7 +47,8 @@ class Scenario:
 
 SCENARIOS: dict[str, Scenario] = {}
 _MODULES = (
-    "accounting", "cancels", "controller", "moments", "nodes", "preemption", "ranks", "requeues", "timeouts",
+    "accounting", "batch_shell", "cancels", "controller", "moments", "nodes", "preemption", "ranks", "requeues",
+    "storage", "timeouts",
 )  # fmt: skip
 
 

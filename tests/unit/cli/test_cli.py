@@ -91,6 +91,7 @@ PLAN = {
     "excluded": int,
     "gpu_hours_max": (int, float),
     "limits": list,
+    "left_out": list,
     "notes": list,
     "problems": list,
 }  # fmt: skip
@@ -102,6 +103,7 @@ SUBMIT = {
     "arrays": [{"job_id": str, "runs": int, "hardware": str}],
     "top_up_job": NULLABLE,
     "limits": list,
+    "left_out": list,
     "notes": list,
 }
 STATUS = {
@@ -160,7 +162,7 @@ def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSl
         0,
         {
             "sweep": "lr", "submitted": 0, "waiting": 0, "already": 4, "arrays": [], "top_up_job": None,
-            "limits": [], "notes": [],
+            "limits": [], "left_out": [], "notes": [],
         },
     )  # fmt: skip
     assert len(fake_slurm.calls("sbatch")) == 2

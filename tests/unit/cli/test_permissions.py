@@ -12,8 +12,9 @@ import pytest
 
 from hpc_trainer.cli.main import main
 from hpc_trainer.launch.lock import submit_lock
-from hpc_trainer.runs.files import set_umask, write_atomic
+from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import set_umask
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 Submit = Callable[..., tuple[int, str]]

@@ -30,12 +30,12 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "parallel.bucket_cap_mb=4 is a size of DDP's messages; parallel=fsdp has none. Use "
         "parallel.bucket_cap_mb=null.",
     ),
-    ({"parallel__powersgd_rank": 0}, "parallel.powersgd_rank=0 must be at least 1. Use 1."),
-    ({"parallel__powersgd_start_step": 1}, "parallel.powersgd_start_step=1 must be at least 2. Use 2."),
-    ({"parallel__sync_every_steps": 0}, "parallel.sync_every_steps=0 must be at least 1. Use 1."),
-    ({"parallel__sync_warmup_steps": -1}, "parallel.sync_warmup_steps=-1 must be at least 0. Use 0."),
-    ({"parallel__outer_lr": 0.0}, "parallel.outer_lr=0 must be greater than 0 and finite. Use 0.7."),
-    ({"parallel__outer_momentum": 1.0}, "parallel.outer_momentum=1 must be in [0, 1). Use less than 1."),
+    ({**POWERSGD, "parallel__powersgd_rank": 0}, "parallel.powersgd_rank=0 must be at least 1. Use 1."),
+    ({**POWERSGD, "parallel__powersgd_start_step": 1}, "parallel.powersgd_start_step=1 must be at least 2. Use 2."),
+    ({**ROUNDS, "parallel__sync_every_steps": 0}, "parallel.sync_every_steps=0 must be at least 1. Use 1."),
+    ({**ROUNDS, "parallel__sync_warmup_steps": -1}, "parallel.sync_warmup_steps=-1 must be at least 0. Use 0."),
+    ({**ROUNDS, "parallel__outer_lr": 0.0}, "parallel.outer_lr=0 must be greater than 0 and finite. Use 0.7."),
+    ({**ROUNDS, "parallel__outer_momentum": 1.0}, "parallel.outer_momentum=1 must be in [0, 1). Use less than 1."),
     (
         {"parallel__comm_hook": CommHook.bf16},
         "parallel.comm_hook=bf16 is about what ranks send each other, and hardware=cpu_x1 has one. Use "

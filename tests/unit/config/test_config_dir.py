@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.grid import expand
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.config.user import read_user_config
+from hpc_trainer.errors import ConfigError, UntrustedFileError
 
 
 def _own_conf(folder: Path) -> Path:
@@ -55,3 +61,79 @@ def test_glob_sees_ones_own_folder(tmp_path: Path) -> None:
     with Composer([tmp_path]) as composer:
         points = expand(composer, ["experiment=glob(study_*)"])
     assert [point.axes["experiment"] for point in points] == ["study_a", "study_b"]
+
+
+# --- whose it is ---
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
+ANOTHER_USER, ANOTHER_GROUP = 54321, 43210
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777, 0o2775, 0o757])
+@pytest.mark.parametrize("name", ["", "experiment", "experiment/my_study.yaml"])
+def test_what_others_may_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+    conf = _own_conf(tmp_path / "conf")
+    (conf / name).chmod(mode if name != "experiment/my_study.yaml" else mode & 0o666)
+    with pytest.raises(UntrustedFileError, match=rf"others may write it.*chmod -R go-w {conf} .*cp -r {conf}"):
+        Composer([conf])
+    subprocess.run(["chmod", "-R", "go-w", conf], check=True)
+    with Composer([conf]) as composer:
+        assert composer.compose(["experiment=my_study"]).seed == 41
+
+
+def test_a_folder_above_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
+    conf = _own_conf(tmp_path / "project" / "conf")
+    (tmp_path / "project").chmod(0o777)
+    with pytest.raises(UntrustedFileError, match=f"chmod o-w {tmp_path}/project"):
+        Composer([conf])
+    (tmp_path / "project").chmod(0o1777)
+    Composer([conf])
+    (tmp_path / "project").chmod(0o2775)  # a team's: whoever puts a folder of their own there fails by its owner
+    Composer([conf])
+
+
+@needs_root
+def test_a_folder_of_the_sites_or_a_projects_owner_is_taken(tmp_path: Path) -> None:
+    conf = _own_conf(tmp_path / "conf")
+    for path in (conf, *conf.rglob("*")):
+        os.chown(path, ANOTHER_USER, ANOTHER_GROUP)
+    with Composer([conf]) as composer:
+        assert composer.compose(["experiment=my_study"]).seed == 41
+
+
+@needs_root
+def test_what_a_third_user_put_there_is_refused(tmp_path: Path) -> None:
+    conf = _own_conf(tmp_path / "conf")
+    os.chown(conf / "hardware" / "own_node.yaml", ANOTHER_USER, -1)
+    with pytest.raises(UntrustedFileError, match=rf"own_node.yaml belongs to user {ANOTHER_USER}, who is neither you"):
+        Composer([conf])
+
+
+@needs_root
+def test_a_group_of_one_account_alone_is_that_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = _own_conf(tmp_path / "conf")
+    for path in (conf, *conf.rglob("*")):
+        os.chown(path, ANOTHER_USER, ANOTHER_USER)
+        path.chmod(path.stat().st_mode | 0o020)
+    members: list[str] = []
+    account = SimpleNamespace(pw_name="alice", pw_gid=ANOTHER_USER)
+    group = SimpleNamespace(gr_name="alice", gr_gid=ANOTHER_USER, gr_mem=members)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: account)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    Composer([conf])
+    members.append("bob")
+    with pytest.raises(UntrustedFileError, match="others may write it"):
+        Composer([conf])
+
+
+def test_a_file_of_ones_own_defaults_that_others_may_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    own = tmp_path / "hpc_trainer" / "config.yaml"
+    own.parent.mkdir()
+    own.write_text("seed: 3\n")
+    assert read_user_config() == {"seed": 3}
+    own.chmod(0o664)
+    with pytest.raises(UntrustedFileError, match=f"chmod go-w {own}"):
+        read_user_config()

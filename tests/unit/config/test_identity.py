@@ -51,7 +51,7 @@ def test_the_order_of_keys_does_not_matter() -> None:
         {"monitor__log_every_steps": 3}, {"monitor__heartbeat_every_s": 0.1}, {"local__max_parallel": 4},
         {"data__num_workers": 2}, {"hardware__gpu_request": GpuRequest.gres},
         {"parallel__timeout_s": 5}, {"trust": ["mine"]}, {"sweep__axes": {"seed": [1]}},
-        {"monitor__profile_steps": 5}, {"monitor__profile_warmup_steps": 3},
+        {"monitor__profile_steps": 5}, {"monitor__profile_steps": 5, "monitor__profile_warmup_steps": 3},
         {"snapshot__exclude": ["data"]}, {"snapshot__mode": SnapshotMode.off},
     ],
     ids=lambda changes: next(iter(changes)),

@@ -42,7 +42,7 @@ def test_goyals_imagenet() -> None:
     [
         ({"optim__lr_scaling": LrScaling.sqrt}, "optim.lr_scaling=sqrt needs the batch that optim.lr is meant for. Use "
                                                 "optim.lr_base_batch=64"),
-        ({"optim__lr_base_batch": 32}, "optim.lr_base_batch=32 is for optim.lr_scaling=linear or sqrt"),
+        ({"optim__lr_base_batch": 32}, "optim.lr_base_batch=32 is for optim.lr_scaling=linear or sqrt, and has"),
         ({"optim__lr_scaling": LrScaling.sqrt, "optim__lr_base_batch": 0}, "optim.lr_base_batch=0 must be at least 1"),
     ],
 )  # fmt: skip

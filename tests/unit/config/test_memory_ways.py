@@ -54,6 +54,16 @@ def test_what_is_saved_is_the_others_share() -> None:
     assert saved["parallel.zero1=true"] == pytest.approx(16 * 7 / 8)
 
 
+def test_logits_in_parts_where_they_are_most_of_it() -> None:
+    """A vocabulary of 50,304 in a model of GPT-2's width; bytes are 256."""
+    large = {way.text: way for way in ways(_config("hardware=gpu_x1", "experiment=gpt2_124m"))}
+    small = {way.text: way for way in ways(_config("hardware=gpu_x1", "experiment=gpt_bytes", "data.seq_len=1024"))}
+    key = "train.loss_chunk_size=8192"
+    assert large[key].share["activations"] > 0.4 > 0.2 > small[key].share["activations"]
+    chunked = _config("hardware=gpu_x1", "experiment=gpt2_124m", key)
+    assert key not in {way.text for way in ways(chunked)}
+
+
 _FSDP = ("hardware=gpu_x8", "experiment=gpt_bytes", "parallel=fsdp", "train.recompute=full", "model.num_layers=8")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
-from hpc_trainer.config.schema.early_stop import Mode
+from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.validate import find_problems, validate
 from tests.unit.runs.builders import make_config, make_spec
 
@@ -117,7 +117,7 @@ def test_another_number_of_ranks_is_the_same_run_where_it_may_change(
     [
         {"train__logical_ranks": 4}, {"train__grad_accum_steps": 2}, {"hardware__gpus_per_node": 1},
         {"hardware__gpu_type": "a100"}, {"train__ema_decay": 0.9}, {"data__max_shift": 1},
-        {"train__early_stop__mode": Mode.max},
+        {"train__early_stop": EarlyStopConfig(patience=2), "train__eval_every_steps": 5},
     ],
 )  # fmt: skip
 def test_what_still_makes_another_run_with_logical_ranks(changes: dict[str, Any]) -> None:
@@ -127,10 +127,16 @@ def test_what_still_makes_another_run_with_logical_ranks(changes: dict[str, Any]
 
 def test_a_spec_with_another_number_of_ranks_has_the_same_id_and_comes_back_typed() -> None:
     one, two = (
-        make_spec(parallel__elastic=True, hardware__tasks_per_node=ranks, train__early_stop__metric="loss")
+        make_spec(
+            parallel__elastic=True,
+            hardware__tasks_per_node=ranks,
+            train__early_stop__metric="eval_accuracy",
+            train__early_stop__patience=2,
+            train__eval_every_steps=5,
+        )
         for ranks in (1, 2)
     )
     assert (one.run_id, one.digest) == (two.run_id, two.digest)
     assert one.shape != two.shape
     assert from_plain(two.config) == two.typed()
-    assert two.typed().train.early_stop.metric == "loss"
+    assert two.typed().train.early_stop.metric == "eval_accuracy"

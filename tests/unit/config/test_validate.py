@@ -185,7 +185,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"schedule__decay_steps": 5},
-        "schedule.decay_steps=5 is for schedule=wsd, and this is cosine. Leave it out.",
+        "schedule.decay_steps=5 is for schedule=wsd, and has no effect with schedule=cosine.",
     ),
     (
         {"schedule__name": ScheduleName.wsd, "schedule__decay_steps": 201},
@@ -289,7 +289,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__recompute": Recompute.full, "train__recompute_budget": 0.3, "model": GptConfig()},
-        "train.recompute_budget=0.3 is for train.recompute=budget, and it is full. Use train.recompute=budget train.c",
+        "train.recompute_budget=0.3 is for train.recompute=budget, and has no effect with train.recompute=full.",
     ),
     (
         {"train__recompute": Recompute.budget, "train__compile": True, "train__recompute_budget": 1.5},
@@ -310,11 +310,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__compile_scope": CompileScope.blocks, "model": ResnetConfig()},
-        "train.compile_scope=blocks says how to compile, and train.compile=false. Use train.compile=true, or train.com",
+        "train.compile_scope=blocks is for train.compile=true, and has no effect with train.compile=false.",
     ),
     (
         {"train__compile_mode": CompileMode.max_autotune},
-        "train.compile_mode=max_autotune says how to compile, and train.compile=false. Use train.compile=true, or trai",
+        "train.compile_mode=max_autotune is for train.compile=true, and has no effect with train.compile=false.",
     ),
     (
         {"train__compile": True, "train__compile_scope": CompileScope.blocks},

@@ -16,6 +16,7 @@ from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs, freeze
 from tests.unit.config.random_overrides import write_files
 
@@ -173,7 +174,7 @@ def test_the_file_of_specs_reads_back(tmp_path: Path) -> None:
     grid = freeze_grid(["experiment=digits", "seed=range(300)", "optim.lr=1e-3,0.5", "cluster.setup=['é x']"])
     tmp_path.chmod(0o700)
     append_specs(SweepPaths(tmp_path), grid.specs)
-    records = [json.loads(line) for line in (tmp_path / "specs.jsonl").read_text().splitlines()]
+    records = list(read_lines(tmp_path / "specs.jsonl"))
     assert records == [{"format": 1, **json.loads(json.dumps(dataclasses.asdict(spec)))} for spec in grid.specs]
 
 

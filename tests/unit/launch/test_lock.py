@@ -23,9 +23,12 @@ def paths(tmp_path: Path) -> SweepPaths:
     return SweepPaths(tmp_path / "sweep")
 
 
-def _hold(paths: SweepPaths, holder: str, age_s: float = 0.0) -> None:
+def _hold(paths: SweepPaths, holder: str, age_s: float = 0.0, *, ahead_s: float = 0.0) -> None:
+    """Held for `age_s` by the file server's clock; the holder's own clock is `ahead_s` ahead of ours."""
     paths.folder.mkdir(exist_ok=True)
-    paths.lock.write_text(json.dumps({"holder": holder, "time": time.time() - age_s}))
+    begin = time.time() - age_s
+    paths.lock.write_text(json.dumps({"holder": holder, "time": begin + ahead_s}))
+    os.utime(paths.lock, (begin, begin))
 
 
 @pytest.fixture
@@ -65,6 +68,17 @@ def test_a_holder_on_another_host_is_waited_for_a_while(paths: SweepPaths) -> No
     with pytest.raises(SubmitError, match=r"other-host:1:1\.00, for 60 s.*remove"), submit_lock(paths):
         pass
     _hold(paths, "other-host:1:1.00", age_s=3600)
+    with submit_lock(paths):
+        pass
+
+
+@pytest.mark.parametrize("ahead_s", [-600.0, -120.0, 120.0, 3600.0])
+def test_a_holder_whose_clock_differs_is_waited_for_as_long(paths: SweepPaths, ahead_s: float) -> None:
+    """Two login nodes: what counts is the clock that stamps the files of both."""
+    _hold(paths, "other-host:1:1.00", age_s=60, ahead_s=ahead_s)
+    with pytest.raises(SubmitError, match=r"other-host:1:1\.00, for 6\d s"), submit_lock(paths):
+        pass
+    _hold(paths, "other-host:1:1.00", age_s=400, ahead_s=ahead_s)
     with submit_lock(paths):
         pass
 

@@ -135,3 +135,13 @@ def test_the_verb(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ACTIVATIONS" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_logits_and_their_gradients_count_and_plan_warns_of_them() -> None:
+    """63.4 GB by torch's MemTracker; the forward pass alone keeps 37.5 GB, which 48 GB would hold."""
+    words = ["experiment=gpt2_124m", "cluster=slurm", "hardware=gpu_x1", "hardware.gpu_type=l40s"]
+    (need,) = find_needs(freeze_grid(words).specs)
+    assert sum(need.parts.values()) == pytest.approx(63.4, rel=0.05)
+    assert need.warning is not None
+    assert "l40s has 48 GB" in need.warning
+    assert "train.loss_chunk_size=8192" in need.warning

@@ -20,6 +20,7 @@ from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.launch.submitit_bridge import worker_command
 from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runtime.start import START
 from tests.unit.launch.grids import make_plan
 from tests.unit.runs.builders import make_spec
 
@@ -182,6 +183,6 @@ def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
 def test_the_workers_command_quotes_what_it_is_given() -> None:
     command = worker_command(Path("/a b/$x"), ["--run", "it's"], python="apptainer exec img.sif python3")
     assert command == [
-        "apptainer", "exec", "img.sif", "python3", "-u", "-m", "hpc_trainer.worker", "--sweep-dir", "/a b/$x",
+        "apptainer", "exec", "img.sif", "python3", "-u", "-c", START, "hpc_trainer.worker", "--sweep-dir", "/a b/$x",
         "--run", "it's",
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError, UntrustedFileError
 from hpc_trainer.launch.frozen_worker import read_archive
+from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.snapshot import read_code, store_code
 from hpc_trainer.runs.layout import SweepPaths
 from tests.unit.launch.projects import frozen, git, make_checkout, names, write_files
@@ -132,8 +133,13 @@ def test_no_program_of_the_checkout_is_run(project: Path, runs: Path, tmp_path: 
     hook = tmp_path / "hook"
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/pwned\n")
     hook.chmod(0o755)
-    git(project, "config", "core.fsmonitor", str(hook))
-    assert names(frozen(runs), "project") == PACKAGE
+    for key in ("core.fsmonitor", "diff.external", "diff.lab.textconv"):
+        git(project, "config", key, str(hook))
+    (project / ".gitattributes").write_text("*.py diff=lab\n")
+    (project / "my_lab" / "net.py").write_text("changed = True\n")
+    code = frozen(runs)
+    assert names(code, "project") == [".gitattributes", *PACKAGE]
+    assert code_revision(code)["git_diff_sha256"] is not None
     assert not (tmp_path / "pwned").exists()
 
 
@@ -209,6 +215,18 @@ def test_secrets_are_never_frozen(project: Path, runs: Path, mode: SnapshotMode,
 def test_code_that_sounds_like_a_secret_is_frozen(project: Path, runs: Path, name: str) -> None:
     (project / "my_lab" / name).touch()
     assert f"my_lab/{name}" in names(frozen(runs), "project")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_left_out_for_its_name_is_listed(project: Path, runs: Path, mode: SnapshotMode) -> None:
+    secrets = ["my_lab/.ENV", "my_lab/KEY.PEM", "my_lab/conf/Secrets.yaml", "my_lab/deploy_key", "my_lab/api_key.txt"]
+    write_files(project, dict.fromkeys([*secrets, "my_lab/api_key.py", "my_lab/tokens.txt", "my_lab/ignored.key"], ""))
+    (project / ".gitignore").write_text("ignored.key\n")
+    code = frozen(runs, mode=mode, exclude=["deploy_key"])
+    wanted = sorted({*secrets} - {"my_lab/deploy_key"} | ({"my_lab/ignored.key"} if mode.value == "copy" else set()))
+    assert code.left_out == tuple(f"{project}/{name}" for name in wanted)
+    assert code.provenance()["left_out"] == list(code.left_out)
+    assert {"my_lab/api_key.py", "my_lab/tokens.txt"} <= set(names(code, "project"))
 
 
 @pytest.mark.parametrize("mode", MODES)

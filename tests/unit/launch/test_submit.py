@@ -124,9 +124,9 @@ def test_a_refused_array_is_an_error_and_the_next_submit_works(folder: Path, fak
 def test_the_arrays_before_a_refused_one_stand(folder: Path, fake_slurm: FakeSlurm) -> None:
     grid = make_grid(folder, [make_spec(*SLURM), make_spec(*SLURM, "hardware=gpu_x16")])
     script = (fake_slurm.bin / "sbatch").read_text()
-    refuse = 'if grep -q gpus-per-node "$1"; then echo "sbatch: error: no GPUs today" >&2; exit 1; fi\n'
+    refuse = 'if grep -q gpus-per-node "$1"; then echo "sbatch: error: Invalid GPUs today" >&2; exit 1; fi\n'
     (fake_slurm.bin / "sbatch").write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{refuse}"))
-    with pytest.raises(SubmitError, match="no GPUs today"):
+    with pytest.raises(SubmitError, match="Invalid GPUs today"):
         submit(grid)
     (fake_slurm.bin / "sbatch").write_text(script)
     (array,) = submit(grid)
@@ -136,6 +136,24 @@ def test_the_arrays_before_a_refused_one_stand(folder: Path, fake_slurm: FakeSlu
 def test_a_lost_reply_is_not_submitted_twice(folder: Path, fake_slurm: FakeSlurm) -> None:
     grid = make_grid(folder, make_specs(3, *SLURM))
     fake_slurm.lose_reply()
+    (array,) = submit(grid)
+    assert array.job_id == "101"
+    assert submit(grid) == []
+    assert len(fake_slurm.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("end", ["exit 137", "kill -9 $$", "echo 'logger: no route to the log host' >&2; exit 1"])
+def test_a_wrapper_that_fails_after_the_job_was_accepted_makes_no_second_array(
+    end: str, folder: Path, fake_slurm: FakeSlurm
+) -> None:
+    """A site's own `sbatch` around Slurm's, that is killed or fails at work of its own, and swallows the answer."""
+    grid = make_grid(folder, make_specs(3, *SLURM))
+    wrapper, real = fake_slurm.bin / "sbatch", fake_slurm.bin / "real" / "sbatch"
+    real.parent.mkdir()
+    wrapper.rename(real)
+    asked = f'case "$*" in --test-only*) exec "{real}" "$@" ;; esac\n'
+    wrapper.write_text(f'#!/bin/sh\n{asked}"{real}" "$@" > /dev/null\n{end}\n')
+    wrapper.chmod(0o755)
     (array,) = submit(grid)
     assert array.job_id == "101"
     assert submit(grid) == []
@@ -155,7 +173,7 @@ def test_a_reply_that_is_late_by_a_minute_is_waited_for(
     assert {run.state for run in status.runs} == {RunState.UNKNOWN}
     (submission,) = read_submissions(SweepPaths(folder))
     fake_slurm.forget("sbatch")
-    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{submission.uuid}|x"; touch "$here/seen"\n'
+    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{submission.uuid}|x|end"; touch "$here/seen"\n'
     script = fake_slurm.bin / "squeue"
     script.write_text(script.read_text() + late)
     assert submit(grid) == []
@@ -211,6 +229,22 @@ def test_killed_after_sbatch_the_job_is_adopted(folder: Path, fake_slurm: FakeSl
     assert (submission.uuid, submission.job_id) == (uuid, "900")
 
 
+def test_an_orphan_that_ran_by_a_clock_two_minutes_behind_is_found(
+    folder: Path, fake_slurm: FakeSlurm, clock: list[float]
+) -> None:
+    """No accounting, and its node believes that it began before it was submitted: no second job all the same."""
+    _killed_before_the_answer(folder)
+    fake_slurm.answer("sacct", error="Slurm accounting storage is disabled\n", code=1)
+    run = SweepPaths(folder).run(make_specs(2, *SLURM)[0].run_id)
+    run.logs.mkdir(mode=0o700, parents=True)
+    Journal(run).start(0, job_id="900_0", restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
+    (line,) = read_lines(run.attempts)
+    run.attempts.write_text(json.dumps({**line, "time": line["time"] - 120}) + "\n")
+    submit(make_grid(folder, make_specs(2, *SLURM)))
+    assert fake_slurm.calls("sbatch") == []
+    assert [each.job_id for each in read_submissions(SweepPaths(folder))] == ["900"]
+
+
 def test_killed_before_sbatch_the_intent_is_dropped_and_submitted_again(
     folder: Path, fake_slurm: FakeSlurm, clock: list[float]
 ) -> None:
@@ -225,7 +259,7 @@ def test_killed_before_sbatch_the_intent_is_dropped_and_submitted_again(
 
 def test_a_job_that_shows_late_is_adopted(folder: Path, fake_slurm: FakeSlurm, clock: list[float]) -> None:
     uuid = _killed_before_the_answer(folder)
-    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{uuid}"; touch "$here/seen"\n'
+    late = f'[ -e "$here/seen" ] && echo "900_0|PENDING||Priority|{uuid}||end"; touch "$here/seen"\n'
     script = fake_slurm.bin / "squeue"
     script.write_text(script.read_text() + late)
     assert submit(make_grid(folder, make_specs(2, *SLURM))) == []

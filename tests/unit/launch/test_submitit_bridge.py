@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from submitit.local.local import LocalExecutor
+from submitit.local import local as submitit_local
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_trainer.launch.script import ScriptRequest, parse_script
@@ -22,7 +25,15 @@ from hpc_trainer.launch.submitit_bridge import (
     worker_command,
 )
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runtime.start import START
 from tests.unit.runs.builders import make_spec
+
+# What the local controller is told, besides CUDA_VISIBLE_DEVICES and SUBMITIT_EXECUTOR.
+LOCAL_WORDS = {
+    f"SUBMITIT_LOCAL_{name}="
+    for name in ("NTASKS", "COMMAND", "TIMEOUT_S", "SIGNAL_DELAY_S", "NODEID", "JOB_NUM_NODES", "WITH_SHELL",
+                 "LOCALID", "GLOBALID", "JOB_ID")
+}  # fmt: skip
 
 
 def _request(folder: Path, count: int = 1, shape: Shape | None = None) -> ScriptRequest:
@@ -42,7 +53,8 @@ def _request(folder: Path, count: int = 1, shape: Shape | None = None) -> Script
 def test_the_private_parts_exist() -> None:
     for name in ("_make_submission_file_text", "_internal_update_parameters"):
         assert callable(getattr(SlurmExecutor, name)), name
-    assert callable(LocalExecutor._submit_command)
+    source = inspect.getsource(submitit_local)
+    assert set(re.findall(r"SUBMITIT_LOCAL_\w+=", source)) == LOCAL_WORDS, "what start_controller tells the controller"
     assert issubclass(ScriptExecutor, SlurmExecutor)
 
 
@@ -59,7 +71,7 @@ def test_the_script_is_made_without_slurm_and_without_a_file(tmp_path: Path, no_
     text = render_script(_request(folder, 3))
     assert text.startswith("#!/bin/bash\n")
     assert "#SBATCH --array=0-2%3" in text
-    assert f" -m hpc_trainer.worker --sweep-dir {tmp_path} --array abc123\ncode=$?\n" in text
+    assert f"start(path)' hpc_trainer.worker --sweep-dir {tmp_path} --array abc123\ncode=$?\n" in text
     assert not folder.exists()
 
 
@@ -71,7 +83,7 @@ def test_a_single_job_has_no_array(tmp_path: Path) -> None:
     text = render_script(request)
     assert "--array" not in text
     assert f"#SBATCH --output={tmp_path}/slurm/%j.out" in text
-    assert f" python3 -u -m hpc_trainer top-up {tmp_path}\ncode=$?\n" in text
+    assert f" python3 -u -c {shlex.quote(START)} hpc_trainer top-up {tmp_path}\ncode=$?\n" in text
     assert parse_script(text) == request.as_rendered()
 
 

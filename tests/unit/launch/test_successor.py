@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,19 @@ from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger, write_intent
+from hpc_trainer.runs.submissions import (
+    SUCCESSOR,
+    latest_of_each_run,
+    newest_of_run,
+    read_ledger,
+    write_confirmation,
+    write_dropped,
+    write_intent,
+)
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.worker.rank import _newer_job
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -98,3 +111,83 @@ def test_a_successor_whose_writer_was_killed_is_found_by_the_next_submit(
     grid = make_grid(sweep.folder, make_specs(2, "cluster=slurm"))
     assert submit_grid(grid).num_submitted == 0
     assert read_ledger(run).submissions[0].job_id == "500"
+
+
+def test_a_cancel_while_slurm_says_its_limits_is_seen_before_sbatch(run: RunPaths, fake_slurm: FakeSlurm) -> None:
+    """A worker's last minute: the limits of the cluster are asked, and `cancel` comes meanwhile."""
+    calls = len(fake_slurm.calls("sbatch"))
+    scontrol = fake_slurm.bin / "scontrol"
+    scontrol.write_text(scontrol.read_text() + f"touch '{run.marker(CANCEL)}'\n")
+    assert submit_successor(run, "101_1") is None
+    assert run.marker(CANCEL).exists(), "the limits were asked"
+    assert len(fake_slurm.calls("sbatch")) == calls
+    assert read_ledger(run).submissions == []
+
+
+def test_a_cancel_while_sbatch_is_at_work_ends_the_new_job(run: RunPaths, fake_slurm: FakeSlurm) -> None:
+    sbatch = fake_slurm.bin / "sbatch"
+    sbatch.write_text(sbatch.read_text() + f"touch '{run.marker(CANCEL)}'\n")
+    submit_successor(run, "101_1")
+    assert fake_slurm.calls("scancel") == ["scancel --quiet 102"]
+
+
+@pytest.mark.parametrize("skew_s", [-120.0, 0.0, 120.0])
+def test_the_newest_job_is_found_whatever_the_clocks_say(
+    skew_s: float, sweep: SweepPaths, run: RunPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login node and the compute node write into two files, and their clocks differ by two minutes."""
+    now = time.time()
+    with monkeypatch.context() as other_host:
+        other_host.setattr(time, "time", lambda: now + skew_s)
+        submit_successor(run, "101_1")
+
+    def newest() -> str | None:
+        found = newest_of_run(run, latest_of_each_run(read_ledger(sweep).submissions).get(run.run_id))
+        return None if found is None else found[0].element_id(found[1])
+
+    assert newest() == "102", "it follows the array"
+    again = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id])
+    write_confirmation(sweep, again, "200")
+    assert newest() == "200_0", "a person's retry comes after it"
+    assert worker_newer(sweep, run, "101_1") == "200_0"
+    assert worker_newer(sweep, run, "102") == "200_0"
+    assert worker_newer(sweep, run, "200_0") is None
+    assert submit_successor(run, "200_0") == "103"
+    assert newest() == "103"
+    assert worker_newer(sweep, run, "200_0") == "103"
+    assert worker_newer(sweep, run, "103") is None
+
+
+def test_a_retry_from_a_login_node_whose_clock_is_behind_starts(sweep: SweepPaths, run: RunPaths) -> None:
+    """Two lines of one file, the later one with the earlier time."""
+    intent = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id])
+    write_confirmation(sweep, intent, "200")
+    lines = list(read_lines(sweep.submissions))  # without their checksums
+    for line in lines[-2:]:
+        line["time"] -= 120
+    sweep.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert worker_newer(sweep, run, "200_0") is None
+    assert worker_newer(sweep, run, "101_1") == "200_0"
+
+
+def test_a_successor_that_was_given_up_too_early_leaves(sweep: SweepPaths, run: RunPaths) -> None:
+    """By a clock that is ahead its sbatch seemed dead: the run was submitted again, and then it was accepted."""
+    (first,) = read_ledger(sweep).submissions
+    intent = write_intent(
+        run, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id], kind=SUCCESSOR, after=first.uuid
+    )
+    write_dropped(run, intent, "the scheduler does not know it")
+    again = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run.run_id])
+    write_confirmation(sweep, again, "200")
+    write_confirmation(run, intent, "102")
+    assert worker_newer(sweep, run, "102") == "200_0"
+    assert worker_newer(sweep, run, "200_0") is None
+
+
+def worker_newer(sweep: SweepPaths, run: RunPaths, job_id: str) -> str | None:
+    """The job for which a worker of `job_id` leaves."""
+    env = RankEnv(
+        rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0, num_nodes=1, launcher="slurm",
+        job_id=job_id, restart_count=0, node="n1",
+    )  # fmt: skip
+    return _newer_job(sweep, run, env)

@@ -121,7 +121,8 @@ def test_a_limit_that_nobody_told_is_found_by_halves(folder: Path, fake_slurm: F
 
 def test_a_refused_top_up_job_loses_nothing(folder: Path, limited: FakeSlurm) -> None:
     sbatch = limited.bin / "sbatch"
-    refuse = 'case "$*" in *--begin*) echo "sbatch: error: this partition takes GPU jobs only" >&2; exit 1 ;; esac\n'
+    words = "sbatch: error: Invalid job: this partition takes GPU jobs only"
+    refuse = f'case "$*" in *--begin*) echo "{words}" >&2; exit 1 ;; esac\n'
     sbatch.write_text(sbatch.read_text().replace("number=$((", refuse + "number=$((", 1))
     grid = make_grid(folder, make_specs(9, "cluster=slurm"))
     done = submit_grid(grid).outcome
@@ -202,7 +203,9 @@ def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
     first, second = "1" * 64, "2" * 64
 
     def code_is(digest: str) -> None:
-        monkeypatch.setattr("hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest))
+        monkeypatch.setattr(
+            "hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
+        )
 
     monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)
     monkeypatch.setattr("hpc_trainer.launch.submit.code_revision", lambda _: {})

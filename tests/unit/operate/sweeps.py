@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.reading import parse_record, seal
 from hpc_trainer.runs.spec import RunSpec, append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import write_confirmation, write_intent
+from tests.unit.slurm.fake_slurm import uuid_of
 
 
 class SweepOnDisk:
@@ -25,16 +27,21 @@ class SweepOnDisk:
         self.specs = list(specs)
         append_specs(self.paths, self.specs)
 
-    def submit(self, job_id: str = "500", executor: str = "slurm", *, age_s: float = 3600.0) -> None:
+    def submit(
+        self, job_id: str = "500", executor: str = "slurm", *, age_s: float = 3600.0, cluster: str | None = None
+    ) -> None:
         """All runs, as one array, `age_s` ago."""
         intent = write_intent(
             self.paths, executor=executor, hardware="cpu_x1", run_ids=[spec.run_id for spec in self.specs]
         )
         write_confirmation(self.paths, intent, job_id)
-        lines = [json.loads(line) for line in self.paths.submissions.read_text().splitlines()]
+        lines = list(read_lines(self.paths.submissions))  # without their checksums
         for line in lines[-2:]:
+            line["uuid"] = uuid_of(job_id) if executor == "slurm" else line["uuid"]
             line["time"] -= age_s
-        self.paths.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            if cluster is not None:
+                line["cluster"] = cluster
+        self.paths.submissions.write_text("".join(seal(json.dumps(line)) + "\n" for line in lines))
 
     def run(self, index: int = 0) -> RunPaths:
         """The folder of one run, made if need be."""
@@ -71,9 +78,9 @@ class SweepOnDisk:
     def _backdate(self, index: int, age_s: float) -> None:
         path = self.run(index).attempts
         lines = path.read_text().splitlines()
-        last = json.loads(lines[-1])
+        last = parse_record(lines[-1].encode())
         last["time"] -= age_s
-        path.write_text("".join(line + "\n" for line in (*lines[:-1], json.dumps(last))))
+        path.write_text("".join(line + "\n" for line in (*lines[:-1], seal(json.dumps(last)))))
 
     def beat(self, index: int = 0, *, attempt: int = 0, step: int, age_s: float = 0.0, **metrics: float) -> None:
         """The run's heartbeat."""

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.drill import DrillReport, _come_back
+from hpc_trainer.operate.drill_kinds import Drill
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
+from tests.unit.launch.grids import make_grid
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -90,9 +95,73 @@ def test_a_cancel_that_failed_may_be_given_again(sweep: SweepOnDisk, fake_slurm:
 
 
 def test_an_unknown_state_is_cancelled_too(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """The markers end it; whose the ids are, nobody can say without squeue, so nobody gets a signal."""
     _busy(sweep, fake_slurm)
     fake_slurm.answer("squeue", code=1, error="down\n")
-    assert _cancel(sweep) == [spec.run_id for spec in sweep.specs[:2]]
+    with pytest.raises(SlurmError, match=r"squeue did not answer.* the same command again"):
+        _cancel(sweep)
+    assert [sweep.run(index).marker("CANCEL").exists() for index in range(4)] == [True, True, False, False]
+    assert fake_slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize("state", [RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL])
+def test_an_interrupted_run_that_is_cancelled_stays_so(
+    state: RunState, sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    """Nobody has it now, and the next submit of the grid would bring it back: the marker forbids that."""
+    sweep.submit()
+    for index in range(4):
+        sweep.start(index)
+    sweep.end(0, state=state, cause=state.value.lower(), saved_step=7)
+    sweep.end(1, state=RunState.FAILED, cause="exception")
+    sweep.done(2)
+    fake_slurm.answer("squeue", "500_3|RUNNING|n1|None|x\n")
+    fake_slurm.answer("sacct", "")
+    status = read_status(sweep.paths)
+    named = [run for run in status.runs if run.run_id == sweep.specs[0].run_id]
+    assert named[0].state is state
+    assert cancel_runs(status, named) == [sweep.specs[0].run_id]
+    grid = make_grid(sweep.paths.folder, sweep.specs)
+    assert submit_grid(grid).num_submitted == 0
+    assert retry(sweep.paths, [sweep.specs[0].run_id], take_back=False).num_submitted == 0
+    assert fake_slurm.calls("sbatch") == []
+    cancel_runs(status, status.runs)
+    states = [run.state for run in read_status(sweep.paths).runs]
+    assert states[:3] == [RunState.CANCELLED, RunState.FAILED, RunState.COMPLETED], "what told its own end keeps it"
+    assert [sweep.run(index).marker("CANCEL").exists() for index in range(4)] == [True, False, False, True]
+
+
+def test_a_job_that_came_between_the_look_and_the_marker_is_cancelled_too(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    """The time limit ended the run, and its successor is handed over in this moment."""
+    sweep.submit()
+    sweep.start()
+    sweep.end(state=RunState.TIMEOUT, cause="timeout", saved_step=7)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    status = read_status(sweep.paths)
+    run = [run for run in status.runs if run.run_id == sweep.specs[0].run_id]
+    newest = read_submissions(sweep.paths)[-1]
+    intent = write_intent(
+        sweep.run(), executor="slurm", hardware="cpu_x1", run_ids=[run[0].run_id], kind=SUCCESSOR, after=newest.uuid
+    )
+    write_confirmation(sweep.run(), intent, "501")
+    fake_slurm.answer("squeue", f"501|PENDING||Dependency|{intent.uuid}\n")
+    assert cancel_runs(status, run) == [run[0].run_id]
+    assert fake_slurm.calls("scancel") == ["scancel --quiet 501"]
+
+
+def test_what_slurm_calls_cancelled_keeps_its_marker_when_slurm_forgets(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|CANCELLED by 7|0:0||0\n")
+    status = read_status(sweep.paths)
+    assert status.runs[0].state is RunState.CANCELLED
+    cancel_runs(status, status.runs[:1])
+    assert sweep.run().marker("CANCEL").exists()
 
 
 def test_nothing_to_cancel_calls_nothing(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
@@ -120,3 +189,19 @@ def test_a_local_run_gets_a_signal_after_its_marker(tmp_path: Path) -> None:
         for process in (rank, queue):
             process.kill()
             process.communicate()
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_a_drill_does_not_bring_back_what_somebody_cancels_meanwhile(tmp_path: Path) -> None:
+    """The drill has killed the run, and is about to retry it."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "local", make_specs(1))
+    sweep.submit("elsewhere:1:1.00", "local")
+    sweep.start(executor="local", job_id="local-1", pid=2**22 + 1)
+    sweep.end(state=RunState.FAILED, cause="killed")
+    sweep.mark("CANCEL")
+    report = DrillReport(run_id=sweep.specs[0].run_id, drill=Drill.kill, how="", newest_checkpoint=None)
+    brought_back: list[str] = []
+    attempt = read_status(sweep.paths).runs[0].attempts[0]
+    _come_back(report, sweep.paths, attempt, brought_back.append, 0.0, 1.0)
+    assert brought_back == []
+    assert report.problems == ["somebody has cancelled it meanwhile: it stays so"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.operate.find import find_runs, find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_rows, sort_rows
 from hpc_trainer.operate.status import read_status
@@ -40,6 +41,26 @@ def test_the_newest_sweep_comes_first(runs_dir: Path, sweeps: dict[str, SweepOnD
     assert find_sweep(runs_dir, None).name == "new"
     sweeps["old"].submit(age_s=0)
     assert find_sweep(runs_dir, None).name == "old"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_colleagues_sweep_in_a_shared_folder_is_none_of_ours(
+    runs_dir: Path, sweeps: dict[str, SweepOnDisk], fake_slurm: FakeSlurm
+) -> None:
+    theirs = SweepOnDisk(runs_dir / "theirs", make_specs(3))  # newer, readable, and with runs of the same names
+    for path in (theirs.paths.folder, theirs.paths.specs):
+        os.chown(path, 54321, -1)
+        path.chmod(path.stat().st_mode | 0o050)
+    assert [sweep.name for sweep in list_sweeps(runs_dir)] == ["new", "old"]
+    assert find_sweep(runs_dir, None).name == "new"
+    status, runs = select(runs_dir, [theirs.specs[0].run_id], None)
+    assert (status.sweep.name, len(runs)) == ("old", 1)
+    with pytest.raises(UntrustedFileError, match=r"theirs/specs\.jsonl belongs to user 54321"):
+        read_status(find_sweep(runs_dir, "theirs"))
+    for sweep in ("old", "new"):
+        shutil.rmtree(runs_dir / sweep)
+    with pytest.raises(RunStateError, match=r"holds no sweep of yours, and 1 of others\."):
+        find_sweep(runs_dir, None)
 
 
 def test_a_sweep_by_name_or_path(
@@ -102,10 +123,10 @@ def test_a_row_says_what_was_asked_what_came_out_and_what_it_cost(runs_dir: Path
     fake_slurm.answer("squeue", "500_1|PENDING||Priority|x\n")
     first, second = result_rows(read_status(sweep.paths))
     assert first == {
-        "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "eval_accuracy": 0.9, "eval_loss": 0.3,
-        "state": "COMPLETED", "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
+        "run_id": spec.run_id, "optim.lr": "0.1", "model": "mlp", "hardware": "gpu_x8", "eval_accuracy": 0.9,
+        "eval_loss": 0.3, "state": "COMPLETED", "step": 200, "gpu_hours": pytest.approx(4.0, abs=0.1), "attempts": 1,
     }  # fmt: skip
-    assert list(first)[:1] + list(first)[-3:] == ["run_id", "state", "gpu_hours", "attempts"]
+    assert list(first)[:1] + list(first)[-4:] == ["run_id", "state", "step", "gpu_hours", "attempts"]
     assert (second["state"], second["gpu_hours"], second["attempts"]) == ("PENDING", 0, 0)
 
 

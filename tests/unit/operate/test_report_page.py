@@ -13,7 +13,7 @@ from hpc_trainer.operate.report import Report, RunReport, find_scaling
 from hpc_trainer.operate.report_page import render_page
 from hpc_trainer.operate.report_svg import Line, line_chart, nice_ticks, number, percent
 
-VOID = {"meta"}
+VOID = {"meta", "wbr"}
 EVIL = "<script>alert('x')</script>\"'&\x00\ud800"
 
 
@@ -105,7 +105,7 @@ def test_text_cannot_become_markup() -> None:
     assert "<script" not in text
     assert {tag for tag, _ in page.tags} & {"script"} == set()
     known = {"class", "id", "viewbox", "role", "aria-label", "x1", "x2", "y1", "y2", "x", "y", "dy", "points", "cx",
-             "cy", "r", "transform", "charset", "name", "content", "http-equiv", "lang"}  # fmt: skip
+             "cy", "r", "transform", "charset", "name", "content", "http-equiv", "lang", "colspan"}  # fmt: skip
     assert {name for _, attributes in page.tags for name in attributes} <= known
     text.encode("utf-8")
     assert "alert('x')" in page.text
@@ -124,7 +124,7 @@ def test_many_runs_are_drawn_best_first_and_the_rest_grey() -> None:
     ]
     text = render_page(_report(*runs))
     page = Page(text)
-    assert "loss: the best 60 of 80 runs" in page.text
+    assert "loss: 60 of 80 runs" in page.text
     assert "52 more" in page.text
     kinds = [attributes["class"] for tag, attributes in page.tags if tag == "polyline"]
     assert kinds == ["rest"] * 52 + [f"c{index}" for index in range(8)]
@@ -181,3 +181,40 @@ def test_on_logarithmic_axes_ideal_scaling_is_a_straight_line() -> None:
 def test_flat_lines_and_single_points_are_drawn() -> None:
     assert "polyline" in line_chart("t", [Line(name="a", points=[(1, 3), (2, 3)], colour=0)], x_label="x", y_label="y")
     assert "circle" in line_chart("t", [Line(name="a", points=[(5, 3)], colour=0)], x_label="x", y_label="y")
+
+
+def _colour(figure: str, name: str) -> str | None:
+    found = re.search(rf'<polyline class="(\w+)"[^>]*><title>{re.escape(name)}</title>', figure)
+    return found and found.group(1)
+
+
+def test_a_run_has_one_colour_in_all_charts() -> None:
+    """Nine runs in one order by loss and in the other by eval_accuracy; eight have colours, the same everywhere."""
+    runs = [
+        _run(
+            run_id=f"r{index}", axes={"seed": str(index)},
+            curves={"loss": [(1, 2.0), (2, 1 + index)], "eval_accuracy": [(1, 0.1), (2, 0.1 * index)]},
+        )
+        for index in range(9)
+    ]  # fmt: skip
+    loss, accuracy = re.findall(r"<figure>.*?</figure>", render_page(_report(*runs)), flags=re.DOTALL)
+    for run in runs:
+        name = f"seed={run.axes['seed']}"
+        assert _colour(loss, name) == _colour(accuracy, name), name
+    assert _colour(accuracy, "seed=8") == "c0", "the best by what `results` sorts by"
+    assert _colour(loss, "seed=0") == "rest"
+
+
+def test_the_line_of_a_scaling_study_has_no_runs_colour() -> None:
+    (figure, *_) = re.findall(r"<figure>.*?</figure>", render_page(_report(*_scaled())), flags=re.DOTALL)
+    assert _colour(figure, "speed-up") == "ink"
+
+
+def test_a_cause_is_below_its_run_and_cut_by_no_column() -> None:
+    cause = "Slurm: OUT_OF_MEMORY (0:125) " * 20
+    page = render_page(_report(_run(state="FAILED", cause=cause, step=60, metrics_step=50)))
+    rows = re.findall(r"<tr>(.*?)</tr>", page[page.index("<h2>Runs</h2>") :], flags=re.DOTALL)
+    head, _, below = rows
+    assert f'colspan="{head.count("<th")}"' in below
+    assert cause.strip() in below
+    assert "metrics of step 50" in below

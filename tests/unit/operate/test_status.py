@@ -47,15 +47,15 @@ def _fresh(sweep: SweepOnDisk) -> None:
 
 def _running(sweep: SweepOnDisk) -> None:
     sweep.submit()
-    sweep.start(resumed=0)
-    sweep.beat(step=7, loss=0.5)
+    sweep.start(resumed=0, age_s=900)
+    sweep.beat(step=7, loss=0.5, age_s=700)
 
 
 def _ended(state: RunState, cause: str) -> Callable[[SweepOnDisk], None]:
     def story(sweep: SweepOnDisk) -> None:
         sweep.submit()
-        sweep.start(resumed=0)
-        sweep.end(state=state, cause=cause, step=7, saved_step=7)
+        sweep.start(age_s=900)
+        sweep.end(state=state, cause=cause, step=7, saved_step=7, age_s=700)
 
     return story
 
@@ -121,6 +121,11 @@ CASES = [
     ("exit 0 without DONE is not complete", _running, "", "500_0|COMPLETED|0:0|n7|5\n", S.FAILED, "COMPLETED"),
     ("left in the grace after a save", _ended(S.REQUEUED, "preempted"), "", "500_0|COMPLETED|0:0|n7|5\n", S.PREEMPTED,
      "preempted"),
+    ("killed: its batch shell", _running, "", "500_0|FAILED|0:9|n7|5\n", S.PREEMPTED, "0:9"),
+    ("saved, and nobody could requeue it", _ended(S.REQUEUED, "timeout"), "", "500_0|FAILED|75:0|n7|5\n", S.PREEMPTED,
+     "timeout"),
+    ("saved and requeued, and the next start crashed before Python", _ended(S.REQUEUED, "preempted"), "",
+     "500_0|FAILED|2:0|n7|5\n", S.FAILED, "2:0"),
     ("stopped before Python had its handlers", _submitted, "", "500_0|FAILED|15:0|n7|1\n", S.PREEMPTED, "15:0"),
     ("just submitted, not seen yet", _fresh, "", "", S.PENDING, None),
     ("nobody knows it", _running, "", "", S.FAILED, "gone from the queue"),

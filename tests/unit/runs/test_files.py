@@ -20,10 +20,10 @@ from hpc_trainer.runs.files import (
     check_trusted,
     read_json,
     read_lines,
-    set_umask,
     write_atomic,
     write_json,
 )
+from hpc_trainer.runs.modes import set_umask
 
 _WRITER = Path(__file__).with_name("atomic_writer.py")
 

@@ -69,6 +69,16 @@ def test_a_torn_line_hides_itself_only(tmp_path: Path, journal: Journal) -> None
     assert journal.read()[0].resumed_step == 5
 
 
+def test_a_start_that_stands_there_twice_takes_no_end_back(tmp_path: Path, journal: Journal) -> None:
+    _start(journal, 0)
+    journal.end(0, state=RunState.FAILED, cause="exception")
+    path = RunPaths(tmp_path).attempts
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[0]]))
+    (attempt,) = journal.read()
+    assert attempt.state is RunState.FAILED
+
+
 def test_an_end_without_a_start_is_passed_over(journal: Journal) -> None:
     journal.end(3, state=RunState.FAILED, cause="x")
     journal.resume(3, 1)

@@ -53,21 +53,46 @@ def test_a_run_that_is_not_there(paths: SweepPaths) -> None:
 def test_a_changed_spec_is_refused_by_its_digest(paths: SweepPaths) -> None:
     (spec,) = make_specs(1)
     append_specs(paths, [spec])
-    text = paths.specs.read_text()
-    assert '"lr": 0.001' in text
-    paths.specs.write_text(text.replace('"lr": 0.001', '"lr": 0.002'))
+    record = json.loads(paths.specs.read_text())
+    del record["crc"]
+    record["config"]["optim"]["lr"] = 0.002
+    paths.specs.write_text(json.dumps(record) + "\n")
     with pytest.raises(ConfigError, match=rf"{spec.run_id}: the frozen configuration was changed after submission"):
         read_spec(paths, spec.run_id).typed()
 
 
-def test_a_spec_of_another_version_is_refused(paths: SweepPaths) -> None:
+def test_a_changed_line_is_refused_by_its_checksum(paths: SweepPaths) -> None:
+    (spec,) = make_specs(1)
+    append_specs(paths, [spec])
+    text = paths.specs.read_text()
+    assert '"partition": null' in text
+    paths.specs.write_text(text.replace('"partition": null', '"partition": "no"'))
+    faults: list[str] = []
+    assert read_specs(paths, faults) == {}
+    assert faults == [
+        "specs.jsonl line 1 cannot be read: its checksum is of another text (if you have edited it: take out its last "
+        "key, crc)"
+    ]
+    with pytest.raises(RunStateError, match=r"no run .* that can be read. specs.jsonl line 1 .*checksum"):
+        read_spec(paths, spec.run_id)
+
+
+def test_a_spec_of_another_version_costs_its_own_run(paths: SweepPaths) -> None:
     (spec,) = make_specs(1)
     append_specs(paths, [spec])
     record = json.loads(paths.specs.read_text())
+    del record["crc"]
     record["shape"]["new_field"] = 1
     paths.specs.write_text(json.dumps(record) + "\n")
+    other = make_spec(seed=7)
+    append_specs(paths, [other])
+    faults: list[str] = []
+    assert list(read_specs(paths, faults)) == [other.run_id]
+    assert [fault.split(" (")[0] for fault in faults] == [
+        "specs.jsonl line 1 cannot be read: it is of another version, or damaged"
+    ]
     with pytest.raises(RunStateError, match="another version"):
-        read_specs(paths)
+        read_spec(paths, spec.run_id)
 
 
 def test_a_spec_written_before_gpu_request_existed_is_read(paths: SweepPaths) -> None:

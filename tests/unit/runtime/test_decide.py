@@ -30,7 +30,16 @@ STATES = [
     "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "RUNNING", "SIGNALING",
     "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT", "REVOKED", "SOMETHING_NEW",
 ]  # fmt: skip
-ACCOUNTING = [None, "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "REQUEUED", "RUNNING", "TIMEOUT"]
+# What sacct says, whether there is any, and the reason that scontrol gives.
+ACCOUNTING = [
+    (None, True, "None"), (None, False, "None"), (None, False, "JobLaunchFailure"),
+    (None, True, "RaisedSignal:9(Killed)"), ("CANCELLED", True, "None"), ("COMPLETED", True, "None"),
+    ("FAILED", True, "JobLaunchFailure"), ("NODE_FAIL", True, "NodeDown"), ("PREEMPTED", True, "None"),
+    ("RUNNING", True, "None"), ("TIMEOUT", True, "TimeLimit"),
+    ("OUT_OF_MEMORY", True, "OutOfMemory"),
+]  # fmt: skip
+IN_QUEUE = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+SHELL_KILLED = ("JobLaunchFailure", "RaisedSignal")
 BOTH = (False, True)
 SECONDS = [None, 120.0 + SIGNAL_SLACK_S, 120.0 + SIGNAL_SLACK_S + 1]
 # Noted or not; within its grace or not; by requeue, another way, or not known how.
@@ -39,10 +48,11 @@ ALL = [
     StopFacts(
         on_slurm=on_slurm, has_cancel_marker=marker, has_token=token, can_submit=can_submit, job_state=state,
         seconds_left=seconds, ran_full_time=full, was_preempted=preempted, is_in_grace=grace,
-        preempts_by_requeue=by_requeue, was_requeued=requeued, accounting_state=accounting,
+        preempts_by_requeue=by_requeue, was_requeued=requeued, accounting_state=accounting, keeps_accounting=kept,
+        reason=reason,
     )
-    for on_slurm, marker, token, can_submit, state, seconds, full, (preempted, grace, by_requeue), requeued, accounting
-    in itertools.product(
+    for on_slurm, marker, token, can_submit, state, seconds, full, (preempted, grace, by_requeue), requeued,
+    (accounting, kept, reason) in itertools.product(
         BOTH, BOTH, BOTH, BOTH, STATES, SECONDS, BOTH, PREEMPTIONS, BOTH, ACCOUNTING
     )
 ]  # fmt: skip
@@ -95,8 +105,14 @@ def test_a_job_at_work_is_requeued_unless_cancelled() -> None:
 
 
 def test_every_decision_says_a_state_and_a_cause() -> None:
-    states = {RunState.CANCELLED, RunState.REQUEUED, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL}
-    causes = {"cancelled", "stopped", "preempted", "timeout", "signal", "node_fail", "requeued"}
+    states = {
+        RunState.CANCELLED, RunState.REQUEUED, RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL,
+        RunState.OUT_OF_MEMORY,
+    }  # fmt: skip
+    causes = {
+        "cancelled", "stopped", "preempted", "timeout", "signal", "node_fail", "requeued", "batch_shell",
+        "host_memory", "unexplained",
+    }  # fmt: skip
     assert not _broken(lambda _, made: made.state in states and made.cause in causes)
 
 
@@ -119,6 +135,24 @@ def test_what_slurm_says_plainly_is_not_called_cancelled() -> None:
     )
 
 
+def test_cancelled_is_never_a_guess() -> None:
+    """A marker, or Slurm's own word; without accounting, that it has a reason for every end but a cancel."""
+    assert not _broken(
+        lambda facts, made: (
+            made.state is not RunState.CANCELLED
+            or facts.has_cancel_marker
+            or "CANCELLED" in (facts.job_state, facts.accounting_state)
+            or (facts.job_state == "COMPLETING" and not facts.keeps_accounting and facts.reason == "None")
+        )
+    )
+
+
+def test_what_nobody_cancelled_the_next_submit_brings_back() -> None:
+    unexplained = [facts for facts in ALL if decide_stop(facts).cause in ("unexplained", "batch_shell")]
+    assert len(unexplained) > 500
+    assert all(decide_stop(facts).state.needs_submit for facts in unexplained)
+
+
 # --- the rows of the table, one by one ---
 
 NONE, REQUEUE, SUCCESSOR = Action.none, Action.requeue, Action.successor
@@ -126,7 +160,22 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
     ("cancel marker, still running", {"has_cancel_marker": True, "job_state": "RUNNING"},
      NONE, RunState.CANCELLED, "cancelled", 0),
     ("Slurm says CANCELLED", {"job_state": "CANCELLED"}, NONE, RunState.CANCELLED, "cancelled", 0),
-    ("raw scancel, sacct lags", {"job_state": "COMPLETING"}, NONE, RunState.CANCELLED, "cancelled", 0),
+    ("the nodes go, and sacct lags", {"job_state": "COMPLETING", "reason": "None", "accounting_state": "RUNNING"},
+     NONE, RunState.PREEMPTED, "unexplained", 75),
+    ("raw scancel, no accounting", {"job_state": "COMPLETING", "reason": "None", "keeps_accounting": False},
+     NONE, RunState.CANCELLED, "cancelled", 0),
+    ("the batch shell was killed, sacct knows",
+     {"job_state": "COMPLETING", "reason": "JobLaunchFailure", "accounting_state": "FAILED", "can_submit": True},
+     NONE, RunState.PREEMPTED, "batch_shell", 75),
+    ("the batch shell was killed, sacct lags",
+     {"job_state": "COMPLETING", "reason": "RaisedSignal:9(Killed)", "accounting_state": "PENDING"},
+     NONE, RunState.PREEMPTED, "batch_shell", 75),
+    ("the batch shell was killed, no accounting",
+     {"job_state": "COMPLETING", "reason": "JobLaunchFailure", "keeps_accounting": False},
+     NONE, RunState.PREEMPTED, "batch_shell", 75),
+    ("the host's memory", {"job_state": "COMPLETING", "accounting_state": "OUT_OF_MEMORY"},
+     NONE, RunState.OUT_OF_MEMORY, "host_memory", 75),
+    ("taken back and held", {"job_state": "REQUEUE_HOLD"}, NONE, RunState.REQUEUED, "requeued", 75),
     ("raw scancel, sacct knows", {"job_state": "COMPLETING", "accounting_state": "CANCELLED"},
      NONE, RunState.CANCELLED, "cancelled", 0),
     ("warning before the limit", {"job_state": "RUNNING", "seconds_left": 118.0},
@@ -151,7 +200,8 @@ ROWS: list[tuple[str, dict[str, Any], Action, RunState, str, int]] = [
     ("preempted for good", {"job_state": "COMPLETING", "was_preempted": True},
      NONE, RunState.PREEMPTED, "preempted", 75),
     ("scancel in the grace of a preemption",
-     {"job_state": "COMPLETING", "was_preempted": True, "is_in_grace": True, "can_submit": True},
+     {"job_state": "COMPLETING", "was_preempted": True, "is_in_grace": True, "can_submit": True,
+      "accounting_state": "CANCELLED"},
      NONE, RunState.CANCELLED, "cancelled", 0),
     ("scancel after a preemption was noted, sacct knows",
      {"job_state": "COMPLETING", "was_preempted": True, "accounting_state": "CANCELLED", "can_submit": True},
@@ -259,12 +309,7 @@ def test_requeued_in_the_journal_means_that_somebody_brings_it_back() -> None:
     for facts, ending in _all_endings():
         state = ending.decision.state
         came_back = ending.num_requeues + ending.num_successors or ending.asked_batch
-        by_others = (
-            facts.was_requeued
-            or facts.has_token
-            or facts.preempts_by_requeue
-            or facts.job_state in ("PENDING", "REQUEUED")
-        )
+        by_others = facts.was_requeued or facts.has_token or facts.preempts_by_requeue or facts.job_state in IN_QUEUE
         if state is RunState.REQUEUED and not came_back:
             answered = facts.job_state is None or facts.job_state in AT_WORK
             assert by_others or answered, (facts, ending)  # "already pending", said scontrol
@@ -296,11 +341,17 @@ def test_errors_that_may_pass_have_a_budget(max_failures: int) -> None:
 def test_a_failure_never_brings_back_what_was_cancelled_or_comes_back_anyway() -> None:
     for facts in ALL:
         made = decide_failure(facts, cause="peer_lost", num_failures=1, max_failures=3)
-        if facts.has_cancel_marker or not facts.on_slurm or facts.job_state == "CANCELLED":
+        if facts.has_cancel_marker or (facts.on_slurm and "CANCELLED" in (facts.job_state, facts.accounting_state)):
+            assert made is not None, facts
+            assert (made.action, made.state) == (Action.none, RunState.CANCELLED), facts
+        elif not facts.on_slurm:
             assert made is None, facts
-        elif facts.has_token or facts.was_requeued or facts.job_state in ("PENDING", "REQUEUED"):
+        elif facts.has_token or facts.was_requeued or facts.job_state in IN_QUEUE:
             assert made is not None, facts
             assert (made.action, made.state, made.cause) == (Action.none, RunState.REQUEUED, "peer_lost"), facts
+        elif facts.job_state is not None and facts.job_state not in AT_WORK and facts.reason.startswith(SHELL_KILLED):
+            assert made is not None, facts
+            assert (made.action, made.state, made.cause) == (Action.none, RunState.PREEMPTED, "batch_shell"), facts
         else:
             assert (made is not None) == (facts.job_state in AT_WORK), facts
             assert made is None or made.action is Action.requeue, facts

@@ -1,17 +1,23 @@
 """Small stand-ins for Slurm's commands on PATH: they record how they were called and answer what the test says.
 
-`sbatch` accepts every script as a job array and `squeue` shows it, unless the test gives other answers.
+`sbatch` accepts every script as a job array and `squeue` shows it, unless the test gives other answers. A test writes
+rows of `squeue` and `sacct` as short as it likes; header, ends of rows and columns that it leaves out come from here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+QUEUE_HEADER = "JOBID|STATE|NODELIST|REASON|COMMENT|NAME|end\n"
+ACCOUNTING_HEADER = "JobID|State|ExitCode|NodeList|ElapsedRaw|Cluster|JobName|Comment|\n"
+CLUSTER = "fakecluster"
 _RECORD = """#!/bin/sh
 here={folder}
 name=$(basename "$0")
@@ -21,6 +27,7 @@ env | grep -E '^(SLURM_|SBATCH_|SRUN_|SUBMITIT_)' | sort > "$here/$name.env"
 if [ -e "$here/$name.hang" ]; then exec sleep 60; fi
 if [ -e "$here/$name.err" ]; then cat "$here/$name.err" >&2; fi
 if [ -e "$here/$name.out" ]; then cat "$here/$name.out"; exit "$(cat "$here/$name.rc")"; fi
+if [ "$name $*" = "scontrol show config" ]; then echo "ClusterName             = $(cat "$here/cluster")"; exit 0; fi
 """
 _SBATCH = """
 if [ "$name" = test-only ]; then
@@ -46,8 +53,42 @@ fi
 echo "Submitted batch job $number"
 """
 _SQUEUE = """
-cat "$here/queue"
+echo "{header}"
+awk -F '|' -v OFS='|' '{ while (NF < 6) $(NF + 1) = ""; print $0, "end" }' "$here/queue"
+""".replace("{header}", QUEUE_HEADER.strip())
+_SACCT = f"""
+echo "{ACCOUNTING_HEADER.strip()}"
 """
+
+
+def uuid_of(job_id: str) -> str:
+    """The uuid that a submission on disk (`SweepOnDisk.submit`) has in these tests."""
+    return hashlib.sha256(_array(job_id).encode()).hexdigest()[:32]
+
+
+def _array(job_id: str) -> str:
+    return re.split(r"[_.+]", job_id, maxsplit=1)[0]
+
+
+def queue_rows(text: str, uuid: Callable[[str], str] = uuid_of) -> str:
+    """What `squeue` prints of these rows: without a name, and with the comment `x` or none, they are jobs of ours."""
+    lines = []
+    for line in text.splitlines():
+        parts = line.split("|")
+        if len(parts) == 5 and parts[4] in ("x", ""):
+            parts[4] = uuid(parts[0])
+        lines.append("|".join([*parts, *[""] * (6 - len(parts)), "end"]) + "\n")
+    return QUEUE_HEADER + "".join(lines)
+
+
+def accounting_rows(text: str, uuid: Callable[[str], str] = uuid_of) -> str:
+    """What `sacct` prints of these rows: without a name they are jobs of ours on this cluster."""
+    lines = []
+    for line in text.splitlines():
+        parts = line.split("|")
+        ours = [CLUSTER, f"sweep-{uuid(parts[0])[:8]}", ""]
+        lines.append("|".join([*parts, *ours[len(parts) - 5 :], ""]) + "\n")
+    return ACCOUNTING_HEADER + "".join(lines)
 
 
 class FakeSlurm:
@@ -60,17 +101,30 @@ class FakeSlurm:
         (folder / "number").write_text("100\n")
         (folder / "queue").touch()
         (folder / "calls").touch()
-        played = {"sbatch": _SBATCH, "squeue": _SQUEUE}
+        (folder / "cluster").write_text(f"{CLUSTER}\n")
+        played = {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": _SACCT}
         for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sinfo", "scontrol", "scancel"):
             script = self.bin / name
             script.write_text(_RECORD.replace("{folder}", str(folder)) + played.get(name, ""))
             script.chmod(script.stat().st_mode | stat.S_IXUSR)
 
     def answer(self, name: str, output: str = "", *, code: int = 0, error: str = "") -> None:
-        """From now on `name` prints this and exits with this code."""
+        """From now on `name` prints this and exits with this code; of `squeue` and `sacct` these are the rows."""
+        if not code and name in ("squeue", "sacct"):
+            output = (queue_rows if name == "squeue" else accounting_rows)(output, self._uuid_of)
+        self.print(name, output, code=code, error=error)
+
+    def print(self, name: str, output: str, *, code: int = 0, error: str = "") -> None:
+        """From now on `name` prints precisely this."""
         (self.folder / f"{name}.rc").write_text(str(code))
         (self.folder / f"{name}.err").write_text(error)
         (self.folder / f"{name}.out").write_text(output)
+
+    def _uuid_of(self, job_id: str) -> str:
+        """That of the submission, if sbatch took it; else that of one on disk."""
+        script = self.folder / f"script-{_array(job_id)}.sh"
+        found = re.search(r"^#SBATCH --comment=(\S+)$", script.read_text() if script.exists() else "", re.MULTILINE)
+        return found[1] if found else uuid_of(job_id)
 
     def forget(self, name: str) -> None:
         """`name` behaves as in the beginning."""

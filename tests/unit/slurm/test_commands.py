@@ -13,7 +13,7 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 
 
 def test_its_output(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("squeue", "one\ntwo\n", error="a warning\n")
+    fake_slurm.print("squeue", "one\ntwo\n", error="a warning\n")
     assert run_slurm(["squeue", "-h"]) == "one\ntwo\n"
     assert fake_slurm.calls() == ["squeue -h"]
     assert has_slurm()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.jobs import (
+    JobInfo,
     Preemption,
     cancel_jobs,
     parse_duration,
@@ -70,6 +72,18 @@ def test_a_job_at_its_time_limit() -> None:
 
 def test_the_first_line_of_a_whole_array_wins() -> None:
     assert parse_job(ELEMENT + WAITING).job_id == "1083"
+
+
+def test_half_a_word_of_a_line_that_was_cut_is_not_believed() -> None:
+    whole = parse_job(ELEMENT)
+    words = [each.name for each in dataclasses.fields(JobInfo)]
+    for length in range(len(ELEMENT.rstrip())):
+        try:
+            job = parse_job(ELEMENT[:length])
+        except SlurmError:
+            continue
+        for word in words:
+            assert getattr(job, word) in (getattr(whole, word), None, 0, ""), (word, ELEMENT[:length][-30:])
 
 
 @pytest.mark.parametrize("text", ["", "\n", "slurm_load_jobs error: Invalid job id specified\n", "JobId=3 Reason=x"])

@@ -13,8 +13,10 @@ import pytest
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.queue import (
     array_of,
+    cluster_name,
     find_by_uuid,
     find_ended,
+    is_of,
     job_name,
     parse_accounting,
     parse_queue,
@@ -23,22 +25,23 @@ from hpc_trainer.slurm.queue import (
 )
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
-# squeue -h -r -o '%i|%T|%N|%r|%k|%j' on 22.05: elements one by one, a finished one completing, a requeued one waiting.
+# squeue -a -r -o '%i|%T|%N|%r|%k|%j|end' on 22.05: elements one by one, a finished one completing, a requeued one
+# waiting.
 SQUEUE = """\
-1080_5|PENDING||Resources|0123456789abcdef0123456789abcdef|digits-01234567
-1080_6|PENDING||JobHeldUser|0123456789abcdef0123456789abcdef|digits-01234567
-1080_0|RUNNING|gpu003|None|0123456789abcdef0123456789abcdef|digits-01234567
-1080_1|RUNNING|gpu[001-002,007]|None|0123456789abcdef0123456789abcdef|digits-01234567
-1080_2|COMPLETING|gpu004|NonZeroExitCode|0123456789abcdef0123456789abcdef|digits-01234567
-1080_3|PENDING||BeginTime|0123456789abcdef0123456789abcdef|digits-01234567
-1081|RUNNING|cn1|None|(null)|digits-89abcdef
-1082+0|RUNNING|cn2|None|a comment | with a bar|their job
-1083_[5-1024%4]|PENDING||JobArrayTaskLimit|x
-1084|SPECIAL_EXIT||Job requeued in held state|(null)
-slurm_load_jobs error: something else
-
-1085|PENDING
+JOBID|STATE|NODELIST|REASON|COMMENT|NAME|end
+1080_5|PENDING||Resources|0123456789abcdef0123456789abcdef|digits-01234567|end
+1080_6|PENDING||JobHeldUser|0123456789abcdef0123456789abcdef|digits-01234567|end
+1080_0|RUNNING|gpu003|None|0123456789abcdef0123456789abcdef|digits-01234567|end
+1080_1|RUNNING|gpu[001-002,007]|None|0123456789abcdef0123456789abcdef|digits-01234567|end
+1080_2|COMPLETING|gpu004|NonZeroExitCode|0123456789abcdef0123456789abcdef|digits-01234567|end
+1080_3|PENDING||BeginTime|0123456789abcdef0123456789abcdef|digits-01234567|end
+1081|RUNNING|cn1|None|(null)|digits-89abcdef|end
+1082+0|RUNNING|cn2|None|a comment | with a bar|their job|end
+1083_[5-1024%4]|PENDING||JobArrayTaskLimit|x||end
+1084|SPECIAL_EXIT||Job requeued in held state|(null)|a name
+of two lines|end
 """
+EMPTY = SQUEUE.splitlines(keepends=True)[0]
 
 
 def test_squeue() -> None:
@@ -54,21 +57,47 @@ def test_squeue() -> None:
     assert entries["1080_6"].reason == "JobHeldUser"
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "JOBID PARTITION NAME\n"])
+@pytest.mark.parametrize("text", [EMPTY, EMPTY.rstrip(), f"Welcome.\n\n{EMPTY}", f"{EMPTY}\n\n"])
 def test_an_empty_queue(text: str) -> None:
     assert parse_queue(text) == {}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "\n\n", "JOBID PARTITION NAME\n", "slurm_load_jobs error: something else\n", SQUEUE[:-1] + "x\n",
+        EMPTY[:-3], f"{EMPTY}1085|PENDING|end\n", f"{EMPTY}slurm_load_jobs error: something else\n",
+        f"{EMPTY}||||||end\n",
+        f"{EMPTY}1085|RUN\n1086|RUNNING|n1|None|x|y|end\n", f"{SQUEUE}Killed\n",
+    ],
+)  # fmt: skip
+def test_what_squeue_does_not_print_is_no_answer(text: str) -> None:
+    with pytest.raises(SlurmError, match="squeue"):
+        parse_queue(text)
+
+
+def test_wherever_a_queue_is_cut_rows_are_whole_or_there_is_no_answer() -> None:
+    whole = parse_queue(SQUEUE)
+    for length in range(len(SQUEUE)):
+        try:
+            entries = parse_queue(SQUEUE[:length])
+        except SlurmError:
+            continue
+        assert SQUEUE[:length].rstrip().endswith("|end"), SQUEUE[:length]
+        assert entries == {key: whole[key] for key in list(whole)[: len(entries)]}
+
+
 def test_an_intent_finds_its_array_by_comment_or_name() -> None:
     entries = list(parse_queue(SQUEUE).values())
-    assert find_by_uuid(entries, "other", "0123456789abcdef0123456789abcdef") == "1080"
-    assert find_by_uuid(entries, "digits", "89abcdef000000000000000000000000") == "1081", "the comment is gone"
-    assert find_by_uuid(entries, "other", "89abcdef000000000000000000000000") is None
+    assert find_by_uuid(entries, "0123456789abcdef0123456789abcdef") == "1080"
+    assert find_by_uuid(entries, "89abcdef000000000000000000000000") == "1081", "the comment is gone"
+    assert find_by_uuid(entries, "89abcdee000000000000000000000000") is None
+    assert find_by_uuid(entries, "") is None
     assert job_name("digits", "0123456789abcdef0123456789abcdef") == "digits-01234567"
 
 
 def test_an_intent_finds_what_has_ended_in_the_accounting(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("sacct", "77_0|COMPLETED|0:0|n1|3\n77_1|COMPLETED|0:0|n1|3\n")
+    fake_slurm.answer("sacct", "76|COMPLETED|0:0|n1|3|here|their|\n77_0|COMPLETED|0:0|n1|3|here|digits-01234567|\n")
     assert find_ended("digits", "0123456789abcdef0123456789abcdef", 0.0) == "77"
     (call,) = fake_slurm.calls("sacct")
     assert "--name digits-01234567" in call
@@ -81,23 +110,22 @@ def test_the_array_of_an_element(job_id: str) -> None:
     assert array_of(job_id) == "123"
 
 
-# sacct -n -P -X -o JobID,State,ExitCode,NodeList,ElapsedRaw: 22.05 (above) and 24.11 with its truncations (below).
+# sacct -p -X -o JobID,State,..: 22.05 (above) and 24.11 with its truncations (below).
 SACCT = """\
-201_0|COMPLETED|0:0|gpu001|3600
-201_1|CANCELLED by 1000|0:0|None assigned|0
-201_2|CANCELLED by 1000|0:15|gpu002|12
-201_3|TIMEOUT|0:0|gpu[001-002]|3601
-201_4|OUT_OF_MEMORY|0:125|gpu003|77
-201_5|OUT_OF_ME+|0:125|gpu003|77
-201_6|NODE_FAIL|1:0|gpu004|5
-201_7|PREEMPTED|0:0|gpu004|5
-201_8|FAILED|1:0|gpu004|
-201_9|CANCELLED+|0:0|gpu004|5
-201_[10-99%4]|PENDING|0:0|None assigned|0
-202|FAILED|78:0|cn1|1
-203||0:0|cn1|1
-|FAILED|1:0|cn1|1
-garbage
+JobID|State|ExitCode|NodeList|ElapsedRaw|Cluster|JobName|Comment|
+201_0|COMPLETED|0:0|gpu001|3600|here|digits-01234567||
+201_1|CANCELLED by 1000|0:0|None assigned|0|here|digits-01234567||
+201_2|CANCELLED by 1000|0:15|gpu002|12|here|digits-01234567||
+201_3|TIMEOUT|0:0|gpu[001-002]|3601|here|digits-01234567||
+201_4|OUT_OF_MEMORY|0:125|gpu003|77|here|digits-01234567||
+201_5|OUT_OF_ME+|0:125|gpu003|77|here|digits-01234567||
+201_6|NODE_FAIL|1:0|gpu004|5|here|digits-01234567||
+201_7|PREEMPTED|0:0|gpu004|5|here|digits-01234567||
+201_8|FAILED|1:0|gpu004||here|digits-01234567||
+201_9|CANCELLED+|0:0|gpu004|5|here|digits-01234567||
+201_[10-99%4]|PENDING|0:0|None assigned|0|here|digits-01234567||
+202|FAILED|78:0|cn1|1|here|digits-01234567||
+203||0:0|cn1|1|here|digits-01234567||
 """
 
 
@@ -112,17 +140,68 @@ def test_sacct() -> None:
     assert (entries["201_3"].node, entries["201_3"].elapsed_s) == ("gpu[001-002]", 3601)
     assert entries["201_8"].elapsed_s == 0
     assert entries["202"].exit_code == "78:0"
+    assert (entries["202"].cluster, entries["202"].name, entries["202"].comment) == ("here", "digits-01234567", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "garbage\n", "sacct: error: slurmdbd\n", "JobID|State|\n", SACCT[:-5], SACCT + "garbage\n",
+        SACCT + "|FAILED|1:0|cn1|1|here|x||\n", SACCT + "204|FAILED|\n", SACCT[: SACCT.index("201_3") + 9] + "\n",
+    ],
+)  # fmt: skip
+def test_what_sacct_does_not_print_is_no_answer(text: str) -> None:
+    with pytest.raises(SlurmError, match="sacct"):
+        parse_accounting(text)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "covered"),
+    [
+        ("7", [0, 1, 2, 3, 9]), ("7_2", []), ("7_[0-2]", [0, 1, 2]), ("7_[1,3%1]", [1, 3]),
+        ("7_[0-3:3%4]", [0, 1, 2, 3]), ("7_[1,...]", [0, 1, 2, 3, 9]), ("7_[0,2-...%4]", [0, 1, 2, 3, 9]),
+    ],
+)  # fmt: skip
+def test_the_elements_that_a_row_may_stand_for(job_id: str, covered: list[int]) -> None:
+    text = f"{SACCT.splitlines()[0]}\n{job_id}|PENDING|0:0||0|here|digits-01234567||\n"
+    (row,) = parse_accounting(text).values()
+    assert [index for index in (0, 1, 2, 3, 9) if row.may_cover(index)] == covered
+
+
+def test_a_job_is_of_a_submission_by_comment_or_name() -> None:
+    entries = parse_queue(SQUEUE)
+    uuid = "0123456789abcdef0123456789abcdef"
+    assert [job_id for job_id, entry in entries.items() if is_of(entry, uuid)] == [
+        f"1080_{i}" for i in (5, 6, 0, 1, 2, 3)
+    ]
+    assert is_of(entries["1081"], "89abcdef" + 24 * "0")
+    assert not is_of(entries["1082+0"], "")
+    assert all(is_of(row, "01234567" + 24 * "0") for row in parse_accounting(SACCT).values())
+
+
+# As 22.05 prints it, among a hundred other lines.
+CONFIG = "BurstBufferType         = (null)\nClusterName             = north\nCommunicationParameters = (null)\n"
+
+
+def test_the_clusters_name(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("scontrol", CONFIG)
+    assert cluster_name() == "north"
+    fake_slurm.answer("scontrol", "Unable to read this\n")
+    assert cluster_name() is None
+    fake_slurm.answer("scontrol", error="slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1)
+    assert cluster_name() is None
 
 
 # --- how they are asked ---
 
 
 def test_the_queue_is_asked_once_element_by_element(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("squeue", SQUEUE)
+    fake_slurm.print("squeue", SQUEUE)
     assert len(read_queue()) == 10
     (call,) = fake_slurm.calls()
     assert "-r" in call.split()
-    assert "%i|%T|%N|%r|%k" in call
+    assert "%i|%T|%N|%r|%k|%j|end" in call
+    assert "-a" in call.split(), "jobs in hidden partitions"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without a name")
@@ -130,7 +209,7 @@ def test_a_user_without_a_name_in_a_container_has_a_queue_too(monkeypatch: pytes
     with tempfile.TemporaryDirectory() as folder:  # tmp_path lies in a folder that only we may enter
         fake = FakeSlurm(Path(folder) / "fake-slurm")
         monkeypatch.setenv("PATH", f"{fake.bin}:{os.environ['PATH']}")
-        fake.answer("squeue", SQUEUE)
+        fake.print("squeue", SQUEUE)
         for path in (Path(folder), *Path(folder).rglob("*")):
             os.chown(path, 54321, 54321)
         done = _read_queue_as(54321)
@@ -146,7 +225,7 @@ def _read_queue_as(user: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_accounting_is_asked_once_for_all_arrays(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("sacct", SACCT)
+    fake_slurm.print("sacct", SACCT)
     assert len(read_accounting(["202", "201", "201"])) == 13
     (call,) = fake_slurm.calls()
     assert call.endswith("-j 201,202")

@@ -17,6 +17,16 @@ LOST = [
     "Message receive failure", "Unexpected message received", "Transport endpoint is not connected",
     "Connection reset by peer", "Broken pipe",
 ]  # fmt: skip
+REFUSALS = [
+    "Invalid partition name specified", "Requested node configuration is not available", "Access/permission denied",
+    "Requested time limit is invalid (missing or exceeds some limit)", "Invalid job array specification",
+    "Node count specification invalid", "Job dependency problem", "Invalid generic resource (gres) specification",
+    "User's group not permitted to use this partition", "Requested operation is presently disabled",
+    "Memory required by task is not available", "Required partition not available (inactive or drain)",
+    "Pathname of a file, directory or other parameter too long", "Unspecified error", "Invalid qos specification",
+    "Job violates accounting/QOS policy (job size and/or time limits)", "Requested reservation is invalid",
+    "CPU count per node can not be satisfied", "Task count specification invalid", "Invalid feature specification",
+]  # fmt: skip
 FULL = (
     "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
     "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
@@ -36,6 +46,14 @@ def test_accepted(script: Path, fake_slurm: FakeSlurm) -> None:
     for text in ("Submitted batch job 7\n", "7;cluster\n", "info: hello\nSubmitted batch job 7 on cluster x\n"):
         fake_slurm.answer("sbatch", text)
         assert submit_script(script) == "7"
+
+
+@pytest.mark.parametrize("text", ["Submitted batch job 12", "12", "Submitted batch", "1;clus"])
+def test_half_a_number_is_another_jobs(script: Path, fake_slurm: FakeSlurm, text: str) -> None:
+    """The answer was job 123456, and was cut: the queue knows by the uuid which one it is."""
+    fake_slurm.answer("sbatch", text)
+    with pytest.raises(UnclearSubmitError, match="cannot be read"):
+        submit_script(script)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +82,20 @@ def test_accepted(script: Path, fake_slurm: FakeSlurm) -> None:
         (f"{FAILED}: Resource temporarily unavailable\n", 1, NoRoomError),
         ("", 1, UnclearSubmitError),
         ("sbatch: warning: hello\n", 0, UnclearSubmitError),
+        # After the job was accepted: a wrapper that is killed, or that fails at work of its own.
+        ("", 137, UnclearSubmitError),
+        (REFUSED, 137, UnclearSubmitError),
+        (FULL, 143, UnclearSubmitError),
+        ('/usr/local/bin/sbatch: line 12: 4711 Killed  /opt/slurm/bin/sbatch "$@"\n', 137, UnclearSubmitError),
+        ("logger: cannot reach the log host\n", 1, UnclearSubmitError),
+        ("Traceback (most recent call last):\nKeyError: 'project'\n", 1, UnclearSubmitError),
+        (f"{FAILED}: Header lengths are longer than data received\n", 1, UnclearSubmitError),
+        (f"{FAILED}: words of a release to come\n", 1, UnclearSubmitError),
+        # What Slurm and sbatch refuse with.
+        *((f"{FAILED}: {words}\n", 1, SubmitError) for words in REFUSALS),
+        (f"sbatch: error: GPU jobs only here\n{FAILED}: Unspecified error\n", 1, SubmitError),
+        ("sbatch: error: Unable to open file job.sh\n", 1, SubmitError),
+        ("sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information\n", 255, SubmitError),
     ],
 )
 def test_each_answer_is_its_own_error(
@@ -82,6 +114,13 @@ def test_a_killed_or_silent_sbatch_is_unclear(script: Path, fake_slurm: FakeSlur
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\nexec sleep 30\n")
     with pytest.raises(UnclearSubmitError, match="no answer within"):
         submit_script(script, timeout_s=0.3)
+
+
+def test_a_job_id_counts_whatever_the_wrapper_ends_with(script: Path, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("sbatch", "Submitted batch job 7\n", error="quota: timed out\n", code=137)
+    assert submit_script(script) == "7"
+    (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 8\nexec sleep 30\n")
+    assert submit_script(script, timeout_s=1.0) == "8"
 
 
 def test_the_words_are_slurms_own(script: Path, fake_slurm: FakeSlurm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+
+# Children are scripts too, and import their neighbours as such: each test file here can be collected alone.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -303,3 +303,19 @@ def test_a_run_that_comes_back_again_and_again_at_one_step_ends(start: Start) ->
         start(job_id="same").restore()
     with pytest.raises(NoProgressError, match="started 4 times at step 0"):
         start(job_id="same").restore()
+
+
+def test_a_stop_that_relies_on_an_earlier_save_is_not_called_unsaved(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start()
+    weight = torch.zeros(2)
+    run.restore(weight=weight)
+    run.save_in_background(3, weight=weight)
+    run.saves.pace.add_step(1e-9)  # two of them are sooner done again than saved
+    run.agree_to_stop(5)
+    run.saver.save_at_stop(5, {"weight": weight})
+    assert run.conclude("the shared loop") is Outcome.stopped
+    said = capsys.readouterr().out
+    assert "step 3 is saved: the 2 steps after it are sooner done again" in said
+    assert "did not save" not in said

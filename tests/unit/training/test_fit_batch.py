@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -119,6 +120,26 @@ def test_an_update_that_needs_more_than_a_small_batch_counts(room: Room, tmp_pat
     assert set(needs) == {held + found.gradients + found.activations + found.update}
 
 
+def test_a_trial_begins_with_the_gradients_that_its_step_would_have(
+    room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step has several micro-batches, all but the first find gradients there: 4 bytes a weight."""
+    seen: dict[int, bool] = {}
+    batch = fit_batch.Trials._batch
+
+    def looked_at(trials: Any, size: int) -> Any:
+        weights = [weight for weight in trials.loss.parameters() if weight.requires_grad]
+        if any(weight.grad is not None for weight in weights):
+            seen[size] = all(weight.grad is not None for weight in weights)
+        return batch(trials, size)
+
+    monkeypatch.setattr(fit_batch.Trials, "_batch", looked_at)
+    room.most = 24
+    train_here(config_of(*WORDS, AUTO, "train.num_steps=1"), tmp_path / "run")
+    assert room.tried == [1, 2, 4, 8, 24]
+    assert seen == {1: True, 2: True, 4: True, 8: True}, "24 samples are the whole step"
+
+
 def test_a_resume_keeps_what_was_found(room: Room, tmp_path: Path) -> None:
     config = config_of(*WORDS, AUTO)
     whole = train_here(config, tmp_path / "whole")
@@ -140,7 +161,8 @@ def test_another_device_is_searched_anew_and_memory_that_ended_means_less(room: 
         "changes-the-schedule: fit.grad_accum_steps: 3 -> 4", "changes-the-schedule: fit.micro_batch_size: 8 -> 6",
     ]  # fmt: skip
     room.tried = []
-    run.paths.attempts.write_text(run.paths.attempts.read_text().replace('["cpu"]', '["NVIDIA H200"]'))
+    lines = [json.dumps(record).replace('["cpu"]', '["NVIDIA H200"]') for record in read_lines(run.paths.attempts)]
+    run.paths.attempts.write_text("".join(f"{line}\n" for line in lines))
     train_here(config, tmp_path, attempt=2)
     assert room.tried[-1] == 24
 

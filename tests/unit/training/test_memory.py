@@ -35,20 +35,12 @@ def _config(words: list[str]) -> TrainConfig:
 
 
 def _really(config: TrainConfig) -> dict[str, int]:
-    """The same step on real tensors: bytes of weights, of moments, and of what autograd keeps."""
+    """The same step on real tensors: bytes of weights and of moments. Of activations: test_memory_peak.py."""
     dataset = build_dataset(config, "train")
     model = build_model(config, dataset)
     loss, optimizer = VotingLoss(model), build_optimizer(config.optim, model)
     inputs, targets = dataset.__getitems__(range(config.train.global_batch_size))
-    own = {each.data_ptr() for each in [*loss.parameters(), *loss.buffers(), inputs, targets]}
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each), autocast(config.precision, "cpu"):
+    with autocast(config.precision, "cpu"):
         value = loss(inputs, targets)
     value.backward()
     optimizer.step()
@@ -59,8 +51,6 @@ def _really(config: TrainConfig) -> dict[str, int]:
         "weights": weights + buffers,
         "gradients": weights,
         "optimizer": sum(each.numel() * each.element_size() for each in moments if isinstance(each, torch.Tensor)),
-        "activations": sum(each.untyped_storage().nbytes() for each in kept.values())
-        + sum(each.numel() * each.element_size() for each in (inputs, targets)),
     }
 
 
@@ -79,7 +69,6 @@ def test_it_is_what_the_step_holds(words: list[str]) -> None:
     found, real = dataclasses.asdict(estimate(config)), _really(config)
     for name in ("weights", "gradients", "optimizer"):
         assert found[name] == real[name], name
-    assert found["activations"] == pytest.approx(real["activations"], rel=0.05)
 
 
 def test_recomputing_needs_less() -> None:
@@ -171,7 +160,7 @@ def test_what_ranks_keep_for_what_they_send() -> None:
 
 def test_what_muon_makes_for_its_step() -> None:
     """A copy of the matrices in case the step is skipped, messages of half of that, and the largest while it turns."""
-    words = ["optim=muon", "model.num_layers=4", "model.num_heads=8", "model.embed_dim=512", "data.seq_len=16"]
+    words = ["optim=muon", "model.num_layers=8", "model.num_heads=8", "model.embed_dim=512", "data.seq_len=16"]
     words += ["precision=fp32", "hardware.tasks_per_node=4", "train.global_batch_size=4"]
     found = {
         name: estimate(_config([*_GPT, *words, *more]))
@@ -181,7 +170,7 @@ def test_what_muon_makes_for_its_step() -> None:
             "always": ["parallel=ddp", "train.max_skipped_steps=null"],
         }.items()
     }  # fmt: skip
-    matrices = 4 * 4 * 12 * 512**2
+    matrices = 8 * 4 * 12 * 512**2
     largest = 2 * (3 * 4 * 512**2 + 2 * 512**2)
 
     def made(name: str) -> int:
@@ -276,7 +265,8 @@ def test_of_a_pipeline_the_largest_stage_counts() -> None:
     ]
     largest = max(range(2), key=lambda index: totals[index][0] + 3 * states[index])
     assert found.weights == states[largest]
-    assert found.activations == pytest.approx(totals[largest][2] + 2 * (between + handed), rel=0.05)
+    held = totals[largest][2] + 2 * (between + handed)
+    assert held < found.activations < 1.2 * held, "and what the backward pass of one micro-batch makes"
     assert found.note == f"stage {largest} of 0 to 1 needs most"
     assert gpipe.activations >= found.activations
     whole = estimate(_config([*_GPT, "hardware.tasks_per_node=2"]))
@@ -344,13 +334,23 @@ _GPUS = ["cluster=slurm", "hardware.gpus_per_node=4"]
         (["optim=adamw"], False),
     ],
 )
-def test_copies_that_a_step_may_be_put_back_by(words: list[str], is_put_back: bool) -> None:
-    """Weights and both moments again, in the place of activations, which are smaller here."""
+def test_copies_that_a_step_may_be_put_back_by(
+    words: list[str], is_put_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and both moments again, beside what the step itself makes, in the place of activations."""
     small = ["data.seq_len=8", "train.global_batch_size=8", "train.max_grad_norm=null", "model.num_layers=4"]
     found = _of_four(*_GPUS, *small, *words)
-    copied = found.weights + found.optimizer - found.activations - found.gathered
-    assert copied > 0
-    assert found.update == (pytest.approx(copied, rel=0.02) if is_put_back else 0)
     large = _of_four(*_GPUS, *small, *words, "data.seq_len=1024")
-    assert large.activations > large.weights + large.optimizer
-    assert large.update == 0
+    assert large.update <= found.update
+    monkeypatch.setattr(memory, "_is_put_back", lambda config, optimizer: False)
+    copied = found.update - _of_four(*_GPUS, *small, *words).update
+    state = found.weights + found.optimizer
+    assert 0.8 * state < copied < 1.02 * state if is_put_back else copied == 0, "in part in the place of activations"
+
+
+def test_an_optimizer_that_takes_all_weights_at_a_time_on_a_gpu() -> None:
+    """torch's foreach steps make lists of temporaries as large as the weights; one weight after the other on a CPU."""
+    small = ["data.seq_len=8", "train.global_batch_size=8", "train.max_skipped_steps=null", "model.num_layers=4"]
+    on_gpu, on_cpu = (_of_four(*more, *small, *_RADAM) for more in (_GPUS, ["cluster=local"]))
+    assert on_cpu.update == 0
+    assert on_gpu.update + on_gpu.activations > 0.9 * on_gpu.weights

@@ -20,9 +20,11 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import put_back
+from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.loader import BatchIterator
 from hpc_trainer.training.muon import MuonWithAdamw
 from hpc_trainer.training.optim import build_optimizer, step_unless
 from hpc_trainer.training.parallel import StopVote, VotingLoss
@@ -85,6 +87,20 @@ def test_a_step_reads_nothing(
         result.loss.item()  # reading would have told
     with pytest.raises(RuntimeError, match="meta"):
         bool(guard._in_a_row)
+
+
+def test_nor_does_one_that_counts_its_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted while they are on the host, and what is told of them is not read again."""
+    monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
+    state, stepper = _build(StepGuard(10), 1.0, 2, None)
+    stepper.target_groups = []
+    made = iter([(torch.zeros(4, 3, 8, 8), torch.tensor([1, IGNORED, 2, 3]))] * 4)
+    batches = BatchIterator(made, [])
+    for _ in range(2):
+        result = stepper.step(state, batches, lr=0.1, wish_to_stop=False)
+    assert result.loss.device == META
+    with pytest.raises(StopIteration):
+        batches.targets_ahead(1)
 
 
 _CUSTOM = {

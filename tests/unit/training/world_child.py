@@ -22,6 +22,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.worker.call_main import run_main
 
 
@@ -71,7 +72,8 @@ def play(config: TrainConfig, folder: Path, group: RankGroup, attempt: int, stop
         )  # fmt: skip
     run = Run(
         paths=paths, env=env, group=group, stop=stop, attempt=attempt, num_steps=config.train.num_steps,
-        seed=config.seed, store=CheckpointStore(paths.checkpoints, group=group, keep_last=9, attempt=attempt),
+        seed=config.seed, saves=SavePlan(config.checkpoint.every_steps), is_asynchronous=False,
+        store=CheckpointStore(paths.checkpoints, group=group, keep_last=9, attempt=attempt),
     )  # fmt: skip
     stop.run, stop.step = run, stop_at
     os.environ["LEDGER"] = str(folder / f"ledger-{attempt}-{group.rank}.txt")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import read_lines, write_json
-from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.journal import Journal, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import read_ledger
@@ -39,6 +41,26 @@ def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepPaths:
     run.logs.mkdir(mode=0o700, parents=True)
     Journal(run).start(0, job_id="101_0", restart_count=0, node="n1", pid=os.getpid(), executor="slurm", world_size=1)
     return paths
+
+
+@pytest.fixture
+def full_disk(sweep: SweepPaths, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says whether the disk takes what this process writes: the kernel's answer is played."""
+    is_full, real_write, real_fsync = [False], os.write, os.fsync
+
+    def write(descriptor: int, data: bytes) -> int:
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(descriptor, data)
+
+    def fsync(descriptor: int) -> None:
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr("hpc_trainer.runs.files.os.write", write)
+    monkeypatch.setattr("hpc_trainer.runs.files.os.fsync", fsync)
+    return lambda now: is_full.__setitem__(0, now)
 
 
 def _play(fake: FakeSlurm, job: str = "JobState=RUNNING Restarts=0", requeue: str = "exit 0") -> None:
@@ -148,6 +170,90 @@ def test_a_cancelled_run_asks_for_nothing(sweep: SweepPaths, fake_slurm: FakeSlu
     assert _ends(stop.paths) == [("CANCELLED", "cancelled", "none")]
 
 
+@pytest.mark.parametrize(
+    ("reason", "accounting", "end"),
+    [
+        ("JobLaunchFailure", "101_0|FAILED|0:9|n1|9\n", ("PREEMPTED", "batch_shell", "none")),
+        ("None", "101_0|CANCELLED by 7|0:0|n1|9\n", ("CANCELLED", "cancelled", "none")),
+        ("None", "101_0|RUNNING|0:0|n1|9\n", ("PREEMPTED", "unexplained", "none")),
+    ],
+)
+def test_cancelled_is_slurms_own_word_or_nobodys(
+    reason: str, accounting: str, end: tuple[str, str, str], sweep: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    _play(fake_slurm, f"JobState=COMPLETING Reason={reason} Restarts=0")
+    fake_slurm.answer("sacct", accounting)
+    stop = _stop(sweep)
+    conclude_start(stop)
+    assert _ends(stop.paths)[-1] == end
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_slurms_last_word_is_waited_for(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    """sacct still says RUNNING when it is asked first; what stands meanwhile is no guess either."""
+    _play(fake_slurm, "JobState=COMPLETING Reason=None Restarts=0")
+    once = f'seen="{fake_slurm.folder}/seen"; if [ -e "$seen" ]; then state="CANCELLED by 7"; else state=RUNNING; fi'
+    columns = "JobID|State|ExitCode|NodeList|ElapsedRaw|Cluster|JobName|Comment|"
+    (fake_slurm.bin / "sacct").write_text(
+        f'#!/bin/sh\n{once}\ntouch "$seen"\necho "{columns}"\necho "101_0|$state|0:0|n1|9|here|x||"\n'
+    )
+    stop = _stop(sweep)
+    assert conclude_start(stop) is ExitCode.OK
+    assert _ends(stop.paths) == [("PREEMPTED", "unexplained", "none"), ("CANCELLED", "cancelled", "none")]
+
+
+def test_what_slurm_says_later_of_an_unexplained_end_counts(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm, "JobState=COMPLETING Reason=None Restarts=0")
+    conclude_start(_stop(sweep))
+    fake_slurm.clear_queue()
+
+    def state() -> RunState:
+        (run,) = read_status(sweep).runs
+        return run.state
+
+    assert state() is RunState.PREEMPTED
+    fake_slurm.answer("sacct", code=1, error="sacct: error: Problem talking to the database\n")
+    assert state() is RunState.UNKNOWN, "a submit now could bring back what was cancelled"
+    fake_slurm.answer("sacct", "101_0|FAILED|0:15|n1|9\n")
+    assert state() is RunState.PREEMPTED
+    fake_slurm.answer("sacct", "101_0|CANCELLED by 7|0:0|n1|9\n")
+    assert state() is RunState.CANCELLED
+
+
+@pytest.mark.parametrize("requeue", ["exit 9", DISABLED, UNREACHABLE])
+def test_a_cancel_while_slurm_thinks_is_seen_before_the_act(
+    requeue: str, sweep: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    """The marker comes between the first question and the requeue; or while that is refused, or not answered."""
+    stop = _stop(sweep)
+    cancel = f"touch '{stop.paths.marker(CANCEL)}'"
+    _play(fake_slurm, requeue=f"{cancel}; {requeue}")
+    if requeue == "exit 9":
+        path = fake_slurm.bin / "scontrol"
+        path.write_text(path.read_text().replace("show) ", f"show) {cancel}; "))
+    assert conclude_start(stop) is ExitCode.OK
+    assert _ends(stop.paths)[-1] == ("CANCELLED", "cancelled", "none")
+    assert fake_slurm.calls("sbatch") == []
+    assert not sweep.requeue_request("101_0", 0).exists()
+    if requeue == "exit 9":
+        assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+
+
+def test_what_sacct_says_of_an_old_job_with_our_id_is_not_believed(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has given the number of a job of last month again, and our own row is not there yet."""
+    monkeypatch.setenv("SLURM_JOB_NAME", "sweep-01234567")
+    causes = []
+    for name in ("sweep-0badcafe", "sweep-01234567"):
+        _play(fake_slurm, "JobState=COMPLETING Restarts=1")
+        fake_slurm.answer("sacct", f"101_0|NODE_FAIL|1:0|n1|5|here|{name}|\n")
+        stop = _stop(sweep)
+        conclude_start(stop)
+        causes.append(_ends(stop.paths)[-1][1])
+    assert causes == ["requeued", "node_fail"]
+
+
 # --- errors ---
 
 
@@ -158,14 +264,52 @@ def _fail(stop: Stop, code: ExitCode) -> list[tuple[str, str, str]]:
     return _ends(stop.paths)
 
 
-def test_a_failure_that_could_not_be_recorded_is_not_brought_back(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
-    """Records are what the budget counts: on a disk that stays full the run would come back for ever."""
+def test_a_disk_that_is_full_for_a_moment_does_not_end_the_run(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, full_disk: Callable[[bool], None]
+) -> None:
+    """Neither the failure nor the end can be written: the run comes back all the same."""
     _play(fake_slurm)
     stop = _stop(sweep)
     error = {"rank": 0, "exit_code": int(ExitCode.STORAGE), "message": "the disk is full"}
+    full_disk(True)
     conclude_failure(stop, cause="storage", error=error, is_first=True)
-    assert _ends(stop.paths) == [("FAILED", "storage", "none")]
-    assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+    full_disk(False)
+    assert fake_slurm.calls()[-1] == "scontrol requeue Incomplete 101_0"
+    assert _ends(stop.paths) == []
+
+
+def test_a_disk_that_stays_full_ends_the_run_within_the_budget(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, full_disk: Callable[[bool], None]
+) -> None:
+    """Slurm's count of restarts is the budget where no file can be: else the run would come back for ever."""
+    _play(fake_slurm)
+    error = {"rank": 0, "exit_code": int(ExitCode.STORAGE), "message": "the disk is full"}
+    full_disk(True)
+    for restart in range(6):
+        fake_slurm.forget_calls()
+        conclude_failure(_stop(sweep, restart_count=restart), cause="storage", error=error, is_first=True)
+        asked = [call for call in fake_slurm.calls() if "requeue" in call]
+        assert bool(asked) == (restart < 3), f"three times, says cluster.max_failures: restart {restart}"
+
+
+def test_preemptions_and_progress_take_no_budget_of_a_full_disk(sweep: SweepPaths) -> None:
+    journal = Journal(_stop(sweep).paths)
+
+    def start(number: int, step: int) -> None:
+        journal.start(number, job_id="101_0", restart_count=number, node="n1", pid=1, executor="slurm", world_size=1)
+        journal.resume(number, step)
+
+    def count(restart: int) -> int:
+        return failures_untold(journal.read(), "101_0", restart)
+
+    for number in range(5):  # killed without a word, each time a checkpoint further
+        start(number, 10 * number)
+    assert count(4) == 1
+    assert count(6) == 3, "two starts of which the journal has nothing"
+    start(5, 40)
+    assert count(5) == 2, "no further than the start before"
+    journal.end(5, state=RunState.REQUEUED, cause="preempted", saved_step=40)
+    assert count(6) == 1
 
 
 def test_storage_errors_bring_the_run_back_within_their_budget(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:

@@ -1,0 +1,46 @@
+"""Lists and mappings hold what the schema says: OmegaConf lets a list of lists, given on the command line, pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from hpc_trainer.config.schema.train import TrainConfig
+
+_WORDS = {str: "a text", float: "a number"}
+
+
+def item_problems(config: TrainConfig) -> Iterator[str]:
+    """Items of another type, a line each."""
+    for name, kind in _checked(TrainConfig):
+        yield from _items(name, getattr(config, name), kind)
+    for each in dataclasses.fields(TrainConfig):
+        part = getattr(config, each.name)
+        if dataclasses.is_dataclass(part):
+            section: Any = type(part)
+            for name, kind in _checked(section):
+                yield from _items(f"{each.name}.{name}", getattr(part, name), kind)
+
+
+@functools.cache
+def _checked(section: Any) -> tuple[tuple[str, type], ...]:
+    """(key, type of its items) of the lists and mappings of a section."""
+    hints = {name: (typing.get_origin(hint), typing.get_args(hint)) for name, hint in _hints(section).items()}
+    return tuple(
+        (name, args[-1]) for name, (kind, args) in hints.items() if kind in (list, dict) and args[-1] in _WORDS
+    )
+
+
+def _hints(section: Any) -> dict[str, Any]:
+    return typing.get_type_hints(section)
+
+
+def _items(key: str, value: Any, kind: type) -> Iterator[str]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, item in pairs:
+        if not isinstance(item, (int, float) if kind is float else kind) or isinstance(item, bool):
+            where = f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]"
+            yield f"{where}={item!r} must be {_WORDS[kind]}."

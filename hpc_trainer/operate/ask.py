@@ -1,0 +1,99 @@
+"""Asks Slurm about the runs of a sweep, and reads again what they wrote while it thought.
+
+A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more after its
+answer: what they wrote at their end is there then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.operate.known_ends import read_ends
+from hpc_trainer.operate.run_folder import RunFolder
+from hpc_trainer.operate.run_state import End, SchedulerView, decide
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.slurm.queue import QueueEntry, array_of, cluster_name, find_by_uuid, read_accounting, read_queue
+
+
+def ask_slurm(
+    sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
+    faults: Faults, *, must_ask: bool,
+) -> SchedulerView:  # fmt: skip
+    """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
+
+    One squeue; one sacct for those that have left the queue; one scontrol where neither knows a job, for the cluster's
+    name.
+
+    Args:
+        read: reads the folder of a run anew.
+        notes: gets what could not be asked.
+        faults: gets what cannot be read of the ends that Slurm has told before.
+        must_ask: there is something to ask besides these folders.
+    """
+    asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
+    if not asked and not must_ask:
+        return SchedulerView({}, {})
+    begin = time.time()
+    try:
+        queue = read_queue()
+    except SlurmError as error:
+        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
+        return SchedulerView(None, {}, asked_time=begin)
+    view = SchedulerView(queue, {}, asked_time=begin)
+    _take_found_jobs(folders, asked, queue)
+    left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
+    for run_id in left:
+        folders[run_id] = _read_again(folders[run_id], read)
+    left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
+    try:
+        ids = (folders[run_id].job_id for run_id in left)
+        rows = read_accounting([array_of(job_id) for job_id in ids if job_id is not None])
+        view = SchedulerView(queue, rows, asked_time=begin)
+    except SlurmError as error:
+        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
+        view = SchedulerView(queue, None, asked_time=begin)
+    if left:
+        view = dataclasses.replace(view, remembered=read_ends(sweep, faults))
+    unknown = [folders[run_id] for run_id in left if not view.knows(folders[run_id])]
+    if any(each.submission and each.submission.cluster and not view.is_young(each) for each in unknown):
+        view = dataclasses.replace(view, cluster=cluster_name())
+    return view
+
+
+def decide_now(
+    run_id: str, folders: dict[str, RunFolder], view: SchedulerView, read: Callable[[str], RunFolder]
+) -> End:
+    """The state of a run; of one on this machine that seems to be over, by its folder as it is after that was seen."""
+    folder = folders[run_id]
+    if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
+        folders[run_id] = _read_again(folder, read)
+    return decide(folders[run_id], view)
+
+
+def _read_again(folder: RunFolder, read: Callable[[str], RunFolder]) -> RunFolder:
+    """The folder as it is now, after somebody said that the run is over."""
+    try:
+        # An NFS client that did not find a file looks anew only after up to a minute (acdirmax), or once the folder
+        # was opened (close-to-open; fs/nfs/dir.c, nfs_lookup_verify_inode).
+        os.close(os.open(folder.paths.folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        return folder  # it has none yet
+    return read(folder.paths.run_id)
+
+
+def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
+    """Gives those folders their job that have an intent without an answer, where the queue shows it."""
+    lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
+    found = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
+    for run_id in lost:
+        folder = folders[run_id]
+        job_id = found[folder.uuid]
+        if folder.submission is not None and job_id is not None:
+            confirmed = dataclasses.replace(folder.submission, job_id=job_id)
+            element = confirmed.element_id(folder.element)
+            folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)

@@ -1,0 +1,104 @@
+"""What the runs of a sweep differ in, one value a run and key: for tables, whichever commands submitted the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hpc_trainer.runs.spec import RunSpec
+
+# Where and how loudly a run works tells no two runs apart.
+_PASSED_OVER = frozenset((
+    "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
+    "trust",
+))  # fmt: skip
+_MOST_KEYS = 8
+
+
+def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
+    """The value of each run on each axis, by run id.
+
+    Axes are those that any command swept, the other keys that commands named and runs differ in, and then what tells
+    runs apart that are alike on all of these: a changed file. A run has the value of its frozen configuration on an
+    axis that it was not submitted with. Left out where the configuration has no such key: runs of another model.
+    """
+    swept = list(dict.fromkeys(axis for spec in specs for axis in spec.axes))
+    found: dict[str, dict[str, str | None]] = {spec.run_id: {} for spec in specs}
+    for axis in swept:
+        typed = _words_as_typed(axis, specs)
+        for spec in specs:
+            found[spec.run_id][axis] = _value(spec, axis, typed)
+    for key in _named(specs):
+        values = [_value(spec, key, {}) for spec in specs]
+        if key not in swept and len(set(values)) > 1:
+            for spec, value in zip(specs, values, strict=True):
+                found[spec.run_id][key] = value
+    alike: dict[tuple[str | None, ...], list[RunSpec]] = {}
+    for spec in specs:
+        alike.setdefault(tuple(found[spec.run_id].values()), []).append(spec)
+    more = dict.fromkeys(key for group in alike.values() if len(group) > 1 for key in _differing(group))
+    for spec in specs if more else ():
+        found[spec.run_id] |= {key: _value(spec, key, {}) for key in more}
+    return {run_id: {key: value for key, value in row.items() if value is not None} for run_id, row in found.items()}
+
+
+def _named(specs: Sequence[RunSpec]) -> list[str]:
+    """Keys that commands named, of what a run computes and with what."""
+    keys = dict.fromkeys(
+        override.split("=")[0].lstrip("+~")
+        for words in dict.fromkeys(spec.overrides for spec in specs)
+        for override in words
+    )
+    return [key for key in keys if key.split(".")[0] not in _PASSED_OVER]
+
+
+def _words_as_typed(axis: str, specs: Sequence[RunSpec]) -> dict[str, str]:
+    """A value of the configurations -> how a command had it: 0.001 -> 1e-3."""
+    return {str(_configured(spec, axis)): spec.axes[axis] for spec in reversed(specs) if axis in spec.axes}
+
+
+def _value(spec: RunSpec, key: str, typed: Mapping[str, str]) -> str | None:
+    if key in spec.axes:
+        return spec.axes[key]
+    value = _configured(spec, key)
+    return None if value is None else typed.get(str(value), _text(value))
+
+
+def _configured(spec: RunSpec, key: str) -> Any:
+    """A value of the frozen configuration; of a section the name of the choice."""
+    value: Any = spec.config
+    for part in key.lstrip("+~").split("@")[0].replace("/", ".").split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value.get("name") if isinstance(value, Mapping) else "null" if value is None else value
+
+
+def _differing(specs: Sequence[RunSpec]) -> list[str]:
+    """Keys in which these configurations differ; of a section that has another name that alone."""
+    leaves = [dict(_leaves(spec.config)) for spec in specs]
+    keys = [key for key in dict.fromkeys(key for each in leaves for key in each) if _differs(key, leaves)]
+    renamed = {key.removesuffix(".name") for key in keys if key.count(".") == 1 and key.endswith(".name")}
+    keys = list(dict.fromkeys(key.split(".")[0] if key.split(".")[0] in renamed else key for key in keys))
+    return keys[:_MOST_KEYS]
+
+
+def _differs(key: str, leaves: Sequence[Mapping[str, Any]]) -> bool:
+    first, *others = (each.get(key, ...) for each in leaves)
+    return any(type(each) is not type(first) or each != first for each in others)
+
+
+def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if not path and key in _PASSED_OVER:
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,146 @@
+"""What one run's own files say, read in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.errors import UntrustedFileError
+from hpc_trainer.operate.lost import is_of_unknown_job, submission_told_by
+from hpc_trainer.runs.beat import read_heartbeat, read_result
+from hpc_trainer.runs.journal import Attempt, Journal
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.runs.submissions import Ledger, Submission, newest_in, read_ledger
+from hpc_trainer.runtime.decide import UNEXPLAINED
+
+# By this much clocks of login nodes and nodes may differ; no controller comes to the same id again as soon.
+_CLOCKS_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What one run's own files say."""
+
+    paths: RunPaths
+    submission: Submission | None
+    """The newest: an array of the sweep's, or a successor job that an attempt submitted."""
+    element: int
+    """The run's index in it."""
+    job_id: str | None
+    attempts: list[Attempt]
+    heartbeat: Mapping[str, Any]
+    result: Mapping[str, Any]
+    markers: frozenset[str]
+    waits: str | None
+    """Why the run waits in the sweep's own queue; None if it does not."""
+    faults: tuple[str, ...] = ()
+    """What of its files cannot be read."""
+    doubt: str | None = None
+    """What is lost that may tell of a later attempt or a later end than what was read."""
+
+    @property
+    def current(self) -> Attempt | None:
+        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or self.submission is None:
+            return newest
+        if self.is_on_slurm:
+            is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - _CLOCKS_S
+        elif self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
+            is_its = len(self.attempts) > self.submission.num_attempts[self.element]
+        else:
+            is_its = newest.start_time >= self.submission.time
+        return newest if is_its else None
+
+    @property
+    def uuid(self) -> str:
+        """What its job carries; "" if it was never submitted."""
+        return self.submission.uuid if self.submission is not None else ""
+
+    @property
+    def job_key(self) -> tuple[str, str]:
+        """What tells its job from all others: ids alone come again."""
+        return self.uuid, self.job_id or ""
+
+    @property
+    def is_on_slurm(self) -> bool:
+        """True if it was given to Slurm last."""
+        return self.submission is not None and self.submission.executor == "slurm"
+
+    @property
+    def needs_scheduler(self) -> bool:
+        """True if only Slurm knows whether this run lives."""
+        return self.is_on_slurm and DONE not in self.markers and self.waits is None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if its files tell its end, whatever a scheduler says."""
+        return DONE in self.markers or journal_settles(self.current)
+
+
+def read_folder(
+    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, jobs: Collection[str] = ()
+) -> RunFolder:
+    """What lies in the folder of a run; what is damaged is told in `faults`.
+
+    Args:
+        latest: the run's newest submission among the sweep's, and its index in there.
+        waits: why it waits in the sweep's own queue; None if it does not.
+        jobs: ids of all arrays that the sweep's submissions tell of.
+    """
+    faults, journal_faults = Faults(), Faults()
+    heartbeat = read_heartbeat(paths.heartbeat, faults)
+    book = _read_book(paths)
+    story = Journal(paths).read_story(journal_faults)
+    lost = _lost_attempt(paths, story.attempts, heartbeat)
+    faults += [*book.damage, *journal_faults, *lost]
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
+    submission, index = newest_in(book, latest) or (None, 0)
+    own_jobs = {each.job_id for each in book.submissions}
+    if (
+        submission is not None
+        and not doubts
+        and is_of_unknown_job(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
+    ):
+        doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
+    told = submission_told_by(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
+    submission, index = (told, 0) if told is not None else (submission, index)
+    markers = frozenset(name for name in (DONE, CANCEL) if paths.marker(name).exists())
+    return RunFolder(
+        paths=paths,
+        submission=submission,
+        element=index,
+        job_id=submission.element_id(index) if submission else None,
+        attempts=story.attempts,
+        heartbeat=heartbeat,
+        result=read_result(paths.result, faults) if DONE in markers else {},
+        markers=markers,
+        waits=waits,
+        faults=tuple(f"{paths.run_id}: {each}" for each in faults),
+        doubt=doubts[0] if doubts else None,
+    )
+
+
+def _read_book(paths: RunPaths) -> Ledger:
+    """The run's own submissions.jsonl; one that others may have changed costs this run only."""
+    try:
+        return read_ledger(paths)
+    except UntrustedFileError as error:
+        return Ledger(damage=(str(error),))
+
+
+def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> Faults:
+    """An attempt that has left a sign of life or an error, and no line in the journal."""
+    number = attempts[-1].attempt + 1 if attempts else 0
+    if heartbeat.get("attempt", -1) >= number:
+        return [f"attempts.jsonl has lost attempt {heartbeat['attempt']}"]
+    return ["attempts.jsonl has lost attempt 0"] if not attempts and paths.failure(0).exists() else []
+
+
+def journal_settles(attempt: Attempt | None) -> bool:
+    if attempt is None or not attempt.has_ended or attempt.cause == UNEXPLAINED:
+        return False
+    return attempt.state is not RunState.REQUEUED

@@ -1,0 +1,82 @@
+"""Modes of what is written: those of `set_umask`, also where a folder's default ACL would give more.
+
+Project spaces often have a default ACL that lets the group write (setfacl -d). The kernel then leaves the umask out of
+account, and every file made there could be changed by the group: we would refuse our own files. So files get their mode
+from us, and a folder that we make has its default ACL narrowed by the umask: what others make in it, as Slurm's daemon
+and submitit do, comes out right too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from pathlib import Path
+
+_DEFAULT_ACL = "system.posix_acl_default"
+# linux/posix_acl_xattr.h: a version, then entries of tag, permissions, id.
+_HEAD, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
+_OWNER, _OTHER = 0x01, 0x20
+
+_umask: int | None = None
+
+
+def set_umask(group_readable: bool) -> None:
+    """New folders 0700 and files 0600, or 0750 and 0640 if the group may read."""
+    global _umask  # the system tells it only to who sets another one, which would reach other threads
+    _umask = 0o027 if group_readable else 0o077
+    os.umask(_umask)
+
+
+def set_file_mode(descriptor: int) -> None:
+    """Gives a file that was just made the mode that it has by the umask."""
+    if _umask is not None and stat.S_IMODE(os.fstat(descriptor).st_mode) != 0o666 & ~_umask:
+        os.fchmod(descriptor, 0o666 & ~_umask)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing; one that is ours already gets its default ACL narrowed."""
+    if _umask is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    try:
+        folder.mkdir(mode=0o777 & ~_umask)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & _umask:
+            folder.chmod(mode & ~_umask)
+    narrow_default_acl(folder)
+
+
+def narrow_default_acl(folder: Path) -> None:
+    """Takes from a folder's default ACL what the umask takes from modes. A folder of somebody else is left alone."""
+    info = folder.lstat()
+    if _umask is None or not hasattr(os, "getxattr") or info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
+        return
+    try:
+        acl = os.getxattr(folder, _DEFAULT_ACL)
+    except OSError:  # none, or a file system without
+        return
+    body = acl[_HEAD.size :]
+    narrowed = b"".join(_ENTRY.pack(tag, allowed & ~_taken(tag), who) for tag, allowed, who in _ENTRY.iter_unpack(body))
+    if narrowed != body:
+        os.setxattr(folder, _DEFAULT_ACL, acl[: _HEAD.size] + narrowed)
+
+
+def has_default_acl(folder: Path) -> bool:
+    """True if what is made in `folder` gets its mode from a default ACL."""
+    try:
+        return hasattr(os, "getxattr") and bool(os.getxattr(folder, _DEFAULT_ACL))
+    except OSError:
+        return False
+
+
+def _taken(tag: int) -> int:
+    """Permissions that the umask takes from an entry: named users and groups, and the mask, are the group's."""
+    assert _umask is not None
+    return 0 if tag == _OWNER else _umask & 7 if tag == _OTHER else _umask >> 3 & 7

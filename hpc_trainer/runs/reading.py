@@ -1,0 +1,238 @@
+"""Reading small files, whatever lies in their place: one damaged line, or a folder or a pipe, costs itself only.
+
+A reader never hangs and never raises for what a file holds. What could not be read is a *fault*: a sentence that
+names the file and the line, put into the list that the caller gave, for the person.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Faults = list[str]
+"""Sentences about what could not be read, in the order of reading."""
+
+MAX_LINE = 64 * 2**20
+"""Bytes of a line; an intent of 100,000 runs has 5 MB."""
+MAX_FILE = 16 * 2**20
+"""Bytes of a file of one JSON value."""
+_MAX_DEPTH = 32  # of lists and mappings in each other; a spec has 4
+
+TORN = b" #torn\n"
+"""Ends a line whose writer was killed in it: nobody counted on it, so nothing is said of it."""
+
+_SEAL, _SEAL_SIZE = b', "crc": "', 20
+
+# Of a file system that is full, over quota, broken, read-only after an error, or away (NFS); `ulimit -f`.
+_STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG})
+_KINDS = (
+    (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)  # fmt: skip
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """True if the file system refused, and may do so no more at another time."""
+    return isinstance(error, OSError) and error.errno in _STORAGE_ERRORS
+
+
+def seal(text: str) -> str:
+    """The text of a JSON object with the checksum of all before it as its last value: `..., "crc": "0a1b2c3d"}`."""
+    body = text[:-1]
+    return f'{body}, "crc": "{zlib.crc32(body.encode()):08x}"}}'
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """The JSON object of a line or file, without its checksum; one without a checksum is taken as it is.
+
+    Raises:
+        ValueError: says in a few words what is wrong with it.
+    """
+    data = data.strip()
+    is_sealed = data[-_SEAL_SIZE:-10] == _SEAL
+    if is_sealed and b"%08x" % zlib.crc32(memoryview(data)[:-_SEAL_SIZE]) != data[-10:-2]:
+        raise ValueError("its checksum is of another text (if you have edited it: take out its last key, crc)")
+    try:
+        text = data.decode()
+        value = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    if not is_sealed and text.count("{") + text.count("[") > 2 * _MAX_DEPTH and _is_deep(value):
+        raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")
+    if "\\ud" in text or "\\uD" in text:  # perhaps half a character, which no terminal takes
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    if is_sealed:
+        del value["crc"]
+    return dict(value)
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            item
+            for each in level
+            if isinstance(each, (dict, list))
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
+
+
+def open_file(path: Path, faults: Faults | None = None) -> io.BufferedReader | None:
+    """The file, to be read; None if there is none, or, which is a fault, none that can be read. Never waits.
+
+    Raises:
+        OSError: without `faults` to tell it to: the file system failed, and the file may be there at another time.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+        why = f"it is a {next((name for is_kind, name in _KINDS if is_kind(mode)), 'thing')}, not a file"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if faults is None and is_storage_error(error):
+            raise
+        why = "it is a socket, not a file" if error.errno == errno.ENXIO else error.strerror or str(error)
+    tell(faults, path, why)
+    return None
+
+
+def tell(faults: Faults | None, path: Path, why: object, line: int | None = None) -> None:
+    """Adds a fault: `specs.jsonl line 17 cannot be read: it is not UTF-8`."""
+    if faults is not None:
+        place = path.name if line is None else f"{path.name} line {line}"
+        faults.append(f"{place} cannot be read: {why}")
+
+
+def read_bytes(path: Path, faults: Faults | None = None, limit: int = MAX_FILE) -> bytes | None:
+    """A small file; None if there is none, or none that can be read, or a larger one."""
+    file = open_file(path, faults)
+    if file is None:
+        return None
+    try:
+        with file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        if faults is None and is_storage_error(error):
+            raise
+        tell(faults, path, error.strerror or error)
+        return None
+    if len(data) > limit:
+        tell(faults, path, f"it has more than {limit // 2**20} MiB")
+        return None
+    return data
+
+
+def raw_lines(path: Path, faults: Faults | None = None) -> Iterator[tuple[int, bytes]]:
+    """(number, line with its end) of every line of a file, from 1; nothing if there is no file."""
+    file = open_file(path, faults)
+    if file is None:
+        return
+    number = 0
+    try:
+        with file:
+            while data := file.readline(MAX_LINE):
+                number += 1
+                if len(data) == MAX_LINE and not data.endswith(b"\n"):
+                    while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+                        pass
+                    tell(faults, path, f"it has more than {MAX_LINE // 2**20} MiB", number)
+                else:
+                    yield number, data
+    except OSError as error:
+        if faults is None and is_storage_error(error):
+            raise
+        tell(faults, path, error.strerror or error, number + 1)
+
+
+def records(path: Path, faults: Faults | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number, JSON object) of every line of a JSONL file; None for a line that cannot be read, which is a fault.
+
+    A last line without an end, and one that was ended for its writer, which was killed in it, is left out if it
+    cannot be read: nobody counted on it.
+    """
+    for number, data in raw_lines(path, faults):
+        is_torn = not data.endswith(b"\n") or data.endswith(TORN)
+        try:
+            yield number, parse_record(data.removesuffix(TORN))
+        except ValueError as error:
+            if not is_torn:
+                tell(faults, path, error, number)
+                yield number, None
+
+
+def read_lines(path: Path, faults: Faults | None = None) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a JSONL file; damaged lines are set aside. Nothing if there is no file."""
+    return (record for _, record in records(path, faults) if record is not None)
+
+
+def read_json(path: Path, faults: Faults | None = None) -> dict[str, Any] | None:
+    """The JSON object in a small file; None if there is no file or no object in it."""
+    data = read_bytes(path, faults)
+    if data is None:
+        return None
+    try:
+        return parse_record(data)
+    except ValueError as error:
+        tell(faults, path, error)
+        return None
+
+
+def as_text(value: object) -> str:
+    """Text. Raises ValueError for anything else."""
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"{_shown(value)} is no text")
+
+
+def as_count(value: object) -> int:
+    """A whole number ≥ 0 that a step, an attempt or a pid may be. Raises ValueError for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    raise ValueError(f"{_shown(value)} is no whole number from 0")
+
+
+def as_time(value: object) -> float:
+    """Seconds since the epoch that a clock may show. Raises ValueError for anything else."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**36:
+        return float(value)
+    raise ValueError(f"{_shown(value)} is no time")
+
+
+def is_number(value: object) -> bool:
+    """True for a number that can be reckoned and shown; NaN and infinity among them, as of a training that diverged."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, float) or abs(value) < 2**63
+
+
+# As `files.to_json` writes them, for JSON has no such numbers; older versions wrote what Python's json reads by itself.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def metric_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a record, as they were logged: also those that are not finite; None stays. Others are left out."""
+    values = {key: _NOT_FINITE.get(value) if isinstance(value, str) else value for key, value in record.items()}
+    return {key: value for key, value in values.items() if (value is None and record[key] is None) or is_number(value)}
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40] if not isinstance(value, int) or abs(value) < 2**63 else "an integer of many digits"

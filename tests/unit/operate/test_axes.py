@@ -1,0 +1,70 @@
+"""What runs differ in has a value for each run and a column for each key, however they were submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpc_trainer.config.validate import validate
+from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.report import build_report
+from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.status import read_status
+from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.spec import RunSpec, freeze
+from hpc_trainer.runs.states import RunState
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_config, make_spec
+
+
+def _alone(*overrides: str) -> RunSpec:
+    """Of a command without an axis."""
+    config = make_config(*overrides)
+    validate(config)
+    return freeze(config, axes={}, overrides=overrides)
+
+
+def test_a_run_of_another_command_has_its_value_on_an_axis() -> None:
+    swept = [make_spec(f"optim.lr={lr}", axes={"optim.lr": lr}) for lr in ("1e-3", "3e-3")]
+    other, unsaid = _alone("optim.lr=1e-2"), _alone("seed=5")
+    found = find_axes([*swept, other, unsaid])
+    assert [found[spec.run_id]["optim.lr"] for spec in (*swept, other)] == ["1e-3", "3e-3", "0.01"]
+    assert found[unsaid.run_id] == {"optim.lr": "1e-3", "seed": "5"}, "the default, in the words that were typed"
+    assert found[other.run_id]["seed"] == "0"
+
+
+def test_a_key_that_no_command_swept_is_an_axis_where_runs_differ() -> None:
+    first, second = _alone("optim.lr=1e-3"), _alone("optim.lr=1e-3", "train.label_smoothing=0.1")
+    assert find_axes([first]) == {first.run_id: {}}
+    assert find_axes([first, second]) == {
+        first.run_id: {"train.label_smoothing": "0"}, second.run_id: {"train.label_smoothing": "0.1"},
+    }  # fmt: skip
+
+
+def test_a_choice_of_a_group_is_one_column() -> None:
+    first, second = _alone("model=mlp"), _alone("model=cnn")
+    assert find_axes([first, second]) == {first.run_id: {"model": "mlp"}, second.run_id: {"model": "cnn"}}
+
+
+def test_runs_that_no_word_tells_apart_differ_by_what_a_file_says() -> None:
+    first = _alone("model=mlp")
+    changed = make_config("model=mlp")
+    changed.optim.lr = 0.5
+    validate(changed)
+    second = freeze(changed, axes={}, overrides=("model=mlp",))
+    assert find_axes([first, second]) == {first.run_id: {"optim.lr": "0.001"}, second.run_id: {"optim.lr": "0.5"}}
+
+
+def test_metrics_of_a_stopped_run_say_of_which_step_they_are(tmp_path: Path) -> None:
+    sweep = SweepOnDisk(tmp_path / "s", [make_spec()])
+    sweep.submit(executor="local")
+    sweep.start(executor="local")
+    sweep.beat(step=40, eval_loss=0.9)  # the last one that was written
+    log = MetricsLog(sweep.run().metrics)
+    for step, loss in ((40, 0.9), (80, 0.5), (120, 0.1)):
+        log.append(step, {"eval_loss": loss})
+    sweep.end(state=RunState.PREEMPTED, cause="stopped", saved_step=97)
+    status = read_status(sweep.paths)
+    (row,) = result_rows(status)
+    assert (row["step"], row["eval_loss"], row["metrics_step"]) == (97, 0.5, 80), "the newest, not what comes again"
+    (run,) = build_report(status).runs
+    assert (run.step, run.metrics, run.metrics_step) == (97, {"eval_loss": 0.5}, 80)
