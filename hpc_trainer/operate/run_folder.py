@@ -124,6 +124,15 @@ def read_folder(
     )
 
 
+def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+    """What there is of a run that has no folder yet; arguments as of `read_folder`."""
+    submission, index = latest or (None, 0)
+    return RunFolder(
+        paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits,
+    )  # fmt: skip
+
+
 def _read_book(paths: RunPaths) -> Ledger:
     """The run's own submissions.jsonl; one that others may have changed costs this run only."""
     try:
