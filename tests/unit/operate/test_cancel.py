@@ -147,7 +147,7 @@ def test_a_job_that_came_between_the_look_and_the_marker_is_cancelled_too(
         sweep.run(), executor="slurm", hardware="cpu_x1", run_ids=[run[0].run_id], kind=SUCCESSOR, after=newest.uuid
     )
     write_confirmation(sweep.run(), intent, "501")
-    fake_slurm.answer("squeue", "501|PENDING||Dependency|x\n")
+    fake_slurm.answer("squeue", f"501|PENDING||Dependency|{intent.uuid}\n")
     assert cancel_runs(status, run) == [run[0].run_id]
     assert fake_slurm.calls("scancel") == ["scancel --quiet 501"]
 

@@ -17,6 +17,7 @@ from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
@@ -130,16 +131,16 @@ def test_a_local_run_that_ends_while_its_process_is_looked_for(
     local.submit(name, "local", age_s=60)
     if started:
         local.start(executor="local", job_id="local-1", pid=child.pid)
-    real = Journal.read
+    real = Journal.read_story
 
-    def read(journal: Journal) -> object:
-        attempts = real(journal)
+    def read(journal: Journal, faults: Faults | None = None) -> object:
+        story = real(journal, faults)
         if child.poll() is None:  # the rest of its life, while we look
             child.communicate(b"\n")
             if not started:
                 local.start(executor="local", job_id="local-1", pid=child.pid)
             local.done(eval_accuracy=0.9)
-        return attempts
+        return story
 
-    monkeypatch.setattr(Journal, "read", read)
+    monkeypatch.setattr(Journal, "read_story", read)
     assert _only(local).state is RunState.COMPLETED
