@@ -29,7 +29,8 @@ def _sections() -> tuple[str, ...]:
 
 
 def _of_section(section: str, part: Any) -> list[str]:
-    kinds = _checked(type(part)) if dataclasses.is_dataclass(part) else ()
+    kind_of: Any = type(part)
+    kinds = _checked(kind_of) if dataclasses.is_dataclass(part) else ()
     return [line for name, kind in kinds for line in _items(f"{section}.{name}", getattr(part, name), kind)]
 
 

@@ -98,6 +98,8 @@ def read_folder(
     lost = _lost_attempt(paths, story.attempts, heartbeat)
     faults += [*book.damage, *journal_faults, *lost]
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
+    if latest is None and book.submissions:
+        waits = None  # the array that these follow took it out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
     own_jobs = {each.job_id for each in book.submissions}
     if (
