@@ -34,6 +34,8 @@ from hpc_trainer.slurm.read_limits import read_limits
 
 # A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
 _TOP_UP_LOCK_S = 900.0
+# Folders of runs that are done, read to know how long a stop takes.
+_STOPS_LOOKED_AT = 50
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +145,7 @@ def submit_grid(
 
 def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:
     """Writes the specs of this grid anew that the sweep's file has lost: a run that comes back needs its own."""
-    lost = {run.run_id for run in status.runs if run.spec.is_lost}
+    lost = {run_id for run_id, spec in status.specs.items() if spec.is_lost}
     specs = [spec for spec in grid.specs if spec.run_id in lost]
     if specs:
         check_place(grid.sweep.folder)
@@ -225,7 +227,8 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     """The sweep's status after every submission has its answer. Call it under the sweep's lock."""
     settle_intents(sweep)
     status = read_status(sweep)
-    succeeded = [run for run in status.runs if run.submission is not None and run.submission.kind == SUCCESSOR]
+    runs = status.open_runs.values()
+    succeeded = [run for run in runs if run.submission is not None and run.submission.kind == SUCCESSOR]
     changes = [settle_successor(sweep, sweep.run(run.run_id)) for run in succeeded]
     return read_status(sweep) if any(changes) else status
 
@@ -239,7 +242,7 @@ def _known(status: SweepStatus) -> Known:
     waiting = frozenset(run.run_id for run in status.waiting)
     active: Counter[str] = Counter()
     successors: list[ActiveArray] = []
-    for run in status.runs:
+    for run in status.open_runs.values():
         if run.state.is_active and run.own_job is not None and run.submission is not None:
             active[run.submission.uuid] += 1
             if run.submission.kind == SUCCESSOR and run.job_id is not None:
@@ -250,7 +253,9 @@ def _known(status: SweepStatus) -> Known:
     return Known(
         states=status.states,
         waiting=waiting,
-        elements=tuple(run.own_job for run in status.runs if run.state.is_active and run.own_job is not None),
+        elements=tuple(
+            run.own_job for run in status.open_runs.values() if run.state.is_active and run.own_job is not None
+        ),
         top_up_job=status.top_up_job,
         active=(
             *(
@@ -263,14 +268,18 @@ def _known(status: SweepStatus) -> Known:
             *successors,
         ),
         stop_s=_slowest_stops(status),
-        shapes=frozenset(run.spec.shape for run in status.runs if run.run_id in ids and not run.spec.is_lost),
+        shapes=frozenset(
+            spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
+        ),
         notes=(*told_few(status.faults), *status.elsewhere),
     )  # fmt: skip
 
 
 def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
+    """Of the runs that are not done, and of the last that are: more of them would tell the same."""
     slowest: dict[Shape, float] = {}
-    for run in status.runs:
+    done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
+    for run in (*status.open_runs.values(), *map(status.run, done)):
         if run.stop_s is not None:
             slowest[run.spec.shape] = max(run.stop_s, slowest.get(run.spec.shape, 0.0))
     return slowest

@@ -158,7 +158,7 @@ def run_train(
         else:
             print(f"{spec.run_id} is {state.value} already; this watches it. Run folder: {paths.folder}")
     status = _wait(grid, [array.job_id for array in arrays], quiet=as_json)
-    run = next(each for each in status.runs if each.run_id == spec.run_id)
+    run = status.run(spec.run_id)
     if as_json:
         print_json(
             {"run_id": run.run_id, "state": run.state.value, "step": run.step, "metrics": dict(run.metrics),
@@ -184,7 +184,8 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         stop_queues(job_ids)
         status = read_status(grid.sweep)
-        steps = ", ".join(f"{run.run_id} at step {run.step}" for run in status.runs if run.state is RunState.PREEMPTED)
+        stopped = [run for run in status.open_runs.values() if run.state is RunState.PREEMPTED]
+        steps = ", ".join(f"{run.run_id} at step {run.step}" for run in stopped)
         print(f"Stopped{': ' + steps if steps else ''}. The same command goes on from here.", file=sys.stderr)
         sys.exit(1)
 
@@ -200,7 +201,7 @@ def stop_queues(job_ids: Sequence[str]) -> None:
 def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
     """Leaves with an error if a run did not complete; `quiet` where JSON has said so already."""
     wanted = {spec.run_id for spec in grid.specs}
-    bad = [run for run in status.runs if run.run_id in wanted and run.state is not RunState.COMPLETED]
+    bad = [run for run in status.open_runs.values() if run.run_id in wanted]
     if bad and quiet:
         sys.exit(1)
     if bad:

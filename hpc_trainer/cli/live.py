@@ -33,11 +33,11 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
 
 
 def _active(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
-    return [run for run in status.runs if run.run_id in run_ids and run.state.is_active]
+    return [run for run in status.open_runs.values() if run.run_id in run_ids and run.state.is_active]
 
 
 def _sleep(status: SweepStatus) -> None:
-    on_slurm = any(run.job_id and run.job_id[0].isdecimal() for run in status.runs if run.state.is_active)
+    on_slurm = any(run.job_id and run.job_id[0].isdecimal() for run in status.open_runs.values() if run.state.is_active)
     time.sleep(_SLURM_POLL_S if on_slurm else _LOCAL_POLL_S)
 
 

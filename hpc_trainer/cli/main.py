@@ -28,6 +28,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides; a=1,2 is an axis of the grid.", show_default=False),
 ]
+EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 ConfigDir = Annotated[
     list[Path] | None,
@@ -152,13 +153,14 @@ def successor(
 def status(
     sweep: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
+    every_run: EveryRun = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Show every run of a sweep: state, step, attempt, node, metrics."""
     from hpc_trainer.cli.run_verbs import run_status
 
-    run_status(sweep, runs_dir, watch=watch, as_json=as_json)
+    run_status(sweep, runs_dir, watch=watch, as_json=as_json, every_run=every_run)
 
 
 @app.command()
@@ -266,13 +268,14 @@ def find_lr_(
 def results(
     sweep: SweepArgument = None,
     sort: Annotated[str | None, typer.Option("--sort", help="Column to sort by, best first.")] = None,
+    every_run: EveryRun = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Print a table of results, one row a run."""
     from hpc_trainer.cli.run_verbs import run_results
 
-    run_results(sweep, runs_dir, sort=sort, as_json=as_json)
+    run_results(sweep, runs_dir, sort=sort, as_json=as_json, every_run=every_run)
 
 
 @app.command()

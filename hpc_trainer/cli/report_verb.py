@@ -33,7 +33,7 @@ def run_report(
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():
         raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")
-    set_umask(any(run.spec.config["paths"]["group_readable"] for run in status.runs))
+    set_umask(status.sweep.is_group_readable)
     write_atomic(page, render_page(report))
     if as_json:
         print_json(report_json(report, page))

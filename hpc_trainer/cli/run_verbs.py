@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,17 @@ from hpc_trainer.runs.states import RunState
 _MUCH_WAIT = 0.05  # of a step
 
 
-def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool) -> None:
-    """Shows a sweep once, or until it ends."""
+# Of more runs than this, a person gets a summary by state, unless asked for all.
+MOST_LINES = 200
+_SHOWN_OF_MORE = 20
+
+
+def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
+    """Shows a sweep once, or until it ends.
+
+    Args:
+        every_run: a line a run, however many there are.
+    """
     sweep = find_sweep(resolve_runs_dir(runs_dir), name)
     status = read_status(sweep)
     if watch:
@@ -47,7 +56,7 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
     if as_json:
         print_json(status_json(status))
     else:
-        _print_status(status)
+        _print_status(status, every_run=every_run)
 
 
 def status_json(status: SweepStatus) -> dict[str, Any]:
@@ -74,8 +83,34 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
     }
 
 
-def _print_status(status: SweepStatus) -> None:
+def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     out = console()
+    is_long = len(status.specs) > MOST_LINES and not every_run
+    _print_runs(_most_telling(status) if is_long else status.runs)
+    if is_long:
+        out.print(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}")
+    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
+    for note in status.notes:
+        out.print(f"Note: {escape(note)}", soft_wrap=True)
+    out.print(f"Next: {_next_command(status)}")
+
+
+def _most_telling(status: SweepStatus) -> list[RunStatus]:
+    """What a person wants to see first: what went wrong, then what works; of runs alike the first."""
+    order = {state: place for place, state in enumerate(_TELLING)}
+    told = [run for run in status.open_runs.values() if run.state in order]
+    return sorted(told, key=lambda run: order[run.state])[:_SHOWN_OF_MORE]
+
+
+_TELLING = (
+    RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.UNKNOWN, RunState.NODE_FAIL, RunState.TIMEOUT, RunState.HELD,
+    RunState.PREEMPTED, RunState.RUNNING,
+)  # fmt: skip
+
+
+def _print_runs(runs: Sequence[RunStatus]) -> None:
+    if not runs:
+        return
     print_table(
         ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
         [
@@ -91,13 +126,9 @@ def _print_status(status: SweepStatus) -> None:
                 _metrics(run),
                 _cause(run),
             ]
-            for run in status.runs
+            for run in runs
         ],
     )
-    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
-    for note in status.notes:
-        out.print(f"Note: {escape(note)}", soft_wrap=True)
-    out.print(f"Next: {_next_command(status)}")
 
 
 def _metrics(run: RunStatus) -> str:
@@ -132,7 +163,7 @@ def _cause(run: RunStatus) -> str:
 
 def _next_command(status: SweepStatus) -> str:
     bad = (RunState.FAILED, RunState.OUT_OF_MEMORY)
-    failed = next((run for run in status.runs if run.state in bad), None)
+    failed = next((run for run in status.open_runs.values() if run.state in bad), None)
     if failed is not None:
         return f"hpc-trainer why {failed.run_id}"
     if status.has_active:
@@ -185,39 +216,44 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
-    set_umask(any(run.spec.config["paths"]["group_readable"] for run in runs))
+    set_umask(status.sweep.is_group_readable)
     cancelled = cancel_runs(status, runs, save=save)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
         return
-    for run_id in cancelled:
+    for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
     print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {len(runs) - len(cancelled)} had ended before.")
     print(f"Next: hpc-trainer status {status.sweep.name}")
 
 
-def run_results(name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool) -> None:
-    """Prints the table of results."""
+def run_results(
+    name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
+) -> None:
+    """Prints the table of results; a line a run if asked for, however many there are."""
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
-    warn(status)
     if as_json:
         rows = result_rows(status)
         print_json(sort_rows(rows, sort) if sort else rows)
     else:
-        print_results(status, sort)
+        print_results(status, sort, every_run=every_run)
+    warn(status)
 
 
-def print_results(status: SweepStatus, sort: str | None = None) -> None:
+def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bool = False) -> None:
     """The table of results, best first, and the best run in words."""
     rows = result_rows(status)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
     rows = sort_rows(rows, by) if by else rows
+    shown = rows if every_run or len(rows) <= MOST_LINES else rows[:_SHOWN_OF_MORE]
     print_table(
         [column.upper() for column in columns],
-        [[_cell(column, row.get(column)) for column in columns] for row in rows],
+        [[_cell(column, row.get(column)) for column in columns] for row in shown],
     )
     out = console()
+    if len(shown) < len(rows):
+        out.print(f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}")
     if by and rows and rows[0].get(by) is not None:
         out.print(f"Best {by}: [bold]{escape(figure(rows[0][by]))}[/] ({rows[0]['run_id']})")
     place = escape(str(status.sweep.folder))

@@ -8,21 +8,30 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from hpc_trainer.config.load import ROOT_KEYS
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 
 _WORDS = {str: "a text", float: "a number"}
 
 
-def item_problems(config: TrainConfig) -> Iterator[str]:
-    """Items of another type, a line each."""
+def item_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
+    """Items of another type, a line each. A section that several points share is looked at once."""
     for name, kind in _checked(TrainConfig):
         yield from _items(name, getattr(config, name), kind)
-    for each in dataclasses.fields(TrainConfig):
-        part = getattr(config, each.name)
-        if dataclasses.is_dataclass(part):
-            section: Any = type(part)
-            for name, kind in _checked(section):
-                yield from _items(f"{each.name}.{name}", getattr(part, name), kind)
+    for name in _sections():
+        yield from memo.of(_of_section, name, getattr(config, name))
+
+
+@functools.cache
+def _sections() -> tuple[str, ...]:
+    return tuple(name for name, is_section in ROOT_KEYS.items() if is_section)
+
+
+def _of_section(section: str, part: Any) -> list[str]:
+    kind_of: Any = type(part)
+    kinds = _checked(kind_of) if dataclasses.is_dataclass(part) else ()
+    return [line for name, kind in kinds for line in _items(f"{section}.{name}", getattr(part, name), kind)]
 
 
 @functools.cache

@@ -85,7 +85,7 @@ def _with_absolute_path(data: DataConfig) -> DataConfig:
 def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
     """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s."""
     memo = memo or Memo()
-    wrong = list(item_problems(config))
+    wrong = list(item_problems(config, memo))
     if wrong:  # the rules below take types for granted
         yield from wrong
         return

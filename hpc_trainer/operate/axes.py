@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
         for spec in specs:
             found[spec.run_id][axis] = _value(spec, axis, typed)
     for key in _named(specs):
-        values = [_value(spec, key, {}) for spec in specs]
-        if key not in swept and len(set(values)) > 1:
+        values = [] if key in swept else [_value(spec, key, {}) for spec in specs]
+        if len(set(values)) > 1:
             for spec, value in zip(specs, values, strict=True):
                 found[spec.run_id][key] = value
     alike: dict[tuple[str | None, ...], list[RunSpec]] = {}
@@ -43,17 +44,17 @@ def find_axes(specs: Sequence[RunSpec]) -> dict[str, dict[str, str]]:
 
 
 def _named(specs: Sequence[RunSpec]) -> list[str]:
-    """Keys that commands named, of what a run computes and with what."""
-    keys = dict.fromkeys(
-        override.split("=")[0].lstrip("+~")
-        for words in dict.fromkeys(spec.overrides for spec in specs)
-        for override in words
-    )
+    """Keys that commands named, of what a run computes and with what, but for what all runs were given alike."""
+    words = [dict.fromkeys(spec.overrides) for spec in specs]
+    counts = Counter(word for each in words for word in each)
+    keys = dict.fromkeys(word.split("=")[0].lstrip("+~") for word, count in counts.items() if count < len(specs))
     return [key for key in keys if key.split(".")[0] not in _PASSED_OVER]
 
 
 def _words_as_typed(axis: str, specs: Sequence[RunSpec]) -> dict[str, str]:
-    """A value of the configurations -> how a command had it: 0.001 -> 1e-3."""
+    """A value of the configurations -> how a command had it: 0.001 -> 1e-3. Nobody asks where all runs have words."""
+    if all(axis in spec.axes for spec in specs):
+        return {}
     return {str(_configured(spec, axis)): spec.axes[axis] for spec in reversed(specs) if axis in spec.axes}
 
 

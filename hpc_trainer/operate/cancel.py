@@ -59,12 +59,12 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
     # A run that an earlier cancel marked may still have its job: that scancel may have failed.
     marked = [run for run in runs if run.state is RunState.CANCELLED and _may_have_job(run)]
     saving = [run for run in chosen if save and run.state is RunState.RUNNING]
-    at_once = [run for run in chosen if run.state.is_active and run not in saving]
+    at_once = [run for run in chosen if run.state.is_active and not (save and run.state is RunState.RUNNING)]
     jobs = _jobs([*marked, *at_once, *_brought_back(status, chosen)])
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
-    if len(runs) == len(status.runs):  # the whole sweep: also what is the sweep's and stands in none of its files
+    if len(runs) == len(status.specs):  # the whole sweep: also what is the sweep's and stands in none of its files
         jobs += status.lost_jobs
     if status.queue_error is not None and any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked)):
         raise SlurmError(
@@ -83,7 +83,8 @@ def _mark(status: SweepStatus, run: RunStatus) -> None:
     paths = status.sweep.run(run.run_id)
     make_folder(paths.folder)
     if not paths.marker(CANCEL).exists():
-        write_json(paths.marker(CANCEL), {"time": time.time()})
+        # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
+        write_json(paths.marker(CANCEL), {"time": time.time()}, sync=bool(run.attempts))
 
 
 def _is_over(run: RunStatus) -> bool:
@@ -98,7 +99,8 @@ def _brought_back(status: SweepStatus, chosen: Sequence[RunStatus]) -> list[RunS
     interrupted = {run.run_id for run in chosen if not run.state.is_active}
     if not interrupted:
         return []
-    return [run for run in read_status(status.sweep).runs if run.run_id in interrupted and _may_have_job(run)]
+    now = read_status(status.sweep).open_runs.values()
+    return [run for run in now if run.run_id in interrupted and _may_have_job(run)]
 
 
 def _jobs(runs: Sequence[RunStatus]) -> list[str]:

@@ -183,7 +183,7 @@ def await_end(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        run = next(each for each in read_status(sweep).runs if each.run_id == run_id)
+        run = read_status(sweep).run(run_id)
         if not run.state.is_active:
             return run
         if time.monotonic() > deadline:

@@ -224,7 +224,7 @@ def _settled(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
 
 
 def _status_of(sweep: SweepPaths, run_id: str) -> RunStatus:
-    return next(run for run in read_status(sweep).runs if run.run_id == run_id)
+    return read_status(sweep).run(run_id)
 
 
 def _newest_checkpoint(paths: RunPaths) -> int | None:

@@ -66,7 +66,7 @@ def _ask(sweep: SweepPaths, say: Callable[[str], None]) -> None:
         status = read_status(sweep)
         if status.has_active:
             say(f"ending the {sweep.name} run ..")
-            cancel_runs(status, [run for run in status.runs if run.state.is_active])
+            cancel_runs(status, [run for run in status.open_runs.values() if run.state.is_active])
     for process in processes_of([sweep]):
         with contextlib.suppress(psutil.Error):
             if any(word.endswith("local_queue") for word in process.cmdline()):

@@ -114,12 +114,11 @@ def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
     wanted = list(names)
     if not wanted:
         return status.runs
-    found: dict[str, RunStatus] = {}
+    found: dict[str, None] = {}
     for name in wanted:
-        exact = [run for run in status.runs if run.run_id == name]
-        chosen = exact or [run for run in status.runs if fits(run.run_id, name)]
+        chosen = [name] if name in status.specs else [run_id for run_id in status.specs if fits(run_id, name)]
         if not chosen:
-            listed = ", ".join(run.run_id for run in status.runs[:10]) or "none"
+            listed = ", ".join([*status.specs][:10]) or "none"
             raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
-        found.update({run.run_id: run for run in chosen})
-    return list(found.values())
+        found.update(dict.fromkeys(chosen))
+    return [status.run(run_id) for run_id in found]

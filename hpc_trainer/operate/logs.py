@@ -53,7 +53,7 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s
             continue
         asked = time.monotonic()
         status = read_status(status.sweep)
-        run = next(each for each in status.runs if each.run_id == run.run_id)
+        run = status.run(run.run_id)
         is_active = run.state.is_active  # read once more after the end: the last lines
 
 

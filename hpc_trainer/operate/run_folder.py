@@ -98,6 +98,8 @@ def read_folder(
     lost = _lost_attempt(paths, story.attempts, heartbeat)
     faults += [*book.damage, *journal_faults, *lost]
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
+    if latest is None and book.submissions:
+        waits = None  # the array that these follow took it out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
     own_jobs = {each.job_id for each in book.submissions}
     if (
@@ -122,6 +124,15 @@ def read_folder(
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
     )
+
+
+def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+    """What there is of a run that has no folder yet; arguments as of `read_folder`."""
+    submission, index = latest or (None, 0)
+    return RunFolder(
+        paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits,
+    )  # fmt: skip
 
 
 def _read_book(paths: RunPaths) -> Ledger:

@@ -123,6 +123,9 @@ def _is_seen_alive(folder: RunFolder, view: SchedulerView) -> bool:
     return folder.current is not None and bool(is_alive(folder.current.process))
 
 
+_INTERRUPTED = "its submission was interrupted; the next submit finds out what became of it"
+
+
 def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     current = folder.current
     if current is not None and current.has_ended:
@@ -131,6 +134,8 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     signs = [is_alive(name) for name in (folder.job_id, current.process if current else None) if name]
     if any(signs):
         return (RunState.PENDING if current is None else RunState.RUNNING), None
+    if folder.submission is not None and folder.job_id is None:
+        return RunState.UNKNOWN, _INTERRUPTED  # its queue may live all the same
     if None in signs:
         return RunState.UNKNOWN, "it was started on another host (or under another name of this one): ask there"
     if current is None:
@@ -179,8 +184,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     elsewhere = f"it was submitted on the cluster {there}, and this is {view.cluster}: ask there"
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
-        lost = "its submission was interrupted; the next submit finds out what became of it"
-        return RunState.UNKNOWN, elsewhere if there else lost, None
+        return RunState.UNKNOWN, elsewhere if there else _INTERRUPTED, None
     current = folder.current
     is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
     cause = current.cause if current else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +16,8 @@ from hpc_trainer.errors import ExitCode, RunStateError
 from hpc_trainer.operate.ask import ask_slurm, decide_now
 from hpc_trainer.operate.known_ends import record_ends
 from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
-from hpc_trainer.operate.run_folder import RunFolder, read_folder
-from hpc_trainer.operate.run_state import End, SchedulerView, ended_before_it_began
+from hpc_trainer.operate.run_folder import RunFolder, read_folder, unstarted_folder
+from hpc_trainer.operate.run_state import End, SchedulerView, decide, ended_before_it_began
 from hpc_trainer.operate.unstarted import last_words
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
@@ -23,7 +25,7 @@ from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import find_by_uuid
 
@@ -95,18 +97,24 @@ class RunStatus:
         return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """Every run of a sweep, in order of submission. `notes` says what could not be asked."""
+    """Every run of a sweep, in order of submission. Folders of runs that are done are read when somebody asks."""
 
     sweep: SweepPaths
-    runs: list[RunStatus]
-    notes: list[str] = field(default_factory=list)
+    specs: Mapping[str, RunSpec]
+    """Run id -> spec, in order of submission."""
+    open_runs: Mapping[str, RunStatus]
+    """Run id -> the run, of those that are not done."""
+    read_done: Callable[[str], RunStatus]
+    """Reads the folder of a run that is done."""
+    remarks: Sequence[str] = ()
+    """What could not be asked, and what a person has to know."""
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
     faults: list[str] = field(default_factory=list)
-    """What cannot be read of the sweep's files and its runs'; `notes` begins with it."""
+    """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
     lost_jobs: tuple[str, ...] = ()
     """Arrays of this sweep in the queue of which no file tells what runs they are for."""
     queue_error: str | None = None
@@ -114,25 +122,41 @@ class SweepStatus:
     elsewhere: list[str] = field(default_factory=list)
     """The notes, among `notes`, about runs that another cluster has."""
 
+    @functools.cached_property
+    def runs(self) -> list[RunStatus]:
+        """All runs."""
+        return [self.run(run_id) for run_id in self.specs]
+
+    def run(self, run_id: str) -> RunStatus:
+        """One run."""
+        found = self.open_runs.get(run_id)
+        return self.read_done(run_id) if found is None else found
+
+    @property
+    def notes(self) -> list[str]:
+        """What cannot be read, the first few, then the remarks."""
+        return [*told_few(self.faults), *self.remarks]
+
     @property
     def counts(self) -> dict[str, int]:
         """State -> number of runs."""
-        return dict(Counter(run.state.value for run in self.runs))
+        return dict(Counter(state.value for state in self.states.values()))
 
-    @property
+    @functools.cached_property
     def states(self) -> dict[str, RunState]:
         """Run id -> state."""
-        return {run.run_id: run.state for run in self.runs}
+        done = RunState.COMPLETED
+        return {run_id: run.state if (run := self.open_runs.get(run_id)) else done for run_id in self.specs}
 
     @property
     def waiting(self) -> list[RunStatus]:
         """Runs in the sweep's own queue."""
-        return [run for run in self.runs if run.waits_in_sweep]
+        return [run for run in self.open_runs.values() if run.waits_in_sweep]
 
     @property
     def has_active(self) -> bool:
         """True while anything waits or works."""
-        return any(run.state.is_active for run in self.runs)
+        return any(run.state.is_active for run in self.open_runs.values())
 
 
 def read_status(sweep: SweepPaths) -> SweepStatus:
@@ -157,17 +181,23 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         return read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id), jobs)
 
     notes: list[str] = []
-    folders = {run_id: read(run_id) for run_id in specs}
+    folders = _first_look(sweep, specs, read, submissions, ledger)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
     was_on_slurm = is_torn and sweep.scripts.is_dir()
     view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
-    runs = [
-        _status_of(specs[run_id], folder, view, decided[run_id], ledger.refused.get(run_id))
-        for run_id, folder in folders.items()
-    ]
+
+    def status_of(run_id: str, folder: RunFolder, end: End) -> RunStatus:
+        return _status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id))
+
+    def read_done(run_id: str) -> RunStatus:
+        folder = read(run_id)
+        faults.extend(folder.faults)
+        return status_of(run_id, folder, decide(folder, view))
+
+    runs = [status_of(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
     lost = find_lost_jobs(
         sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
         needs_submit=any(run.state.needs_submit for run in runs),
@@ -180,13 +210,32 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
     ]
     status = SweepStatus(
-        sweep=sweep, runs=[_doubted(run, lost) for run in runs], notes=[*told_few(faults), *notes, *elsewhere],
-        ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults, lost_jobs=lost.arrays,
-        queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
+        sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,
+        remarks=[*notes, *elsewhere], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
+        lost_jobs=lost.arrays, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
     )  # fmt: skip
     if status.waiting:
-        status.notes.append(_waiting_note(status, view))
+        return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
     return status
+
+
+def _first_look(
+    sweep: SweepPaths, run_ids: Iterable[str], read: Callable[[str], RunFolder],
+    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger,
+) -> dict[str, RunFolder]:  # fmt: skip
+    """The folders of runs that are not done. One listing of the sweep's tells which runs have none yet."""
+    try:
+        present = set(os.listdir(sweep.folder))  # noqa: PTH208  (10,000 names, not 10,000 paths)
+    except OSError:
+        present = set()
+    place = str(sweep.folder)
+    return {
+        run_id: read(run_id)
+        if run_id in present
+        else unstarted_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id))
+        for run_id in run_ids
+        if run_id not in present or not os.path.exists(f"{place}/{run_id}/{DONE}")  # noqa: PTH110
+    }
 
 
 def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:

@@ -184,6 +184,11 @@ class SweepPaths:
         return self.folder / "code"
 
     @property
+    def is_group_readable(self) -> bool:
+        """True if its folder was made for the group to read (`paths.group_readable`)."""
+        return bool(self.folder.stat().st_mode & 0o040)
+
+    @property
     def exists(self) -> bool:
         """True if anything tells that there is a sweep: one of its files may be lost."""
         return any((self.folder / name).exists() for name in SWEEP_FILES)

@@ -15,7 +15,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Faults = list[str]
 """Sentences about what could not be read, in the order of reading."""
@@ -50,6 +50,18 @@ def seal(text: str) -> str:
     return f'{body}, "crc": "{zlib.crc32(body.encode()):08x}"}}'
 
 
+def has_seal(data: bytes) -> bool:
+    """True if the line of a JSON object, without its end, carries its checksum, and that is right; False without one.
+
+    Raises:
+        ValueError: the checksum is of another text.
+    """
+    is_sealed = data[-_SEAL_SIZE:-10] == _SEAL
+    if is_sealed and b"%08x" % zlib.crc32(memoryview(data)[:-_SEAL_SIZE]) != data[-10:-2]:
+        raise ValueError("its checksum is of another text (if you have edited it: take out its last key, crc)")
+    return is_sealed
+
+
 def parse_record(data: bytes) -> dict[str, Any]:
     """The JSON object of a line or file, without its checksum; one without a checksum is taken as it is.
 
@@ -57,9 +69,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
         ValueError: says in a few words what is wrong with it.
     """
     data = data.strip()
-    is_sealed = data[-_SEAL_SIZE:-10] == _SEAL
-    if is_sealed and b"%08x" % zlib.crc32(memoryview(data)[:-_SEAL_SIZE]) != data[-10:-2]:
-        raise ValueError("its checksum is of another text (if you have edited it: take out its last key, crc)")
+    is_sealed = has_seal(data)
     try:
         text = data.decode()
         value = json.loads(text)
@@ -141,26 +151,43 @@ def read_bytes(path: Path, faults: Faults | None = None, limit: int = MAX_FILE) 
     return data
 
 
-def raw_lines(path: Path, faults: Faults | None = None) -> Iterator[tuple[int, bytes]]:
-    """(number, line with its end) of every line of a file, from 1; nothing if there is no file."""
+class Line(NamedTuple):
+    """A line of a file, with its end: its number, from 1, and where it begins, in bytes."""
+
+    number: int
+    offset: int
+    data: bytes
+
+
+def raw_lines(path: Path, faults: Faults | None = None) -> Iterator[Line]:
+    """Every line of a file; nothing if there is no file."""
     file = open_file(path, faults)
     if file is None:
         return
-    number = 0
+    number = offset = 0
     try:
         with file:
             while data := file.readline(MAX_LINE):
                 number += 1
-                if len(data) == MAX_LINE and not data.endswith(b"\n"):
-                    while (rest := file.readline(MAX_LINE)) and not rest.endswith(b"\n"):
-                        pass
+                size = len(data)
+                if size == MAX_LINE and not data.endswith(b"\n"):
+                    while rest := file.readline(MAX_LINE):
+                        size += len(rest)
+                        if rest.endswith(b"\n"):
+                            break
                     tell(faults, path, f"it has more than {MAX_LINE // 2**20} MiB", number)
                 else:
-                    yield number, data
+                    yield Line(number, offset, data)
+                offset += size
     except OSError as error:
         if faults is None and is_storage_error(error):
             raise
         tell(faults, path, error.strerror or error, number + 1)
+
+
+def is_torn(data: bytes) -> bool:
+    """True for a line whose writer was killed in it."""
+    return not data.endswith(b"\n") or data.endswith(TORN)
 
 
 def records(path: Path, faults: Faults | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -169,12 +196,12 @@ def records(path: Path, faults: Faults | None = None) -> Iterator[tuple[int, dic
     A last line without an end, and one that was ended for its writer, which was killed in it, is left out if it
     cannot be read: nobody counted on it.
     """
-    for number, data in raw_lines(path, faults):
-        is_torn = not data.endswith(b"\n") or data.endswith(TORN)
+    for number, _, data in raw_lines(path, faults):
+        is_lost = is_torn(data)
         try:
             yield number, parse_record(data.removesuffix(TORN))
         except ValueError as error:
-            if not is_torn:
+            if not is_lost:
                 tell(faults, path, error, number)
                 yield number, None
 

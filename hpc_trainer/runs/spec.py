@@ -15,8 +15,21 @@ from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.runs.files import append_texts, check_trusted
+from hpc_trainer.runs.frozen_config import LateConfig
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
-from hpc_trainer.runs.reading import Faults, as_count, as_text, parse_record, raw_lines, records, seal, tell
+from hpc_trainer.runs.reading import (
+    TORN,
+    Faults,
+    Line,
+    as_count,
+    as_text,
+    has_seal,
+    is_torn,
+    parse_record,
+    raw_lines,
+    seal,
+    tell,
+)
 
 SPEC_FORMAT = 1
 
@@ -91,22 +104,16 @@ class RunSpec:
     axes: Mapping[str, str]
     overrides: tuple[str, ...]
     shape: Shape
+    hardware: str
+    """The hardware profile's name."""
+    num_steps: int
+    """Optimizer steps of the whole run."""
     config: Mapping[str, Any]
 
     @property
     def is_lost(self) -> bool:
         """True for what stands in the place of a spec that cannot be read (`lost_spec`)."""
         return not self.digest
-
-    @property
-    def hardware(self) -> str:
-        """The hardware profile's name."""
-        return str(self.config["hardware"]["name"])
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return int(self.config["train"]["num_steps"])
 
     def typed(self) -> TrainConfig:
         """The configuration as dataclasses.
@@ -140,7 +147,9 @@ def lost_spec(run_id: str, hardware: str = "?") -> RunSpec:
         "train": {"num_steps": 0, "global_batch_size": 0, "main": None},
         "paths": {"group_readable": False},
     }
-    return RunSpec(run_id=run_id, digest="", axes={}, overrides=(), shape=shape, config=config)
+    return RunSpec(
+        run_id=run_id, digest="", axes={}, overrides=(), shape=shape, hardware=hardware, num_steps=0, config=config
+    )
 
 
 def freeze(
@@ -158,6 +167,8 @@ def freeze(
         axes=axes,
         overrides=overrides,
         shape=memo.of(_shape, config.hardware, config.cluster),
+        hardware=config.hardware.name,
+        num_steps=config.train.num_steps,
         config=plain,
     )
 
@@ -188,10 +199,14 @@ def _line(spec: RunSpec, memo: Memo) -> str:
     )
     head = {
         "format": SPEC_FORMAT, "run_id": spec.run_id, "digest": spec.digest, "axes": dict(spec.axes),
-        "overrides": spec.overrides,
+        "overrides": spec.overrides, "hardware": spec.hardware, "num_steps": spec.num_steps,
     }  # fmt: skip
     shape = memo.of(_shape_text, spec.shape)
-    return seal(f'{json.dumps(head)[:-1]}, "shape": {shape}, "config": {{{config}}}}}') + "\n"
+    return seal(f"{json.dumps(head)[:-1]}{_SHAPE}{shape}{_CONFIG}{{{config}}}}}") + "\n"
+
+
+# What begins the last two values of a line. No text of JSON holds them: in there a quotation mark has a backslash.
+_SHAPE, _CONFIG = ', "shape": ', ', "config": '
 
 
 def _shape_text(shape: Shape) -> str:
@@ -210,15 +225,50 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
         return {}
     check_trusted(paths.specs)
     specs: dict[str, RunSpec] = {}
-    for number, record in records(paths.specs, faults):
-        if record is not None:
-            try:
-                spec = _parse(record)
-            except ValueError as error:
-                tell(faults, paths.specs, error, number)
-            else:
-                specs[spec.run_id] = spec
+    shapes: dict[bytes, Shape] = {}
+    for line in raw_lines(paths.specs, faults):
+        spec = _read_line(paths, line, shapes, faults)
+        if spec is not None:
+            specs[spec.run_id] = spec
     return specs
+
+
+def _read_line(paths: SweepPaths, line: Line, shapes: dict[bytes, Shape], faults: Faults | None) -> RunSpec | None:
+    try:
+        return _quickly(paths, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
+    except ValueError as error:
+        if not is_torn(line.data):
+            tell(faults, paths.specs, error, line.number)
+        return None
+
+
+def _quickly(paths: SweepPaths, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | None:
+    """The spec of a line as `_line` writes it, its configuration still unread; None for another, as of older versions.
+
+    The checksum says that what is not looked at is what was written.
+
+    Args:
+        shapes: those found up to now, by their text: few lines have one of their own.
+
+    Raises:
+        ValueError: the line is damaged.
+    """
+    data = line.data.rstrip()
+    if not has_seal(data):
+        return None
+    head, _, rest = data.partition(_SHAPE.encode())
+    text, _, _ = rest.partition(_CONFIG.encode())
+    try:
+        record = json.loads(head + b"}")
+        if text not in shapes:
+            shapes[text] = Shape(**json.loads(text))
+        return RunSpec(
+            run_id=record["run_id"], digest=record["digest"], axes=record["axes"],
+            overrides=tuple(record["overrides"]), shape=shapes[text], hardware=record["hardware"],
+            num_steps=record["num_steps"], config=LateConfig(paths.specs, line.offset, len(data)),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
@@ -231,7 +281,7 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
     mention = json.dumps(run_id).encode()
     faults: Faults = []
     newest = None
-    for number, data in raw_lines(paths.specs, faults):
+    for number, _, data in raw_lines(paths.specs, faults):
         if mention in data:
             try:
                 spec = _parse(parse_record(data))
@@ -264,7 +314,8 @@ def _parse(record: Mapping[str, Any]) -> RunSpec:
         config, shape = record["config"], Shape(**record["shape"])
         spec = RunSpec(
             run_id=record["run_id"], digest=as_text(record["digest"]), axes=record["axes"],
-            overrides=tuple(record["overrides"]), shape=shape, config=config,
+            overrides=tuple(record["overrides"]), shape=shape, hardware=config["hardware"]["name"],
+            num_steps=config["train"]["num_steps"], config=config,
         )  # fmt: skip
         is_sound = (
             is_run_id(as_text(spec.run_id))

@@ -177,6 +177,7 @@ class _Reader:
         self.intents: dict[str, Submission] = {}
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, str] = {}
+        self._waits: set[tuple[float, tuple[str, ...]]] = set()
         self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -193,13 +194,17 @@ class _Reader:
                 self.refused[run_id] = reason
         elif event == "waiting":
             why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")))
-            self.waiting.update(dict.fromkeys(_run_ids(record["run_ids"]), why))
+            run_ids = _run_ids(record["run_ids"])
+            key = as_time(record["time"]), run_ids
+            if key not in self._waits:  # else the same line once more: what was submitted since does not wait
+                self._waits.add(key)
+                self.waiting.update(dict.fromkeys(run_ids, why))
         else:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
         if intent.uuid in self.intents:
-            return  # the line stands there twice
+            return  # the line stands there twice: it takes no answer back
         self.intents[intent.uuid] = intent
         for run_id in intent.run_ids:
             self.refused.pop(run_id, None)

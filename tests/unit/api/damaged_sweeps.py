@@ -70,15 +70,17 @@ class PlayedSlurm:
         self.queue: list[str] = []
         self.scancelled: list[str] = []
         self.accounting = ""
+        self.uuids: dict[str, str] = {}
+        """Array -> what its jobs carry."""
         self._number = 1000
 
     def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """What `subprocess.run` gives for a Slurm command."""
         said = words = ""
         if argv[0] == "squeue":
-            said = queue_rows("".join(f"{line}\n" for line in self.queue))
+            said = queue_rows("\n".join(self.queue))
         elif argv[0] == "sacct":
-            said = accounting_rows(self.accounting)
+            said = accounting_rows(self.accounting, lambda job_id: self.uuids[job_id.split("_")[0]])
         elif argv[0] == "scancel":
             self.scancelled += argv[1:]
         elif argv[0] == "sbatch" and "--test-only" not in argv:
@@ -185,6 +187,7 @@ class Bed:
         intent = write_intent(self.paths, executor=self.executor, hardware="cpu_x1", run_ids=run_ids)
         if self.executor == "slurm":
             job = "500"
+            self.slurm.uuids[job] = intent.uuid
             self._script(intent.uuid, f"srun python --sweep-dir {self.paths.folder} --array {intent.uuid}\n")
             for element, state in ((RUNNING, "RUNNING"), (PENDING, "PENDING"), (REQUEUED, "PENDING")):
                 self.slurm.queue.append(f"500_{element}|{state}|n1|None|{intent.uuid}|sweep-{intent.uuid[:8]}")

@@ -116,7 +116,7 @@ def test_an_interrupted_run_without_its_spec_is_unknown_until_submit_brings_it_b
 def test_a_run_that_only_its_folder_tells_of_is_listed(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=slurm"))
     sweep.start(0, job_id="77_0")
-    fake_slurm.answer("squeue", "77_0|RUNNING|n1|None|x|sweep-01234567\n")
+    fake_slurm.answer("squeue", "77_0|RUNNING|n1|None|x|sweep-0a1b2c3d\n")
     sweep.paths.specs.unlink()
     (run,) = read_status(sweep.paths).runs
     assert (run.run_id, run.state, run.job_id) == (sweep.specs[0].run_id, RunState.RUNNING, "77_0")

@@ -195,7 +195,7 @@ def test_a_finished_sweep_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSlur
     rows = strict(out)
     assert [row["run_id"] for row in rows] == [spec.run_id for spec in specs]
     for row in rows:
-        assert set(row) == {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "gpu_hours", "attempts"}
+        assert set(row) == {"run_id", "seed", "eval_loss", "eval_accuracy", "state", "step", "gpu_hours", "attempts"}
     assert (rows[0]["eval_loss"], rows[0]["state"], rows[0]["attempts"]) == (0.5, "COMPLETED", 1)
     assert rows[1]["eval_loss"] is None, "a loss that is not a number is no JSON number"
     code, out, _ = cli("results", "done", "--sort", "eval_accuracy", "--json")
@@ -213,7 +213,7 @@ REPORT = {
         {
             "run_id": str, "hardware": str, "ranks": int, "global_batch_size": int, "axes": dict, "state": str,
             "cause": NULLABLE, "step": int, "num_steps": int, "attempts": int, "gpu_hours": float, "metrics": dict,
-            "speed": dict, "num_windows": int,
+            "metrics_step": (int, type(None)), "speed": dict, "num_windows": int,
         }
     ],
     "scaling": [

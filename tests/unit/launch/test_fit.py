@@ -93,6 +93,12 @@ def test_what_is_at_work_counts() -> None:
     assert (array.parallelism, array.after) == (3, ()), "another shape has its own"
 
 
+def test_half_of_the_places_is_enough_to_begin_now() -> None:
+    half = ActiveArray(job_id="7", hardware="cpu_x1", parallelism=4, num_active=9)
+    (array,) = fit([_array(10, 8)], Limits(), [half]).now
+    assert (array.parallelism, array.after) == (4, ())
+
+
 def test_thousands_at_work_are_not_all_named() -> None:
     """sbatch takes the dependency as one argument, which Linux bounds by 128 KiB."""
     many = [

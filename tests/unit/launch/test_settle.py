@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -80,10 +81,11 @@ def _intent(paths: SweepPaths, *, age_s: float = 0.0) -> Submission:
 
 
 def _backdate(book: Book, age_s: float) -> None:
-    """The last line was written `age_s` ago."""
+    """The last line was written `age_s` ago, by its own word and by the file's."""
     lines = list(read_lines(book.submissions))
     lines[-1]["time"] -= age_s
     book.submissions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.utime(book.submissions, (lines[-1]["time"], lines[-1]["time"]))
 
 
 def _show(fake: FakeSlurm, intent: Submission, job_id: str = "900_0") -> Callable[[], None]:

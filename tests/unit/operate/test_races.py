@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.live import watch
+from hpc_trainer.operate import run_state
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
@@ -131,16 +130,15 @@ def test_a_local_run_that_ends_while_its_process_is_looked_for(
     local.submit(name, "local", age_s=60)
     if started:
         local.start(executor="local", job_id="local-1", pid=child.pid)
-    real = Journal.read_story
+    real = run_state.is_alive
 
-    def read(journal: Journal, faults: Faults | None = None) -> object:
-        story = real(journal, faults)
-        if child.poll() is None:  # the rest of its life, while we look
+    def is_alive(process: str) -> bool | None:
+        if child.poll() is None:  # the rest of its life, between the look at its folder and this one
             child.communicate(b"\n")
             if not started:
                 local.start(executor="local", job_id="local-1", pid=child.pid)
             local.done(eval_accuracy=0.9)
-        return story
+        return real(process)
 
-    monkeypatch.setattr(Journal, "read_story", read)
+    monkeypatch.setattr(run_state, "is_alive", is_alive)
     assert _only(local).state is RunState.COMPLETED

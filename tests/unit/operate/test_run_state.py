@@ -132,10 +132,13 @@ def test_a_queue_that_still_shows_what_has_ended(
     assert _one(sweep).state is state
 
 
-def test_an_attempt_of_the_array_before_says_nothing_of_the_newest(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
-    sweep.start(resumed=0, age_s=3000)
-    sweep.end(state=S.FAILED, cause="exception", age_s=2900)
-    sweep.submit("600", age_s=1000)
+@pytest.mark.parametrize("again_s", [1000, 200])
+def test_an_attempt_of_the_array_before_says_nothing_of_the_newest(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, again_s: float
+) -> None:
+    sweep.start(resumed=0, age_s=again_s + 100)
+    sweep.end(state=S.FAILED, cause="exception", age_s=again_s + 50)
+    sweep.submit("600", age_s=again_s)
     fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7|5\n600_0|TIMEOUT|0:0|n7|5\n")
     run = _one(sweep)
     assert (run.state, run.job_id) == (S.TIMEOUT, "600_0")

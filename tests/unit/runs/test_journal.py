@@ -69,49 +69,6 @@ def test_a_torn_line_hides_itself_only(tmp_path: Path, journal: Journal) -> None
     assert journal.read()[0].resumed_step == 5
 
 
-def test_the_end_tells_what_is_saved_and_when_it_was(tmp_path: Path, journal: Journal) -> None:
-    """By the clock of whoever wrote it, not of whoever reads."""
-    before = time.time()
-    _start(journal, 0)
-    journal.end(0, state=RunState.PREEMPTED, cause="preempted", step=37, saved_step=30)
-    path = RunPaths(tmp_path).attempts
-    lines = list(read_lines(path))
-    for line in lines:
-        line["time"] -= 5000.0
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (attempt,) = journal.read()
-    assert (attempt.step, attempt.saved_step) == (37, 30)
-    assert attempt.end_time is not None
-    assert before - 5001 <= attempt.start_time <= attempt.end_time <= time.time() - 4999
-
-
-def test_the_last_word_on_an_end_counts(journal: Journal) -> None:
-    """A successor that was promised and refused, a requeue that came true another way."""
-    _start(journal, 0)
-    journal.end(0, state=RunState.REQUEUED, cause="timeout", action="successor", saved_step=5)
-    journal.end(0, state=RunState.TIMEOUT, cause="timeout", action="none", saved_step=5)
-    (attempt,) = journal.read()
-    assert (attempt.state, attempt.action) == (RunState.TIMEOUT, "none")
-
-
-def test_attempts_are_in_order_whatever_the_order_of_their_lines(journal: Journal) -> None:
-    """Two ranks 0 of one run may be alive for a moment: a node that was given up, and the next one."""
-    _start(journal, 1, restart_count=1)
-    _start(journal, 0)
-    journal.resume(1, 30)
-    journal.resume(0, 10)
-    assert [(each.attempt, each.resumed_step) for each in journal.read()] == [(0, 10), (1, 30)]
-
-
-def test_what_a_search_for_a_batch_found_is_told_and_nothing_else(journal: Journal) -> None:
-    _start(journal, 0)
-    journal.guard(0, action="skip", step=3, count=1, found={"not": "this"})
-    journal.fit(0, {"micro_batch_size": 8})
-    assert journal.fits() == [(0, {"micro_batch_size": 8})]
-    (attempt,) = journal.read()
-    assert [(each["action"], each["step"]) for each in attempt.guarded] == [("skip", 3)]
-
-
 def test_a_start_that_stands_there_twice_takes_no_end_back(tmp_path: Path, journal: Journal) -> None:
     _start(journal, 0)
     journal.end(0, state=RunState.FAILED, cause="exception")
@@ -230,3 +187,49 @@ def test_only_failures_of_storage_count_against_their_budget(journal: Journal, p
     _start(journal, 2, "7_0")  # it has not failed
     _fail(journal, paths, 3, "7_0")
     assert failures_of_storage(paths) == 2
+
+
+# --- what is read back ---
+
+
+def test_the_end_tells_what_is_saved_and_when_it_was(tmp_path: Path, journal: Journal) -> None:
+    """By the clock of whoever wrote it, not of whoever reads."""
+    before = time.time()
+    _start(journal, 0)
+    journal.end(0, state=RunState.PREEMPTED, cause="preempted", step=37, saved_step=30)
+    path = RunPaths(tmp_path).attempts
+    lines = list(read_lines(path))
+    for line in lines:
+        line["time"] -= 5000.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (attempt,) = journal.read()
+    assert (attempt.step, attempt.saved_step) == (37, 30)
+    assert attempt.end_time is not None
+    assert before - 5001 <= attempt.start_time <= attempt.end_time <= time.time() - 4999
+
+
+def test_the_last_word_on_an_end_counts(journal: Journal) -> None:
+    """A successor that was promised and refused, a requeue that came true another way."""
+    _start(journal, 0)
+    journal.end(0, state=RunState.REQUEUED, cause="timeout", action="successor", saved_step=5)
+    journal.end(0, state=RunState.TIMEOUT, cause="timeout", action="none", saved_step=5)
+    (attempt,) = journal.read()
+    assert (attempt.state, attempt.action) == (RunState.TIMEOUT, "none")
+
+
+def test_attempts_are_in_order_whatever_the_order_of_their_lines(journal: Journal) -> None:
+    """Two ranks 0 of one run may be alive for a moment: a node that was given up, and the next one."""
+    _start(journal, 1, restart_count=1)
+    _start(journal, 0)
+    journal.resume(1, 30)
+    journal.resume(0, 10)
+    assert [(each.attempt, each.resumed_step) for each in journal.read()] == [(0, 10), (1, 30)]
+
+
+def test_what_a_search_for_a_batch_found_is_told_and_nothing_else(journal: Journal) -> None:
+    _start(journal, 0)
+    journal.guard(0, action="skip", step=3, count=1, found={"not": "this"})
+    journal.fit(0, {"micro_batch_size": 8})
+    assert journal.fits() == [(0, {"micro_batch_size": 8})]
+    (attempt,) = journal.read()
+    assert [(each["action"], each["step"]) for each in attempt.guarded] == [("skip", 3)]

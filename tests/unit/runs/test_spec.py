@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,27 @@ def test_shapes_of_the_profiles() -> None:
     assert shape.world_size == 16
     assert shape.gpu_hours == 16.0
     assert make_spec("hardware=cpu_x2").shape.gpu_hours == 0
+
+
+def test_the_configuration_of_a_spec_is_read_when_somebody_looks_into_it(paths: SweepPaths) -> None:
+    specs = make_specs(20)
+    append_specs(paths, specs)
+    tracemalloc.start()
+    found = read_specs(paths)
+    before = tracemalloc.get_traced_memory()[0]
+    for spec in found.values():
+        dict(spec.config)
+    assert tracemalloc.get_traced_memory()[0] > 2 * before, "the configurations were in memory before"
+    tracemalloc.stop()
+    assert [(spec.num_steps, spec.hardware) for spec in found.values()] == [
+        (spec.config["train"]["num_steps"], spec.config["hardware"]["name"]) for spec in specs
+    ]
+    assert [spec.typed() for spec in found.values()] == [spec.typed() for spec in specs]
+
+
+def test_a_file_that_was_changed_since_a_spec_was_found_in_it_is_said(paths: SweepPaths) -> None:
+    append_specs(paths, make_specs(1))
+    (spec,) = read_specs(paths).values()
+    paths.specs.write_text("")
+    with pytest.raises(RunStateError, match="was changed while it was read"):
+        spec.typed()

@@ -98,6 +98,13 @@ def test_what_was_asked_for_is_read_again(paths: SweepPaths) -> None:
     assert before <= read.time == intent.time <= time.time()
 
 
+def test_an_intent_of_before_there_were_kinds_is_an_array(paths: SweepPaths) -> None:
+    record = {"event": "intent", "uuid": "1" * 32, "executor": "slurm", "hardware": "x", "run_ids": ["a"], "time": 5.0}
+    paths.submissions.write_text(json.dumps(record) + "\n")
+    (read,) = read_submissions(paths)
+    assert (read.kind, read.parallelism, read.code, read.job_id) == ("array", None, None, None)
+
+
 def test_a_doubt_has_its_own_time(paths: SweepPaths) -> None:
     intent = _intent(paths, "a")
     _backdate(paths, 500.0)

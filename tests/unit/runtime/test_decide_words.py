@@ -52,6 +52,22 @@ def test_the_word_that_counts(known: dict[str, Any], action: Action, cause: str)
     assert (made.action, made.state, made.cause) == (action, RunState.REQUEUED, cause)
 
 
+@pytest.mark.parametrize(
+    "known",
+    [LEAVING, PREEMPTED, {**PREEMPTED, "preempts_by_requeue": True}, {**LEAVING, "ran_full_time": True}],
+    ids=["leaving", "preempted", "preempted by requeue", "its time is up"],
+)
+def test_sacct_says_that_somebody_cancelled_it(known: dict[str, Any]) -> None:
+    made = decide_stop(_facts(**known, accounting_state="CANCELLED"))
+    assert (made.action, made.state, made.exit_code) == (Action.none, RunState.CANCELLED, ExitCode.OK)
+
+
+@pytest.mark.parametrize("answer", [Answer.requeued, Answer.already_pending])
+def test_a_requeue_that_was_done_leaves_nothing_to_do(answer: Answer) -> None:
+    made = decide_answer(decide_stop(_facts(job_state="RUNNING")), answer, can_submit=True)
+    assert (made.action, made.state) == (Action.none, RunState.REQUEUED)
+
+
 ENDS = [
     ({"job_state": "TIMEOUT"}, RunState.TIMEOUT),
     ({"job_state": "PREEMPTED"}, RunState.PREEMPTED),

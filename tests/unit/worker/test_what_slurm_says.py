@@ -133,6 +133,14 @@ def test_an_end_by_slurms_words(
     assert len(job.fake.calls("sbatch")) == num_successors
 
 
+def test_a_job_that_leaves_within_the_grace_of_its_preemption_was_not_ended_by_that(job: Job) -> None:
+    """Slurm waits for the grace to be over: somebody cancelled it meanwhile, and no job follows a cancelled one."""
+    partition = "PreemptMode=CANCEL GraceTime=300"
+    job.play(f"JobState=COMPLETING PreemptTime={_at(-5)}", partition=partition)
+    assert job.end().state in (S.CANCELLED, S.PREEMPTED), "as far as Slurm's words go"
+    assert job.fake.calls("sbatch") == []
+
+
 def test_a_restart_that_slurm_has_counted_and_we_are_not_is_another_incarnation(job: Job) -> None:
     job.play("JobState=RUNNING Restarts=1")  # the last one counts
     path = job.fake.bin / "scontrol"
