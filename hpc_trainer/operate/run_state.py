@@ -27,8 +27,8 @@ class SchedulerView:
 
     queue: Mapping[str, QueueEntry] | None
     accounting: Mapping[str, AccountingEntry] | None
-    remembered: Mapping[tuple[str, str], End] = field(default_factory=dict)
-    """(uuid, job id) -> what the accounting said of the job before: it may have forgotten it."""
+    remembered: Mapping[tuple[str, str], tuple[End, float]] = field(default_factory=dict)
+    """(uuid, job id) -> what the accounting said of the job before, and when: it may have forgotten it."""
     asked_time: float = field(default_factory=time.time)
     """Seconds since the epoch before the first question: what is younger may not show in the answers."""
     cluster: str | None = None
@@ -201,8 +201,10 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.row_of(folder)
-    if account is None and folder.job_key in view.remembered:
-        return view.remembered[folder.job_key]
+    if account is None and not there and folder.job_key in view.remembered:
+        end, told_time = view.remembered[folder.job_key]
+        if told_time > _last_sign(folder):  # else somebody has requeued it since
+            return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
         is_cancelled = account is not None and account.state == "CANCELLED"
