@@ -102,7 +102,7 @@ class LostJobs:
             listed = ", ".join(self.arrays)
             return (
                 f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
-                f"scancel {' '.join(self.arrays)}, then submit again"
+                f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
             )
         return self.unseen
 
