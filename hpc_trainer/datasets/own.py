@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from hpc_trainer.datasets.protocol import MapDataset, Split
 from hpc_trainer.errors import ConfigError
@@ -24,7 +24,8 @@ _OWN_LOOP = "or write the loop yourself (train.main, docs/own_loop.md)."
 
 
 def as_map_dataset(source: Any, target: str, split: Split) -> MapDataset:
-    """`source`, which the builder `target` made for `split`, as the loop takes it. Looks at its first sample.
+    """`source`, which the builder `target` made for `split`, as the loop takes it. Looks at its first sample, unless
+    it says itself what it holds.
 
     Raises:
         ConfigError: it cannot be: the rule, what was found, and what to do.
@@ -39,11 +40,17 @@ def as_map_dataset(source: Any, target: str, split: Split) -> MapDataset:
         )
     if not len(source):
         raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
+    if all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes")) and not _is_subset(source):
+        return source  # ours, or one that says all: its first sample is read by the first step, which may be long in coming
     own = OwnDataset(source, what)
     first, _ = own.__getitems__(range(1))
     own.describe(first)
-    is_like_ours = own.is_batched and all(hasattr(source, name) for name in ("input_shape", "num_classes"))
-    return source if is_like_ours else own
+    return own
+
+
+def _is_subset(source: Any) -> bool:
+    """Torch's own answers with a list of samples, as of the data set that it is of."""
+    return isinstance(source, Subset)
 
 
 class OwnDataset:
