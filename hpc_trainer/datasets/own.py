@@ -40,28 +40,24 @@ def as_map_dataset(source: Any, target: str, split: Split) -> MapDataset:
         )
     if not len(source):
         raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
-    if all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes")) and not _is_subset(source):
-        return source  # ours, or one that says all: its first sample is read by the first step, which may be long in coming
+    says_all = all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes"))
+    if says_all and not isinstance(source, Subset):  # a Subset answers with a list of samples
+        ours: MapDataset = source
+        return ours  # the first step reads its first sample: that may take long, and may hang
     own = OwnDataset(source, what)
     first, _ = own.__getitems__(range(1))
     own.describe(first)
     return own
 
 
-def _is_subset(source: Any) -> bool:
-    """Torch's own answers with a list of samples, as of the data set that it is of."""
-    return isinstance(source, Subset)
-
-
 class OwnDataset:
-    """A `MapDataset` of what a person built. `is_batched`: its `__getitems__` gives batches as a MapDataset's does."""
+    """A `MapDataset` of what a person built."""
 
     input_shape: tuple[int, ...]
     num_classes: int
 
     def __init__(self, source: Any, what: str) -> None:
         self._source, self._what = source, what
-        self.is_batched = False
         for name in ("augment", "fingerprint", "all_targets_count"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
@@ -88,7 +84,6 @@ class OwnDataset:
         """
         if callable(getattr(self._source, "__getitems__", None)):
             batch = self._source.__getitems__(indices)
-            self.is_batched = not isinstance(batch, list) and _is_pair(batch)
             if isinstance(batch, list) and not _is_pair(batch):
                 batch = self._collate(batch)
         else:
