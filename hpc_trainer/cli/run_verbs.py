@@ -35,7 +35,7 @@ _MUCH_WAIT = 0.05  # of a step
 
 # Of more runs than this, a person gets a summary by state, unless asked for all.
 MOST_LINES = 200
-_SHOWN_OF_MORE = 20
+SHOWN_OF_MORE = 20
 
 
 def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
@@ -99,7 +99,7 @@ def _most_telling(status: SweepStatus) -> list[RunStatus]:
     """What a person wants to see first: what went wrong, then what works; of runs alike the first."""
     order = {state: place for place, state in enumerate(_TELLING)}
     told = [run for run in status.open_runs.values() if run.state in order]
-    return sorted(told, key=lambda run: order[run.state])[:_SHOWN_OF_MORE]
+    return sorted(told, key=lambda run: order[run.state])[:SHOWN_OF_MORE]
 
 
 _TELLING = (
@@ -246,7 +246,7 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     columns = list(dict.fromkeys(key for row in rows for key in row))
     by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
     rows = sort_rows(rows, by) if by else rows
-    shown = rows if every_run or len(rows) <= MOST_LINES else rows[:_SHOWN_OF_MORE]
+    shown = rows if every_run or len(rows) <= MOST_LINES else rows[:SHOWN_OF_MORE]
     print_table(
         [column.upper() for column in columns],
         [[_cell(column, row.get(column)) for column in columns] for row in shown],

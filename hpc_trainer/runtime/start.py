@@ -30,4 +30,11 @@ def start_words(module: str) -> tuple[str, ...]:
 
 def put_current_folder_last() -> None:
     """For a process that was begun by `python -m`: what it imports from now on is not the current folder's."""
-    sys.path.sort(key=lambda each: not each or (Path(each).exists() and Path(each).samefile(os.curdir)))
+    sys.path.sort(key=_is_current_folder)
+
+
+def _is_current_folder(entry: str) -> bool:
+    try:
+        return not entry or Path(entry).samefile(os.curdir)
+    except OSError:  # there is none, or nobody lets us look: Python passes over it, too
+        return False

@@ -1,0 +1,90 @@
+"""Sweeps of many runs: what a person sees of them, and what is not read for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli import run_verbs
+from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status
+from hpc_trainer.runs.states import CANCEL, RunState
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+DONE_RUNS = 12
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SweepOnDisk:
+    """Runs that are done, then one that failed and two that wait; 12 lines are what a person is shown unasked."""
+    monkeypatch.setattr(run_verbs, "MOST_LINES", DONE_RUNS)
+    monkeypatch.setattr(run_verbs, "SHOWN_OF_MORE", 5)
+    sweep = SweepOnDisk(tmp_path / "runs" / "many", make_specs(DONE_RUNS + 3, "cluster=slurm"))
+    sweep.submit()
+    for index in range(DONE_RUNS):
+        sweep.start(index)
+        sweep.done(index, eval_accuracy=index / DONE_RUNS)
+    sweep.start(DONE_RUNS)
+    sweep.end(DONE_RUNS, state=RunState.FAILED, cause="exception")
+    fake_slurm.answer("squeue", "".join(f"500_{DONE_RUNS + each}|PENDING||Priority|x\n" for each in (1, 2)))
+    return sweep
+
+
+def _status(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str], **options: bool) -> str:
+    run_status("many", sweep.paths.folder.parent, watch=False, **{"as_json": False, **options})
+    return capsys.readouterr().out
+
+
+def test_a_summary_by_state_and_what_went_wrong(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _status(sweep, capsys).splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [["RUN", "STATE"], [sweep.specs[DONE_RUNS].run_id, "FAILED"]]
+    assert lines[2:] == [
+        f"{DONE_RUNS + 3} runs; a line for each: hpc-trainer status --all many",
+        f"Sweep many: {DONE_RUNS} COMPLETED, 1 FAILED, 2 PENDING.",
+        f"Next: hpc-trainer why {sweep.specs[DONE_RUNS].run_id}",
+    ]
+
+
+def test_all_of_them_if_asked_for(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = _status(sweep, capsys, every_run=True)
+    assert all(spec.run_id in shown for spec in sweep.specs)
+    told = json.loads(_status(sweep, capsys, as_json=True))
+    assert [run["run_id"] for run in told["runs"]] == [spec.run_id for spec in sweep.specs]
+    assert told["counts"] == {"COMPLETED": DONE_RUNS, "FAILED": 1, "PENDING": 2}
+
+
+def test_folders_of_runs_that_are_done_are_read_when_somebody_asks(
+    sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A result in whose place a pipe lies is named where results are shown, and not opened for a summary."""
+    place = sweep.paths.run(sweep.specs[0].run_id).result
+    place.unlink()
+    os.mkfifo(place)
+    assert "Note:" not in _status(sweep, capsys)
+    assert "result.json cannot be read: it is a pipe" in _status(sweep, capsys, every_run=True)
+
+
+def test_the_best_of_many_results(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep.paths.folder.parent
+    run_results("many", folder, sort="eval_accuracy", as_json=False)
+    few = capsys.readouterr().out.splitlines()
+    best = sweep.specs[DONE_RUNS - 1].run_id
+    assert few[1].startswith(best)
+    assert f"of {DONE_RUNS + 3} runs; a line for each: hpc-trainer results --all many" in "\n".join(few)
+    run_results("many", folder, sort="eval_accuracy", as_json=False, every_run=True)
+    every = capsys.readouterr().out.splitlines()
+    assert len(every) > DONE_RUNS + 3 > len(few)
+
+
+def test_cancel_of_many_marks_each_and_counts_them(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_cancel(["many"], None, sweep.paths.folder.parent, save=False, as_json=False)
+    assert "2 run(s) of many cancelled" in capsys.readouterr().out
+    marked = [spec.run_id for spec in sweep.specs if sweep.paths.run(spec.run_id).marker(CANCEL).exists()]
+    assert marked == [spec.run_id for spec in sweep.specs[-2:]]
+    assert fake_slurm.calls("scancel") == [f"scancel --quiet 500_[{DONE_RUNS + 1}-{DONE_RUNS + 2}]"]
