@@ -133,11 +133,11 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step(
     refused = []
 
     def opening(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
-        steps = [record["step"] for record in read_lines(folder / "metrics.jsonl")]
-        is_in_run = str(folder) in os.fspath(path)
-        if is_in_run and flags & os.O_CREAT and steps and steps[-1] >= 4 and len(refused) < 8:
-            refused.append(path)
-            raise OSError(error, os.strerror(error))
+        if str(folder) in os.fspath(path) and flags & os.O_CREAT and len(refused) < 8:
+            steps = [record["step"] for record in read_lines(folder / "metrics.jsonl")]
+            if steps and steps[-1] >= 4:
+                refused.append(path)
+                raise OSError(error, os.strerror(error))
         return real(path, flags, *arguments, **options)
 
     monkeypatch.setattr(os, "open", opening)

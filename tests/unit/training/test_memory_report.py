@@ -51,8 +51,8 @@ def test_the_report_is_what_the_objects_hold_and_what_was_estimated(
 def test_an_end_for_want_of_memory_has_figures(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     micro_batch, steps = Stepper._micro_batch, list[int]()
 
-    def ends(stepper: Stepper, state: Any, batches: Any, flag: Any) -> torch.Tensor:
-        share = micro_batch(stepper, state, batches, flag)
+    def ends(stepper: Stepper, state: Any, *arguments: Any) -> torch.Tensor:
+        share = micro_batch(stepper, state, *arguments)
         steps.append(state.step)
         if state.step == at:
             raise torch.OutOfMemoryError("CUDA out of memory. (test)")
@@ -68,7 +68,7 @@ def test_an_end_for_want_of_memory_has_figures(at: int, tmp_path: Path, monkeypa
 
 
 def test_other_errors_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(stepper: Stepper, state: Any, batches: Any, flag: Any) -> torch.Tensor:
+    def broken(stepper: Stepper, *arguments: Any) -> torch.Tensor:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(Stepper, "_micro_batch", broken)

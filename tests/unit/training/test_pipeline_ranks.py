@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.unit.training.ranks import RankEnd, play_jobs
@@ -70,7 +71,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def metrics(folder: Path, *keys: str) -> list[tuple[Any, ...]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = read_metrics(folder / "metrics.jsonl")
     return [tuple(line.get(key) for key in ("step", *keys)) for line in lines]
 
 

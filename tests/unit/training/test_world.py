@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.training.order import BatchOrder
 from tests.unit.training.ranks import play_jobs
 
@@ -66,7 +67,7 @@ def _state(folder: Path) -> bytes:
 
 
 def _metrics(folder: Path, *keys: str) -> list[tuple[str, ...]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = read_metrics(folder / "metrics.jsonl")
     return [tuple(repr(line.get(key)) for key in ("step", *keys)) for line in lines]  # text: nan is not equal to nan
 
 
