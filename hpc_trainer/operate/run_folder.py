@@ -41,6 +41,8 @@ class RunFolder:
     """What of its files cannot be read."""
     doubt: str | None = None
     """What is lost that may tell of a later attempt or a later end than what was read."""
+    untold_job: str | None = None
+    """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
     @property
     def current(self) -> Attempt | None:
@@ -123,6 +125,7 @@ def read_folder(
         waits=None if waiting is None else waiting.reason,
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
+        untold_job=story.attempts[-1].job_id if is_unknown and told is None else None,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import write_confirmation, write_intent, write_waiting
 from tests.unit.launch.grids import make_grid, submit
@@ -87,3 +91,42 @@ def test_a_run_that_was_put_to_wait_long_after_that_life_waits(sweep: SweepOnDis
     write_waiting(sweep.paths, [sweep.specs[0].run_id], "full", None)
     run = _one(sweep)
     assert (run.state, run.cause, run.waits_in_sweep) == (S.PENDING, "full", True)
+
+
+@pytest.mark.parametrize("whose", ["its own", "another sweep's"])
+def test_cancel_reaches_the_job_that_the_newest_attempt_names(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, whose: str
+) -> None:
+    sweep.submit()
+    sweep.start(age_s=3000, resumed=0)
+    sweep.end(state=S.TIMEOUT, cause="timeout", step=3, saved_step=3, age_s=2000)
+    uuid = _submit_and_lose_the_line(sweep, "900")
+    sweep.start(attempt=1, job_id="900_0")
+    name = f"{'sweep' if whose == 'its own' else 'sweep-b'}-{uuid[:8]}"
+    fake_slurm.answer("squeue", f"900_0|RUNNING|n1|None|{uuid}|{name}\n")
+    status = read_status(sweep.paths)
+    run = status.runs[0]
+    assert (run.state, run.own_job) == (S.UNKNOWN, "900_0" if whose == "its own" else None)
+    others = dataclasses.replace(status, specs={**status.specs, "other-0123456789": run.spec})  # not the whole sweep
+    assert cancel_runs(others, [run]) == [run.run_id]
+    assert fake_slurm.calls("scancel") == (["scancel --quiet 900_[0]"] if whose == "its own" else [])
+
+
+@pytest.mark.parametrize("story", ["on Slurm", "local"])
+def test_a_journal_that_cannot_be_opened_says_nothing_of_the_end(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, story: str
+) -> None:
+    """A local queue that was killed leaves its run alive; nobody may start it a second time."""
+    if story == "local":
+        gone = subprocess.Popen(["sleep", "60"])
+        name = process_name(gone.pid)
+        gone.kill()
+        gone.wait()
+        sweep.submit(name, "local", age_s=100)
+    else:
+        sweep.submit()
+    sweep.run().attempts.mkdir()
+    run = _one(sweep)
+    assert run.state is S.UNKNOWN
+    assert not run.state.needs_submit
+    assert "attempts.jsonl cannot be read: it is a folder" in str(run.cause)
