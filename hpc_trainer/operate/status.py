@@ -180,7 +180,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
 
     def read(run_id: str) -> RunFolder:
-        return read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id), jobs)
+        return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
 
     notes: list[str] = []
     folders = _first_look(sweep, specs, read, submissions, ledger)
