@@ -7,8 +7,9 @@ submits what is new or interrupted, once, however often it is called.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
@@ -30,6 +31,7 @@ from hpc_trainer.runs.spec import WRITE_AGAIN, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
+from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.read_limits import read_limits
 
 # A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
@@ -106,12 +108,14 @@ def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
 
 
 def submit_grid(
-    grid: Grid, *, retry_failed: bool = False, revive: bool = False, command_line: Sequence[str] | None = None
-) -> Submitted:
+    grid: Grid, *, retry_failed: bool = False, revive: bool = False, fresh: bool = False,
+    command_line: Sequence[str] | None = None,
+) -> Submitted:  # fmt: skip
     """`submit` of a grid that is frozen already.
 
     Args:
         revive: take back the cancel of cancelled runs, and submit them too.
+        fresh: begin anew; what there is of the runs is set aside under another name.
     """
     # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
     is_new = not grid.sweep.exists
@@ -121,6 +125,9 @@ def submit_grid(
     set_umask(grid.group_readable)
     with submit_lock(grid.sweep) as lock:
         status = _settled(grid.sweep) if grid.sweep.exists else None
+        if fresh and status is not None:
+            _set_aside(grid, status.states)
+            status = read_status(grid.sweep)
         if status is not None and _write_lost_specs(grid, status):
             status = dataclasses.replace(read_status(grid.sweep), faults=status.faults)
         before = []
@@ -135,12 +142,39 @@ def submit_grid(
             # What waits has had its turn, with the code that it was submitted with.
             checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
         if revive and not checked.problems:
+            _end_what_waits(status, cancelled)
             for run_id in cancelled:
                 grid.sweep.run(run_id).marker(CANCEL).unlink(missing_ok=True)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
     return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
+
+
+def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
+    """Cancels what still waits in the queue for runs that are brought back: a scancel before may have failed.
+
+    Raises:
+        SlurmError: scancel failed, or squeue did not answer: another job could make two.
+    """
+    runs = [status.run(run_id) for run_id in run_ids] if status is not None else []
+    if status is not None and status.queue_error is not None and any(run.job_id for run in runs):
+        raise SlurmError(f"{status.queue_error} A job of the cancelled runs may still wait: try again.")
+    cancel_jobs([run.waiting_job for run in runs if run.waiting_job is not None])
+
+
+def _set_aside(grid: Grid, states: Mapping[str, RunState]) -> None:
+    """Renames the folders of runs that begin anew. Call it under the sweep's lock.
+
+    Raises:
+        RunStateError: one of them works or waits.
+    """
+    for spec in grid.specs:
+        state, folder = states.get(spec.run_id, RunState.NEW), grid.sweep.run(spec.run_id).folder
+        if state.is_active:
+            raise RunStateError(f"{spec.run_id} is {state.value}. Cancel it first: hpc-trainer cancel {spec.run_id}")
+        if folder.exists():
+            folder.rename(folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
 
 
 def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:

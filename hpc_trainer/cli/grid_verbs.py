@@ -145,11 +145,7 @@ def run_train(
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
     if state is RunState.CANCELLED and not fresh:
         raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
-    if fresh and state.is_active:
-        raise RunStateError(f"{spec.run_id} is {state.value}. Cancel it first: hpc-trainer cancel {spec.run_id}")
-    if fresh and paths.folder.exists():
-        paths.folder.rename(paths.folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
-    arrays = submit_grid(grid, retry_failed=True, command_line=sys.argv).arrays
+    arrays = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv).arrays
     if not as_json:
         if arrays:
             print(f"{spec.run_id}: {spec.shape.world_size} rank(s), {spec.num_steps} steps. Run folder: {paths.folder}")

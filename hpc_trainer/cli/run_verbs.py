@@ -168,6 +168,9 @@ def _next_command(status: SweepStatus) -> str:
         return f"hpc-trainer why {failed.run_id}"
     if status.has_active:
         return f"hpc-trainer status --watch {status.sweep.name}"
+    stopped = next((run for run in status.open_runs.values() if run.state.needs_submit), None)
+    if stopped is not None:
+        return f"hpc-trainer why {stopped.run_id}"
     return f"hpc-trainer results {status.sweep.name}"
 
 

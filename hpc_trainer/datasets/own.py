@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from hpc_trainer.datasets.protocol import MapDataset, Split
 from hpc_trainer.errors import ConfigError
@@ -24,7 +24,8 @@ _OWN_LOOP = "or write the loop yourself (train.main, docs/own_loop.md)."
 
 
 def as_map_dataset(source: Any, target: str, split: Split) -> MapDataset:
-    """`source`, which the builder `target` made for `split`, as the loop takes it. Looks at its first sample.
+    """`source`, which the builder `target` made for `split`, as the loop takes it. Looks at its first sample, unless
+    it says itself what it holds.
 
     Raises:
         ConfigError: it cannot be: the rule, what was found, and what to do.
@@ -39,22 +40,24 @@ def as_map_dataset(source: Any, target: str, split: Split) -> MapDataset:
         )
     if not len(source):
         raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
+    says_all = all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes"))
+    if says_all and not isinstance(source, Subset):  # a Subset answers with a list of samples
+        ours: MapDataset = source
+        return ours  # the first step reads its first sample: that may take long, and may hang
     own = OwnDataset(source, what)
     first, _ = own.__getitems__(range(1))
     own.describe(first)
-    is_like_ours = own.is_batched and all(hasattr(source, name) for name in ("input_shape", "num_classes"))
-    return source if is_like_ours else own
+    return own
 
 
 class OwnDataset:
-    """A `MapDataset` of what a person built. `is_batched`: its `__getitems__` gives batches as a MapDataset's does."""
+    """A `MapDataset` of what a person built."""
 
     input_shape: tuple[int, ...]
     num_classes: int
 
     def __init__(self, source: Any, what: str) -> None:
         self._source, self._what = source, what
-        self.is_batched = False
         for name in ("augment", "fingerprint", "all_targets_count"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
@@ -81,7 +84,6 @@ class OwnDataset:
         """
         if callable(getattr(self._source, "__getitems__", None)):
             batch = self._source.__getitems__(indices)
-            self.is_batched = not isinstance(batch, list) and _is_pair(batch)
             if isinstance(batch, list) and not _is_pair(batch):
                 batch = self._collate(batch)
         else:

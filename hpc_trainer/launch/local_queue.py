@@ -65,6 +65,8 @@ class _Started:
     process: subprocess.Popen[bytes]
     gpus: list[int]
     num_attempts: int
+    start: str
+    """Tells this start from others with the same process id."""
 
 
 def run_queue(
@@ -111,9 +113,9 @@ def _start(paths: SweepPaths, spec: RunSpec, gpus: list[int], archive: Path | No
     cluster = spec.config["cluster"]
     command = worker_command(paths.folder, ["--run", spec.run_id], cluster["python"], archive)
     # The controller's process id alone may come again, in a container after every start.
-    os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
+    start = os.environ[LOCAL_START_VARIABLE] = uuid.uuid4().hex[:8]
     process = start_local(paths.local_logs, command, spec.shape, gpus, cluster["setup"])
-    return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts)
+    return _Started(spec=spec, process=process, gpus=gpus, num_attempts=num_attempts, start=start)
 
 
 def _terminate(paths: SweepPaths, run: _Started) -> None:
@@ -146,7 +148,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
         message = f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}"
         with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
             make_folder(folder.folder)
-            job_id = f"local-{run.process.pid}"
+            job_id = f"local-{run.process.pid}-{run.start}"
             number = journal.attempt_number(job_id, 0)
             journal.start(
                 number, job_id=job_id, restart_count=0, node=socket.gethostname(), pid=os.getpid(),

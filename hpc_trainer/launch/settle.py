@@ -69,8 +69,12 @@ def settle_successor(paths: SweepPaths, run: RunPaths) -> bool:
 
 
 def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
-    here = cluster_name() if any(each.cluster is not None for each in intents) else None
-    return [each for each in intents if here is None or each.cluster in (None, here)]
+    if all(each.cluster is None for each in intents):
+        return list(intents)
+    here = cluster_name()
+    if here is None:
+        raise SlurmError("scontrol did not say which cluster this is: an earlier submission may be another one's.")
+    return [each for each in intents if each.cluster in (None, here)]
 
 
 def script_path(paths: SweepPaths, uuid: str) -> Path:

@@ -13,18 +13,21 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpc_trainer.errors import HpcTrainerError, RunStateError
+from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.run_folder import RunFolder, journal_settles
 from hpc_trainer.operate.run_state import End, SchedulerView
 from hpc_trainer.runs.files import append_lines, check_trusted
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, as_text, records, tell
+from hpc_trainer.runs.reading import Faults, as_text, as_time, records, tell
 from hpc_trainer.runs.states import CANCEL, RunState
 
 
-def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], End]:
-    """`RunFolder.job_key` -> the job's last known end; {} if there is none. What cannot be read is told in `faults`."""
-    ends: dict[tuple[str, str], End] = {}
+def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:
+    """`RunFolder.job_key` -> the job's last known end, and when it was told; {} if there is none.
+
+    What cannot be read is told in `faults`.
+    """
+    ends: dict[tuple[str, str], tuple[End, float]] = {}
     try:
         if not sweep.ends.exists():
             return ends
@@ -37,7 +40,7 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], End
             try:
                 node = record.get("node")
                 end = RunState(record["state"]), as_text(record["cause"]), None if node is None else as_text(node)
-                ends[as_text(record["uuid"]), as_text(record["job_id"])] = end
+                ends[as_text(record["uuid"]), as_text(record["job_id"])] = end, as_time(record["time"])
             except (KeyError, ValueError) as error:
                 tell(faults, sweep.ends, f"{type(error).__name__}: {error}", number)
     return ends
@@ -58,12 +61,16 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
             "time": time.time(),
         }
         for folder, end in decided
-        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key) != end
+        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key, (None,))[0] != end
     ]
-    with contextlib.suppress(OSError, RunStateError):
+    with contextlib.suppress(OSError, HpcTrainerError):
         if news and sweep.folder.stat().st_uid == os.getuid():
+            is_new = not os.path.lexists(sweep.ends)
+            if not is_new:
+                check_trusted(sweep.ends)  # or our line would make another's look like ours
             append_lines(sweep.ends, news, sealed=True)
-            sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)
+            if is_new:
+                sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)
 
 
 def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 
@@ -34,7 +35,7 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, 
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
-    listed = (read_json(sweep.sweep) or {}).get("run_ids")
+    listed = (read_json(sweep.sweep, []) or {}).get("run_ids")
     names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
     lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys()), "?")
@@ -101,7 +102,7 @@ class LostJobs:
             listed = ", ".join(self.arrays)
             return (
                 f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
-                f"scancel {' '.join(self.arrays)}, then submit again"
+                f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
             )
         return self.unseen
 
@@ -133,17 +134,20 @@ def _jobs_in_queue(
     told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
     arrays: dict[str, None] = {}
     runs: dict[str, str] = {}
+    scripts: dict[str, Path] | None = None
     for entry in queue:
         job_id = array_of(entry.job_id)
         head = entry.comment[:8] if _UUID.fullmatch(entry.comment) else _head_of(entry.name, sweep)
         if head is None or job_id in arrays or _is_told(entry, told.get(head)):
             continue
-        script = next(iter(sweep.scripts.glob(f"{head}*.sh")), None)
+        if scripts is None:  # one listing: the queue may show 10,000 jobs of other sweeps
+            scripts = {each.name[:8]: each for each in sweep.scripts.glob("*.sh")}
+        script = scripts.get(head)
         if script is None:
             continue  # of another sweep
         if "_" in entry.job_id:
             arrays[job_id] = None
-        elif found := _OF_ONE_RUN.search(read_bytes(script) or b""):
+        elif found := _OF_ONE_RUN.search(read_bytes(script, []) or b""):
             runs[found[1].decode()] = f"job {job_id}"
     return LostJobs(arrays=tuple(arrays), runs=runs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import Ledger, Submission, newest_in, read_ledger
+from hpc_trainer.runs.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
 from hpc_trainer.runtime.decide import UNEXPLAINED
 
 # By this much clocks of login nodes and nodes may differ; no controller comes to the same id again as soon.
@@ -40,6 +41,8 @@ class RunFolder:
     """What of its files cannot be read."""
     doubt: str | None = None
     """What is lost that may tell of a later attempt or a later end than what was read."""
+    untold_job: str | None = None
+    """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
     @property
     def current(self) -> Attempt | None:
@@ -82,13 +85,13 @@ class RunFolder:
 
 
 def read_folder(
-    paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None, jobs: Collection[str] = ()
+    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = ()
 ) -> RunFolder:
     """What lies in the folder of a run; what is damaged is told in `faults`.
 
     Args:
         latest: the run's newest submission among the sweep's, and its index in there.
-        waits: why it waits in the sweep's own queue; None if it does not.
+        waiting: why and since when it waits in the sweep's own queue; None if it does not.
         jobs: ids of all arrays that the sweep's submissions tell of.
     """
     faults, journal_faults = Faults(), Faults()
@@ -99,16 +102,15 @@ def read_folder(
     faults += [*book.damage, *journal_faults, *lost]
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
     if latest is None and book.submissions:
-        waits = None  # the array that these follow took it out of the queue, and its line is lost
+        waiting = None  # the array that these follow took it out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
-    own_jobs = {each.job_id for each in book.submissions}
-    if (
-        submission is not None
-        and not doubts
-        and is_of_unknown_job(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
-    ):
+    all_jobs = {*jobs, *(each.job_id for each in book.submissions if each.job_id is not None)}
+    is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
+    if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
+        waiting = None  # so did the array that it lived in
+    if submission is not None and not doubts and is_unknown:
         doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
-    told = submission_told_by(story.attempts, submission, {*jobs, *filter(None, own_jobs)})
+    told = submission_told_by(story.attempts, submission, all_jobs)
     submission, index = (told, 0) if told is not None else (submission, index)
     markers = frozenset(name for name in (DONE, CANCEL) if paths.marker(name).exists())
     return RunFolder(
@@ -120,9 +122,10 @@ def read_folder(
         heartbeat=heartbeat,
         result=read_result(paths.result, faults) if DONE in markers else {},
         markers=markers,
-        waits=waits,
+        waits=None if waiting is None else waiting.reason,
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
+        untold_job=story.attempts[-1].job_id if is_unknown and told is None else None,
     )
 
 
@@ -149,6 +152,14 @@ def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[s
     if heartbeat.get("attempt", -1) >= number:
         return [f"attempts.jsonl has lost attempt {heartbeat['attempt']}"]
     return ["attempts.jsonl has lost attempt 0"] if not attempts and paths.failure(0).exists() else []
+
+
+def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
+    """When the run lived last, seconds since the epoch; late rather than early, for clocks differ."""
+    times = [each.start_time for each in attempts[-1:]]
+    with contextlib.suppress(OSError):
+        times.append(paths.failure(0).stat().st_mtime)
+    return max([float(heartbeat.get("time", 0.0)), *times]) + _CLOCKS_S
 
 
 def journal_settles(attempt: Attempt | None) -> bool:

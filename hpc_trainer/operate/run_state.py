@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ class SchedulerView:
 
     queue: Mapping[str, QueueEntry] | None
     accounting: Mapping[str, AccountingEntry] | None
-    remembered: Mapping[tuple[str, str], End] = field(default_factory=dict)
-    """(uuid, job id) -> what the accounting said of the job before: it may have forgotten it."""
+    remembered: Mapping[tuple[str, str], tuple[End, float]] = field(default_factory=dict)
+    """(uuid, job id) -> what the accounting said of the job before, and when: it may have forgotten it."""
     asked_time: float = field(default_factory=time.time)
     """Seconds since the epoch before the first question: what is younger may not show in the answers."""
     cluster: str | None = None
@@ -83,6 +84,9 @@ class SchedulerView:
             return None
         if self.job_of(folder) is not None:
             return folder.job_id
+        untold = self.queue.get(folder.untold_job or "")
+        if untold is not None and _is_of_sweep(untold, folder):
+            return folder.untold_job
         # sbatch has named it moments ago: nobody else can have it.
         is_new = self.is_young(folder) and not self.has_foreign_job(folder) and self.elsewhere(folder) is None
         return folder.job_id if is_new else None
@@ -91,8 +95,13 @@ class SchedulerView:
 def _is_its(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
     """True if a job with the run's id is the run's job."""
     if folder.submission is not None and not folder.uuid:  # the line is lost that had it: by the sweep in its name
-        return entry.name.startswith(f"{folder.paths.folder.parent.name}-")
+        return _is_of_sweep(entry, folder)
     return is_of(entry, folder.uuid)
+
+
+def _is_of_sweep(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
+    """True if the job's name is one that this run's sweep gives (`slurm.queue.job_name`)."""
+    return re.fullmatch(rf"{re.escape(folder.paths.folder.parent.name)}-[0-9a-f]{{8}}", entry.name) is not None
 
 
 def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
@@ -201,8 +210,10 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.row_of(folder)
-    if account is None and folder.job_key in view.remembered:
-        return view.remembered[folder.job_key]
+    if account is None and not there and folder.job_key in view.remembered:
+        end, told_time = view.remembered[folder.job_key]
+        if told_time > _last_sign(folder):  # else somebody has requeued it since
+            return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
         is_cancelled = account is not None and account.state == "CANCELLED"

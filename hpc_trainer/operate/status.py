@@ -56,6 +56,8 @@ class RunStatus:
     """PENDING in the sweep's own queue: no scheduler has it yet."""
     own_job: str | None = None
     """The id of its Slurm job, if that is surely its own: only then may it get a signal, and others wait for it."""
+    waiting_job: str | None = None
+    """The id of its Slurm job, if the queue shows that it has not begun."""
     elsewhere: str | None = None
     """The cluster that has its job, if another one answers here."""
 
@@ -178,7 +180,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     jobs = {each.job_id for each in ledger.submissions if each.job_id is not None}
 
     def read(run_id: str) -> RunFolder:
-        return read_folder(sweep.run(run_id), submissions.get(run_id), _reason(ledger, run_id), jobs)
+        return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
 
     notes: list[str] = []
     folders = _first_look(sweep, specs, read, submissions, ledger)
@@ -318,14 +320,20 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: E
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
+        waiting_job=_waiting_job(folder, view),
         elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
+
+
+def _waiting_job(folder: RunFolder, view: SchedulerView) -> str | None:
+    entry = view.job_of(folder)
+    return entry.job_id if entry is not None and entry.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else None
 
 
 def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
     """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
     newest = folder.attempts[-1] if folder.attempts else None
-    return read_failure(folder.paths.failure(newest.attempt)) if newest else {}
+    return read_failure(folder.paths.failure(newest.attempt), []) if newest else {}
 
 
 def _stop_s(beat: Mapping[str, Any]) -> float | None:

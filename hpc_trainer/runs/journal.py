@@ -70,9 +70,10 @@ class Journal:
     def read_story(self, faults: Faults | None = None) -> Story:
         """As `read`, and whether the newest attempt may have said more than can be read."""
         attempts: dict[int, Attempt] = {}
-        is_whole = True
+        is_whole, num_faults = True, len(faults or ())
         for number, record in records(self._paths.attempts, faults):
-            is_whole = is_whole and record is not None
+            is_whole = is_whole and record is not None and len(faults or ()) == num_faults
+            num_faults = len(faults or ())
             try:
                 if record is not None and _apply(attempts, record):
                     # A start is newer than any line before it; the newest attempt's end is what counts of it.
@@ -80,6 +81,7 @@ class Journal:
             except (KeyError, ValueError) as error:
                 tell(faults, self._paths.attempts, f"{type(error).__name__}: {error}", number)
                 is_whole = False
+        is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
         return Story([attempts[number] for number in sorted(attempts)], is_whole)
 
     def attempt_number(self, job_id: str, restart_count: int) -> int:

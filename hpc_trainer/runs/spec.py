@@ -284,7 +284,7 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
     for number, _, data in raw_lines(paths.specs, faults):
         if mention in data:
             try:
-                spec = _parse(parse_record(data))
+                spec = _parse(parse_record(data.removesuffix(TORN)))
                 newest = spec if spec.run_id == run_id else newest
             except ValueError as error:  # the line before it may do: of a torn one its writer wrote it again
                 tell(faults, paths.specs, error, number)

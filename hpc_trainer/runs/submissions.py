@@ -64,6 +64,8 @@ class Waiting:
 
     reason: str
     code: str | None
+    time: float = field(default=0.0, compare=False)
+    """Since when, seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,9 +195,9 @@ class _Reader:
                 self.waiting.pop(run_id, None)
                 self.refused[run_id] = reason
         elif event == "waiting":
-            why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")))
-            run_ids = _run_ids(record["run_ids"])
-            key = as_time(record["time"]), run_ids
+            run_ids, begin = _run_ids(record["run_ids"]), as_time(record["time"])
+            why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")), time=begin)
+            key = begin, run_ids
             if key not in self._waits:  # else the same line once more: what was submitted since does not wait
                 self._waits.add(key)
                 self.waiting.update(dict.fromkeys(run_ids, why))

@@ -88,3 +88,17 @@ def test_cancel_of_many_marks_each_and_counts_them(
     marked = [spec.run_id for spec in sweep.specs if sweep.paths.run(spec.run_id).marker(CANCEL).exists()]
     assert marked == [spec.run_id for spec in sweep.specs[-2:]]
     assert fake_slurm.calls("scancel") == [f"scancel --quiet 500_[{DONE_RUNS + 1}-{DONE_RUNS + 2}]"]
+
+
+def test_the_next_command_of_what_was_interrupted(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "few", make_specs(2, "cluster=slurm"))
+    sweep.submit()
+    sweep.start(0)
+    sweep.done(0)
+    sweep.start(1)
+    sweep.end(1, state=RunState.PREEMPTED, cause="signal")
+    fake_slurm.answer("squeue", "")
+    run_status("few", sweep.paths.folder.parent, watch=False, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1] == f"Next: hpc-trainer why {sweep.specs[1].run_id}"
