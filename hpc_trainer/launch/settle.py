@@ -12,15 +12,20 @@ from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
-from hpc_trainer.runs.submissions import SUCCESSOR, Submission, read_ledger, write_confirmation, write_dropped
+from hpc_trainer.runs.submissions import (
+    CLOCKS_S,
+    SUCCESSOR,
+    Submission,
+    read_ledger,
+    write_confirmation,
+    write_dropped,
+)
 from hpc_trainer.slurm.queue import array_of, cluster_name, find_by_uuid, find_ended, read_queue
 
 # What sbatch has handed over may take this long to show in squeue: slurmctld's MessageTimeout is 10 s by default.
 _ACCEPT_LAG_S = 10.0
 # An sbatch that outlived its submit gives up after its own retries: 15 times with 1 to 15 s between.
 _ORPHAN_S = 150.0
-# By this much the clocks of login nodes and nodes may differ.
-_CLOCKS_S = 600.0
 # A controller under load may work off a request long after sbatch gave up on its answer.
 _DOUBT_LAG_S = 60.0
 
@@ -128,7 +133,7 @@ def _from_journals(paths: SweepPaths, intent: Submission) -> str | None:
         others |= {each.job_id for each in read_ledger(run).submissions}
         for attempt in Journal(run).read():
             is_its = "_" not in attempt.job_id if intent.kind == SUCCESSOR else attempt.job_id.endswith(f"_{index}")
-            is_new = attempt.start_time >= intent.time - _CLOCKS_S and array_of(attempt.job_id) not in others
+            is_new = attempt.start_time >= intent.time - CLOCKS_S and array_of(attempt.job_id) not in others
             if attempt.executor == "slurm" and is_its and is_new:
                 return array_of(attempt.job_id)
     return None

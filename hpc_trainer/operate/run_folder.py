@@ -14,11 +14,8 @@ from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
+from hpc_trainer.runs.submissions import CLOCKS_S, Ledger, Submission, Waiting, newest_in, read_ledger
 from hpc_trainer.runtime.decide import UNEXPLAINED
-
-# By this much clocks of login nodes and nodes may differ; no controller comes to the same id again as soon.
-_CLOCKS_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,7 @@ class RunFolder:
         if newest is None or self.submission is None:
             return newest
         if self.is_on_slurm:
-            is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - _CLOCKS_S
+            is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - CLOCKS_S
         elif self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
             is_its = len(self.attempts) > self.submission.num_attempts[self.element]
         else:
@@ -159,7 +156,7 @@ def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str,
     times = [each.start_time for each in attempts[-1:]]
     with contextlib.suppress(OSError):
         times.append(paths.failure(0).stat().st_mtime)
-    return max([float(heartbeat.get("time", 0.0)), *times]) + _CLOCKS_S
+    return max([float(heartbeat.get("time", 0.0)), *times]) + CLOCKS_S
 
 
 def journal_settles(attempt: Attempt | None) -> bool:

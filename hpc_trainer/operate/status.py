@@ -194,6 +194,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     def status_of(run_id: str, folder: RunFolder, end: End) -> RunStatus:
         return _status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id))
 
+    @functools.cache  # asked for once more, it neither reads again nor tells its faults twice
     def read_done(run_id: str) -> RunStatus:
         folder = read(run_id)
         faults.extend(folder.faults)

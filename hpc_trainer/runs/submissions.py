@@ -22,6 +22,8 @@ TOP_UP = "top-up"
 SUCCESSOR = "successor"
 Book = SweepPaths | RunPaths
 """Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
+CLOCKS_S = 600.0
+"""By this much clocks of login nodes and nodes may differ; no controller comes to the same job id again as soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
