@@ -40,7 +40,7 @@ def settle_intents(paths: SweepPaths) -> None:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
     """
     unsettled = _of_this_cluster(read_ledger(paths).unsettled)
-    quiet_s = age_on_disk(paths.submissions) if unsettled else 0.0
+    quiet_s = age_on_disk(paths.submissions) if unsettled and paths.submissions.exists() else 0.0
     for intent in unsettled:
         on_slurm = intent.executor == Executor.slurm.value
         job_id = _find_job(paths, intent, quiet_s) if on_slurm else find_process(intent.uuid)

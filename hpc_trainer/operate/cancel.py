@@ -65,7 +65,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
     if len(runs) == len(status.specs):  # the whole sweep: also what is the sweep's and stands in none of its files
-        jobs += status.lost_jobs
+        jobs += status.lost.arrays
     if status.queue_error is not None and any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked)):
         raise SlurmError(
             f"{status.queue_error} Whether jobs with the ids of these runs are still theirs is not known, so none was "

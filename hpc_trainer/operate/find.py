@@ -10,7 +10,7 @@ from pathlib import Path
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.lost import known_specs
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.submissions import read_ledger
 
 
@@ -35,7 +35,7 @@ def _folders(runs_dir: Path) -> list[Path]:
 def _is_ours(folder: Path) -> bool:
     """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
     try:
-        owners = {path.stat().st_uid for path in (folder / name for name in SWEEP_FILES) if path.exists()}
+        owners = {path.stat().st_uid for path in SweepPaths(folder).signs}
         return bool(owners) and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
     except OSError:
         return False
@@ -44,9 +44,9 @@ def _is_ours(folder: Path) -> bool:
 def _newest_change(folder: Path) -> float | None:
     """When the newest of a sweep's own files was written; None if they went in this moment."""
     times = []
-    for name in SWEEP_FILES:
+    for path in SweepPaths(folder).signs:
         with contextlib.suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
+            times.append(path.stat().st_mtime)
     return max(times, default=None)
 
 

@@ -22,6 +22,7 @@ from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
 
 LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
+NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"
 _TOLD = 10
 _UUID = re.compile(r"[0-9a-f]{32}")
 _HEAD = re.compile(r"-([0-9a-f]{8})\Z")  # of a uuid, at the end of a job's name

@@ -15,13 +15,13 @@ from typing import Any
 from hpc_trainer.errors import ExitCode, RunStateError
 from hpc_trainer.operate.ask import ask_slurm, decide_now
 from hpc_trainer.operate.known_ends import record_ends
-from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
+from hpc_trainer.operate.lost import LOST_SPEC, NO_SUBMISSION, LostJobs, find_lost_jobs, known_specs, told_few
 from hpc_trainer.operate.run_folder import RunFolder, read_folder, unstarted_folder
 from hpc_trainer.operate.run_state import End, SchedulerView, decide, ended_before_it_began
 from hpc_trainer.operate.unstarted import last_words
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.spec import RunSpec
@@ -117,8 +117,8 @@ class SweepStatus:
     """The job in the queue that will submit what waits, if there is one that has not begun."""
     faults: list[str] = field(default_factory=list)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
-    lost_jobs: tuple[str, ...] = ()
-    """Arrays of this sweep in the queue of which no file tells what runs they are for."""
+    lost: LostJobs = field(default_factory=LostJobs)
+    """What waits or works for this sweep and stands in none of its files."""
     queue_error: str | None = None
     """Why squeue did not answer, if it was asked and did not."""
     elsewhere: list[str] = field(default_factory=list)
@@ -185,7 +185,8 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     notes: list[str] = []
     folders = _first_look(sweep, specs, read, submissions, ledger)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
-    is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
+    is_told = not ledger.damage and ledger != Ledger()
+    is_torn = not is_told or any(each.submission is None for each in folders.values())
     was_on_slurm = is_torn and sweep.scripts.is_dir()
     view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
@@ -203,10 +204,10 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     runs = [status_of(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
     lost = find_lost_jobs(
         sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
-        needs_submit=any(run.state.needs_submit for run in runs),
+        needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
-    if ledger.damage and was_on_slurm and view.queue is None:
-        lost = dataclasses.replace(lost, unseen=ledger.damage[0])
+    if not is_told and was_on_slurm and view.queue is None:
+        lost = dataclasses.replace(lost, unseen=next(iter(ledger.damage), NO_SUBMISSION))
     faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
     elsewhere = [
         f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
@@ -215,7 +216,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,
         remarks=[*notes, *elsewhere], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
-        lost_jobs=lost.arrays, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
+        lost=lost, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
     )  # fmt: skip
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -285,7 +286,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
-    known = sorted({each.parent.name for name in SWEEP_FILES for each in parent.glob(f"*/{name}")})
+    known = sorted(each.name for each in parent.glob("*") if SweepPaths(each).exists)
     listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
     return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
 

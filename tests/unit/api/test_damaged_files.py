@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import random
 import secrets
 import shutil
 import tempfile
 import traceback
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -24,14 +27,22 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.layout import SWEEP_FILES, RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker import rank
 from tests.unit.api.damaged_sweeps import (
     BYTES,
     CANCELLED,
     FAILED,
     KINDS,
+    PENDING,
     PREEMPTED,
+    REQUEUED,
+    SUBSETS,
+    WAITING,
     Bed,
     PlayedSlurm,
     damage,
@@ -43,6 +54,7 @@ from tests.unit.launch.grids import make_grid
 from tests.unit.runs.builders import make_specs
 
 _SMALL, _FULL = 250, 12_000
+_OTHERS_MAY_WRITE = ("written by all", "device")
 # Refusals that are right: others may have written the file, or it is not a file.
 _SWEEPS_OWN = ("specs.jsonl", "submissions.jsonl")
 
@@ -72,9 +84,10 @@ class Tries:
         self._grid = make_grid(bed.paths.folder, bed.sweep.specs, Executor(bed.executor))
 
     def play(self, file: str, kind: str, verb: str) -> None:
-        """Damages a file, gives a verb, looks at what came of it, and takes the damage back."""
+        """Damages a file, or several, gives a verb, looks at what came of it, and takes the damage back."""
         self.kind = kind
-        damage(self.bed.paths.folder / file, kind, self.chance)
+        for each in file.split():
+            damage(self.bed.paths.folder / each, kind, self.chance)
         what = f"{self.bed.executor}: {file}: {kind}: {verb}"
         self.counts["tries"] += 1
         try:
@@ -103,6 +116,9 @@ class Tries:
         for index, run_id in enumerate(self.bed.ids):
             if self.bed.executor == "local" and index in (6, 7):
                 continue  # what only Slurm does
+            told = SWEEP_FILES if self.bed.executor == "slurm" else ("specs.jsonl", "sweep.json")
+            if index == WAITING and set(told) <= set(file.split()):
+                continue  # no scheduler has it, and no file tells of it
             state = shown.get(run_id)
             if run_id in submitted and state is not None and state.is_active:
                 continue
@@ -147,9 +163,49 @@ class Tries:
             if paths.log(number, 0).exists():
                 self.counts["attempt numbers in use"] += 1
                 self.wrong.append(f"{what}: run {index} takes attempt {number}")
-        if file != "specs.jsonl":
+        if "specs.jsonl" not in file:
             for run_id in self.bed.ids:
                 read_spec(self.bed.paths, run_id)
+
+    def start_late(self, what: str, file: str) -> None:
+        """The elements that wait in the queue begin after the damage: each must know its run."""
+        if self.bed.executor == "local" or "specs.jsonl" in file:
+            return
+        queue = list(self.bed.slurm.queue)
+        try:
+            for index in (PENDING, REQUEUED):
+                self._start_element(what, file, index)
+            arrays = submit_grid(self._grid, command_line=["x"]).arrays
+            self._count_doubled(what, file, doubled(self.bed, arrays))
+            at_work = [self.bed.ids[PENDING], self.bed.ids[REQUEUED]]
+            active = [*at_work, *(run_id for array in arrays for run_id in array.run_ids)]
+            self.see(what + ", then status", file, active)
+        finally:
+            self.bed.slurm.queue[:] = queue
+
+    def _start_element(self, what: str, file: str, index: int) -> None:
+        took: list[str | None] = []
+
+        def begin(_: object, sweep: SweepPaths, paths: RunPaths, env: RankEnv, *__: object) -> int:
+            took.extend([paths.run_id, rank._newer_job(sweep, paths, env)])
+            return 0
+
+        env = types.SimpleNamespace(job_id=f"500_{index}")
+        with (
+            mock.patch.dict(os.environ, SLURM_ARRAY_TASK_ID=str(index)),
+            mock.patch.object(rank, "read_rank_env", return_value=env),
+            mock.patch.object(rank, "_start_attempt", begin),
+        ):
+            code = rank.run(["--sweep-dir", str(self.bed.paths.folder), "--array", self.bed.uuid], StopFlag())
+        if (code, took) != (0, [self.bed.ids[index], None]):
+            if self.kind in _OTHERS_MAY_WRITE and file == "submissions.jsonl":
+                return
+            self.counts["wrong starts"] += 1
+            self.wrong.append(f"{what}: element {index} ends with {code} as {took}")
+        if index == PENDING:
+            self.bed.sweep.start(index, job_id=f"500_{index}", resumed=0)
+        queue = self.bed.slurm.queue
+        queue[:] = [row.replace("PENDING", "RUNNING") if row.startswith(f"500_{index}|") else row for row in queue]
 
     def read(self, verb: str, *, as_json: bool) -> None:
         name = self.chance.choice(["sweep", None])
@@ -195,6 +251,7 @@ _VERBS: dict[str, Callable[[Tries, str, str], object]] = {
     "cancel": Tries.cancel,
     "top-up": Tries.top_up,
     "a worker's start": Tries.work,
+    "a start after the damage": Tries.start_late,
 }
 
 
@@ -226,6 +283,25 @@ def test_a_sample_of_damage(bed: Bed) -> None:
     files, kinds, verbs = bed.files(), [*BYTES, *KINDS], list(_VERBS)
     for _ in range(_SMALL // 2):
         tries.play(tries.chance.choice(files), tries.chance.choice(kinds), tries.chance.choice(verbs))
+    _expect_nothing_wrong(tries)
+
+
+@pytest.mark.parametrize("gone", SUBSETS, ids=" ".join)
+def test_whichever_of_the_sweeps_files_are_gone_under_every_verb(bed: Bed, gone: tuple[str, ...]) -> None:
+    tries = Tries(bed, 0)
+    for verb in _VERBS:
+        tries.play(" ".join(gone), "gone", verb)
+    _expect_nothing_wrong(tries)
+
+
+@pytest.mark.long
+def test_damage_to_what_was_submitted(bed: Bed) -> None:
+    """More often than among all files: what decides which element is which run, and whether it is sent again."""
+    tries = Tries(bed, _seed())
+    files = ["submissions.jsonl", str(bed.paths.intent(bed.uuid).relative_to(bed.paths.folder))]
+    for _ in range(4):
+        for file, kind, verb in itertools.product(files, (*BYTES, *KINDS), _VERBS):
+            tries.play(file, kind, verb)
     _expect_nothing_wrong(tries)
 
 

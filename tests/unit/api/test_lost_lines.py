@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -129,7 +130,9 @@ def test_a_run_that_only_its_folder_tells_of_is_listed(tmp_path: Path, fake_slur
 
 @pytest.mark.parametrize("loss", ["flipped", "gone line", "emptied", "gone"])
 def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_slurm: FakeSlurm) -> None:
+    """As older versions left a sweep, without a copy of what was submitted."""
     submit(grid)
+    shutil.rmtree(grid.sweep.intents)
     if loss == "flipped":
         _flip_a_bit(grid.sweep.submissions, 0)
     elif loss == "gone line":
@@ -150,6 +153,7 @@ def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_sl
 
 def test_when_the_lost_job_is_gone_submit_goes_on_by_itself(grid: Grid, fake_slurm: FakeSlurm) -> None:
     submit(grid)
+    shutil.rmtree(grid.sweep.intents)
     _flip_a_bit(grid.sweep.submissions, 0)
     fake_slurm.clear_queue()
     (array,) = submit(grid)
@@ -169,6 +173,7 @@ def test_while_squeue_is_silent_a_damaged_line_keeps_runs_from_being_submitted(
 
 def test_a_lost_confirmation_is_found_again(grid: Grid, fake_slurm: FakeSlurm) -> None:
     submit(grid)
+    shutil.rmtree(grid.sweep.intents)
     _flip_a_bit(grid.sweep.submissions, 1)
     assert submit(grid) == []
     assert [each.job_id for each in read_submissions(grid.sweep)] == ["101"]
@@ -229,6 +234,7 @@ def test_a_local_queue_of_which_no_line_is_left_keeps_its_runs(tmp_path: Path) -
     queue = subprocess.Popen([sys.executable, "-S", "-c", "input()", *words], stdin=subprocess.PIPE)
     try:
         write_confirmation(sweep.paths, intent, process_name(queue.pid))
+        shutil.rmtree(sweep.paths.intents)
         sweep.paths.submissions.write_bytes(b"")
         (run,) = read_status(sweep.paths).runs
         assert run.state is RunState.UNKNOWN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def test_a_cut_queue_submits_and_cancels_nothing(tmp_path: Path, fake_slurm: Fak
     path = tmp_path / "runs" / "sweep" / "submissions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if '"confirmed"' not in line))
+    shutil.rmtree(path.with_name("submissions"))
     with pytest.raises(SlurmError, match="squeue"):
         submit(grid)
     assert fake_slurm.calls("sbatch") == []

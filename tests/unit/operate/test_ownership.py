@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -213,6 +214,7 @@ def test_on_another_cluster_an_intent_without_an_answer_stays(tmp_path: Path, fa
     path = tmp_path / "runs" / "sweep" / "submissions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if '"confirmed"' not in line))
+    shutil.rmtree(path.with_name("submissions"))
     _backdate(tmp_path)
     fake_slurm.clear_queue()
     fake_slurm.answer("sacct", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def test_a_torn_intent_was_not_submitted(paths: SweepPaths) -> None:
     _intent(paths, "a")
     data = paths.submissions.read_bytes()
     paths.submissions.write_bytes(data[:-10])
+    shutil.rmtree(paths.intents)  # its writer was killed before it came to the copy
     assert read_submissions(paths) == []
     second = _intent(paths, "b")
     assert read_submissions(paths) == [second]
