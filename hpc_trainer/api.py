@@ -104,8 +104,7 @@ def submit(
 
 def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     """`plan` of a grid that is frozen already."""
-    known = _known(read_status(grid.sweep), grid) if grid.sweep.exists else Known()
-    return _checked(grid, known, retry_failed, must_answer=False)[0]
+    return _checked(grid, known_of(grid.sweep, grid), retry_failed, must_answer=False)[0]
 
 
 def submit_grid(
@@ -268,9 +267,9 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     return read_status(sweep) if any(changes) else status
 
 
-def known_of(sweep: SweepPaths) -> Known:
+def known_of(sweep: SweepPaths, grid: Grid | None = None) -> Known:
     """What exists of a sweep; nothing if it was never submitted."""
-    return _known(read_status(sweep)) if sweep.exists else Known()
+    return _known(read_status(sweep), grid) if sweep.exists else Known()
 
 
 def _known(status: SweepStatus, grid: Grid | None = None) -> Known:

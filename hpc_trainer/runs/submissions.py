@@ -123,6 +123,7 @@ def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
 def write_doubt(paths: Book, intent: Submission) -> None:
     """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
     _append(paths, "doubt", uuid=intent.uuid)
+    _write_copy(paths, replace(intent, doubt_time=time.time()))
 
 
 def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
@@ -221,16 +222,14 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
 
 
 def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
-    """Each copy before the lines about its submission, or else by its time. Of a `known` one it tells the answer."""
+    """Each copy before the lines about its submission, or else by its time. Of a `known` one it adds to them."""
     merged = list(told)
     for copy in copies:
-        if copy["uuid"] in known:
-            merged += [(None, {**copy, "event": "confirmed"})] if "job_id" in copy else []
-            continue
         lines = [(place, each) for place, (_, each) in enumerate(merged) if each is not None]
         own = [place for place, each in lines if each.get("uuid") == copy["uuid"]]
         later = [place for place, each in lines if is_number(each.get("time")) and each["time"] > copy["time"]]
-        merged.insert(min(own or later, default=len(merged)), (None, copy))
+        place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
+        merged.insert(place, (None, copy))
     return merged
 
 
@@ -267,8 +266,12 @@ class _Reader:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
-        if intent.uuid in self.intents:
-            return  # the line stands there twice: it takes no answer back
+        known = self.intents.get(intent.uuid)
+        if known is not None:  # the line stands there twice, or this is its copy: it takes no answer back
+            self.intents[intent.uuid] = replace(
+                known, job_id=known.job_id or intent.job_id, doubt_time=known.doubt_time or intent.doubt_time
+            )
+            return
         self.intents[intent.uuid] = intent
         for run_id in intent.run_ids:
             self.refused.pop(run_id, None)
@@ -308,6 +311,7 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
         num_attempts=_counts(record.get("num_attempts")),
         cluster=_optional_text(record.get("cluster")),
         job_id=_optional_text(record.get("job_id")),
+        doubt_time=None if record.get("doubt_time") is None else as_time(record["doubt_time"]),
     )
 
 

@@ -200,6 +200,17 @@ def test_the_newest_of_a_run_is_what_was_written_last_in_either_file(paths: Swee
     assert newest_of_run(run, array) == (first, 0)
 
 
+@pytest.mark.parametrize("lost", [(1,), (0,), (0, 1)])
+def test_a_doubt_stands_twice_too(paths: SweepPaths, lost: tuple[int, ...]) -> None:
+    """Without it the job would be given up after 10 s and sent again, and the controller may take the first later."""
+    intent = _intent(paths, "a")
+    write_doubt(paths, intent)
+    lines = paths.submissions.read_bytes().splitlines(keepends=True)
+    paths.submissions.write_bytes(b"".join(line for place, line in enumerate(lines) if place not in lost))
+    (read,) = read_ledger(paths).unsettled
+    assert read.doubt_time == pytest.approx(time.time(), abs=60.0)
+
+
 @pytest.mark.parametrize("line", ['{"event": "confirmed"}', '{"event": 7}', "[]", '{"event": "intent", "uuid": "x"}'])
 def test_a_line_that_says_nothing_hides_no_other(paths: SweepPaths, line: str) -> None:
     intent = _intent(paths, "a")
