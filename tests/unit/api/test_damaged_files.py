@@ -299,7 +299,7 @@ def test_damage_to_what_was_submitted(bed: Bed) -> None:
     """More often than among all files: what decides which element is which run, and whether it is sent again."""
     tries = Tries(bed, _seed())
     files = ["submissions.jsonl", str(bed.paths.intent(bed.uuid).relative_to(bed.paths.folder))]
-    for _ in range(4):
+    for _ in range(2):
         for file, kind, verb in itertools.product(files, (*BYTES, *KINDS), _VERBS):
             tries.play(file, kind, verb)
     _expect_nothing_wrong(tries)
