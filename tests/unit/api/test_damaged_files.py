@@ -295,6 +295,7 @@ def test_whichever_of_the_sweeps_files_are_gone_under_every_verb(bed: Bed, gone:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_damage_to_what_was_submitted(bed: Bed) -> None:
     """More often than among all files: what decides which element is which run, and whether it is sent again."""
     tries = Tries(bed, _seed())
