@@ -29,7 +29,7 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
             s by default): most save in that time, too.
 
     Raises:
-        RunStateError: jobs are on another cluster. Nothing of their runs was touched; the other runs are cancelled.
+        RunStateError: jobs are, or may be, on another cluster. Nothing of their runs was touched; the other runs are cancelled.
         SlurmError: squeue did not answer or scancel failed; the markers stand, and the same command may be given again.
     """
     here = [run for run in runs if run.elsewhere is None]
@@ -41,12 +41,9 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
 
 def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-    clusters = " and ".join(sorted({str(run.elsewhere) for run in runs}))
+    words = " and ".join(sorted({str(run.elsewhere) for run in runs}))
     done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
-    return (
-        f"{len(runs)} run(s) were submitted on the cluster {clusters}, which is not this one: {listed}. Nothing of "
-        f"them was touched: give the same command there.{done}"
-    )
+    return f"{len(runs)} run(s) were {words}. Nothing of them was touched: {listed}. Give the same command there.{done}"
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) -> list[str]:

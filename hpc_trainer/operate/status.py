@@ -59,7 +59,7 @@ class RunStatus:
     waiting_job: str | None = None
     """The id of its Slurm job, if the queue shows that it has not begun."""
     elsewhere: str | None = None
-    """The cluster that has its job, if another one answers here."""
+    """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
 
     @property
     def run_id(self) -> str:
@@ -122,7 +122,7 @@ class SweepStatus:
     queue_error: str | None = None
     """Why squeue did not answer, if it was asked and did not."""
     elsewhere: list[str] = field(default_factory=list)
-    """The notes, among `notes`, about runs that another cluster has."""
+    """The notes, among `notes`, about runs that another cluster has, or may have."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
@@ -209,8 +209,8 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         lost = dataclasses.replace(lost, unseen=ledger.damage[0])
     faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
     elsewhere = [
-        f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
-        for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
+        f"{count} run(s) were {words}."
+        for words, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
     ]
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,

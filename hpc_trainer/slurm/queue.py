@@ -215,12 +215,19 @@ def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
     return True
 
 
-def cluster_name(*, timeout_s: float = 15.0) -> str | None:
-    """What the cluster that answers here calls itself (ClusterName); None if it does not say."""
+def cluster_name(*, timeout_s: float = 15.0) -> str:
+    """What the cluster that answers here calls itself (ClusterName).
+
+    Raises:
+        SlurmError: it does not say.
+    """
     try:
-        return parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
-    except SlurmError:
-        return None
+        found = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
+    except SlurmError as error:
+        raise SlurmError(f"scontrol does not say which cluster this is ({error})") from error
+    if found is None:
+        raise SlurmError("scontrol does not say which cluster this is (no ClusterName)")
+    return found
 
 
 def parse_cluster_name(config: str) -> str | None:

@@ -94,7 +94,7 @@ def test_an_intent_of_some_cluster_is_kept_while_nobody_says_which_this_is(
     fake_slurm.answer("sacct", "")
     fake_slurm.print("scontrol", "", code=1, error="scontrol: error: Unable to contact slurm controller\n")
     for _ in range(2):
-        with pytest.raises(SlurmError, match="did not say which cluster"):
+        with pytest.raises(SlurmError, match="does not say which cluster"):
             settle_intents(sweep.paths)
     assert [each.uuid for each in read_ledger(sweep.paths).unsettled] == [intent.uuid]
 

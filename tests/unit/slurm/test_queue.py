@@ -187,9 +187,11 @@ def test_the_clusters_name(fake_slurm: FakeSlurm) -> None:
     fake_slurm.answer("scontrol", CONFIG)
     assert cluster_name() == "north"
     fake_slurm.answer("scontrol", "Unable to read this\n")
-    assert cluster_name() is None
+    with pytest.raises(SlurmError, match="no ClusterName"):
+        cluster_name()
     fake_slurm.answer("scontrol", error="slurm_load_ctl_conf error: Unable to contact slurm controller\n", code=1)
-    assert cluster_name() is None
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        cluster_name()
 
 
 # --- how they are asked ---
