@@ -60,7 +60,10 @@ def ask_slurm(
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
         view = SchedulerView(queue, None, asked_time=begin)
     if left:
-        view = dataclasses.replace(view, remembered=read_ends(sweep, faults))
+        damage = Faults()
+        ends = read_ends(sweep, damage)
+        faults += damage
+        view = dataclasses.replace(view, remembered=ends, unread=damage[0] if damage.refusal else None)
     return _with_cluster(view, [folders[run_id] for run_id in left])
 
 

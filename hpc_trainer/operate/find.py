@@ -11,6 +11,7 @@ from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.lost import known_specs
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.submissions import read_ledger
 
 
@@ -34,11 +35,17 @@ def _folders(runs_dir: Path) -> list[Path]:
 
 def _is_ours(folder: Path) -> bool:
     """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
-    try:
-        owners = {path.stat().st_uid for path in (folder / name for name in SWEEP_FILES) if path.exists()}
-        return bool(owners) and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
-    except OSError:
-        return False
+    owners, is_sweep = set(), False
+    for path in (folder, *(folder / name for name in SWEEP_FILES)):
+        try:
+            owners.add(path.stat().st_uid)
+        except OSError as error:
+            if path == folder:
+                return False
+            if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                continue
+        is_sweep = is_sweep or path != folder  # also one that is not to be seen just now: its folder is ours
+    return is_sweep and owners <= {os.getuid(), 0}
 
 
 def _newest_change(folder: Path) -> float | None:
@@ -95,7 +102,7 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:
     """Of a sweep that others may have changed none: who names it is told so."""
     try:
-        return known_specs(sweep, read_ledger(sweep), [])
+        return known_specs(sweep, read_ledger(sweep, may_fail=True), Faults())
     except UntrustedFileError:
         return ()
 

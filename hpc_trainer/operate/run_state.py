@@ -30,6 +30,8 @@ class SchedulerView:
     accounting: Mapping[str, AccountingEntry] | None
     remembered: Mapping[tuple[str, str], tuple[End, float]] = field(default_factory=dict)
     """(uuid, job id) -> what the accounting said of the job before, and when: it may have forgotten it."""
+    unread: str | None = None
+    """Why `remembered` was not to be read just now."""
     asked_time: float = field(default_factory=time.time)
     """Seconds since the epoch before the first question: what is younger may not show in the answers."""
     cluster: str | None = None
@@ -248,6 +250,9 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, st
     if quiet_s < _ALIVE_S:
         said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
         return RunState.UNKNOWN, said, None
+    unread = folder.unread or view.unread
+    if unread is not None:
+        return RunState.UNKNOWN, unread, None
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
     cause = "gone from the queue without a word, and sacct does not know the job"

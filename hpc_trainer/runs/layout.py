@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.runs.reading import Faults, exists
+
 
 def default_runs_dir() -> Path:
     """$HPC_TRAINER_RUNS, else ./runs."""
@@ -190,8 +192,10 @@ class SweepPaths:
 
     @property
     def exists(self) -> bool:
-        """True if anything tells that there is a sweep: one of its files may be lost."""
-        return any((self.folder / name).exists() for name in SWEEP_FILES)
+        """True if anything tells that there is a sweep: one of its files may be lost, or not to be seen just now."""
+        if exists(self.folder, Faults()) is False:
+            return False
+        return any(exists(self.folder / name, Faults()) is not False for name in SWEEP_FILES)
 
     def requeue_request(self, job_id: str, restart_count: int) -> Path:
         """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, check_trusted
+from hpc_trainer.runs.files import append_lines, is_ours
 from hpc_trainer.runs.layout import RunPaths, SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, records, tell
 
@@ -85,6 +85,9 @@ class Ledger:
     damage: tuple[str, ...] = ()
     """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
 
+    unread: str | None = None
+    """Why the file, or its rest, was not to be read just now (`may_fail`): it may say anything."""
+
     @property
     def unsettled(self) -> list[Submission]:
         """Intents without an answer."""
@@ -146,24 +149,28 @@ def read_submissions(paths: Book) -> list[Submission]:
     return read_ledger(paths).submissions
 
 
-def read_ledger(paths: Book) -> Ledger:
+def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
 
     A damaged line hides no other; `damage` tells of it.
 
+    Args:
+        may_fail: the caller only looks: where the file system refuses, `unread` says so, and there is no error.
+
     Raises:
         UntrustedFileError: others may have changed the file.
+        OSError: the file system refused: what it hides may be a submission.
     """
-    if not paths.submissions.exists():
-        return Ledger()
-    check_trusted(paths.submissions)
     book, damage = _Reader(), Faults()
-    for number, record in records(paths.submissions, damage):
+    is_there = is_ours(paths.submissions, damage)
+    for number, record in records(paths.submissions, damage) if is_there else ():
         if record is not None:
             try:
                 book.take(record)
             except (KeyError, ValueError) as error:
                 tell(damage, paths.submissions, f"{type(error).__name__}: {error}", number)
+    if damage.refusal is not None and not may_fail:
+        raise damage.refusal
     kept = [each for each in book.intents.values() if not each.dropped]
     return Ledger(
         submissions=[each for each in kept if each.kind != TOP_UP],
@@ -171,6 +178,7 @@ def read_ledger(paths: Book) -> Ledger:
         waiting=book.waiting,
         refused=book.refused,
         damage=tuple(damage),
+        unread=damage[0] if damage.refusal is not None else None,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_trainer.api import submit_grid
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.journal import log_header
@@ -127,6 +131,57 @@ def test_a_later_word_of_slurm_counts_more_than_the_remembered_one(sweep: SweepO
     assert _one(sweep).state is S.TIMEOUT
     fake_slurm.answer("sacct", "")
     assert _one(sweep).state is S.TIMEOUT
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """The file server refuses to open this file."""
+    real = os.open
+
+    def refused(name: Any, *args: Any, **options: Any) -> int:
+        if str(name) == str(path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+
+
+@pytest.mark.parametrize("file", ["ends.jsonl", "heartbeat.json"])
+def test_what_is_not_to_be_read_just_now_makes_no_run_failed(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """The one file that knows its end, or that it lives: --retry-failed must not bring it back, nor double it."""
+    sweep.submit()
+    sweep.start(age_s=400)
+    sweep.beat(step=7, age_s=400 if file == "ends.jsonl" else 1)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|CANCELLED|0:0||0\n" if file == "ends.jsonl" else "")
+    before = _one(sweep).state
+    fake_slurm.answer("sacct", "")
+    assert _one(sweep).state is before
+    _refuse(monkeypatch, sweep.paths.ends if file == "ends.jsonl" else sweep.run(0).heartbeat)
+    run = _one(sweep)
+    assert (run.state, run.cause) == (S.UNKNOWN, f"{file} cannot be read: Stale file handle")
+
+
+@pytest.mark.parametrize("as_what", ["new", "waiting"])
+def test_submissions_that_are_not_to_be_read_just_now_submit_and_cancel_nothing_unseen(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, as_what: str
+) -> None:
+    """Nobody knows which job its run has: it is not NEW, and a cancel says that it has reached none."""
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n" if as_what == "waiting" else "")
+    fake_slurm.answer("sacct", "")
+    _refuse(monkeypatch, sweep.paths.submissions)
+    run = _one(sweep)
+    assert (run.state, run.cause) == (S.UNKNOWN, "submissions.jsonl cannot be read: Stale file handle")
+    grid = make_grid(sweep.paths.folder, sweep.specs[:1])
+    with pytest.raises(OSError, match=r"submissions\.jsonl"):
+        submit_grid(grid, retry_failed=True)
+    assert fake_slurm.calls("sbatch") == []
+    status = read_status(sweep.paths)
+    with pytest.raises(SlurmError, match=r"submissions\.jsonl cannot be read.*the same command again"):
+        cancel_runs(status, status.runs)
+    assert sweep.run(0).marker("CANCEL").exists()
 
 
 @pytest.mark.parametrize("damage", ["garbage\n[1]\n{}\n", '{"job_id": "500_0", "state": "MAGIC", "cause": 1}\n', None])

@@ -249,11 +249,10 @@ def test_where_no_cluster_says_its_name_nothing_is_guessed(
         fake_slurm.answer("scontrol", "SlurmctldPort = 6817\n")
     status = _status(sweep)
     assert [run.state for run in status.runs] == [RunState.UNKNOWN] * 2
-    assert str(status.runs[0].cause).startswith(
-        "it was submitted on the cluster north, and scontrol does not say which"
-    )
+    told = "it was submitted on the cluster north, and scontrol does not say which cluster this is"
+    assert str(status.runs[0].cause).startswith(told)
     assert any(note.startswith("2 run(s) were submitted on the cluster north") for note in status.notes)
-    with pytest.raises(RunStateError, match="scontrol does not say which.*Nothing of them was touched"):
+    with pytest.raises(RunStateError, match=r"scontrol does not say which.*Nothing of them was touched"):
         _cancel(sweep)
     assert fake_slurm.calls("scancel") == []
     assert not sweep.run(0).marker("CANCEL").exists()
