@@ -53,8 +53,9 @@ def ask_slurm(
         folders[run_id] = _read_again(folders[run_id], read)
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
-        ids = (folders[run_id].job_id for run_id in left)
-        rows = read_accounting([array_of(job_id) for job_id in ids if job_id is not None])
+        gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
+        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
+        rows = read_accounting(jobs, min(jobs.values(), default=begin))
         view = SchedulerView(queue, rows, asked_time=begin)
     except SlurmError as error:
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")

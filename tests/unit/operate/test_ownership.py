@@ -100,7 +100,7 @@ def test_an_old_attempt_with_the_id_of_a_new_job_is_not_its_attempt(sweep: Sweep
     fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n500_1|PENDING||Priority|x\n")
     assert _first(sweep).state is RunState.PENDING
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n500_1|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n500_1|NODE_FAIL|1:0|n7\n")
     assert _first(sweep).state is RunState.NODE_FAIL
 
 
@@ -119,10 +119,10 @@ def test_clocks_that_differ_by_minutes_part_no_attempt_from_its_job(sweep: Sweep
 @pytest.mark.parametrize(
     "row",
     [
-        f"500_0|COMPLETED|0:0|n7|5|{CLUSTER}|their_job||\n",
-        f"500_0|CANCELLED by 7|0:0|n7|5|{CLUSTER}|sweep-0badcafe||\n",
-        f"500|CANCELLED|0:0|n7|5|{CLUSTER}|their_job||\n", f"500_[0-9]|CANCELLED|0:0||0|{CLUSTER}|their_job||\n",
-        f"500_0|TIMEOUT|0:0|n7|5|{CLUSTER}|a|b|c||\n",
+        "500_0|COMPLETED|0:0|n7|their_job||\n",
+        "500_0|CANCELLED by 7|0:0|n7|sweep-0badcafe||\n",
+        "500|CANCELLED|0:0|n7|their_job||\n", "500_[0-9]|CANCELLED|0:0||their_job||\n",
+        "500_0|TIMEOUT|0:0|n7|a|b|c||\n",
     ],
 )  # fmt: skip
 def test_a_row_of_an_old_job_with_our_id_is_not_believed(sweep: SweepOnDisk, fake_slurm: FakeSlurm, row: str) -> None:
@@ -138,7 +138,7 @@ def test_a_row_of_an_old_job_with_our_id_is_not_believed(sweep: SweepOnDisk, fak
 def test_a_row_is_ours_by_name_or_comment(sweep: SweepOnDisk, fake_slurm: FakeSlurm, words: str) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "")
-    fake_slurm.print("sacct", f"{ACCOUNTING_HEADER}500_0|NODE_FAIL|1:0|n7|5|{CLUSTER}|{words}|\n")
+    fake_slurm.print("sacct", f"{ACCOUNTING_HEADER}500_0|NODE_FAIL|1:0|n7|{words}|\n")
     assert _first(sweep).state is RunState.NODE_FAIL
 
 
@@ -228,7 +228,7 @@ def test_a_submission_of_an_older_version_names_no_cluster_and_is_read(
 ) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n")
     assert _first(sweep).state is RunState.NODE_FAIL
     assert fake_slurm.calls("scontrol") == []
 
@@ -324,7 +324,7 @@ def test_what_slurm_knows_to_be_ours_costs_no_further_question(sweep: SweepOnDis
     sweep.submit(cluster=CLUSTER)
     sweep.start(1)
     fake_slurm.answer("squeue", "500_1|RUNNING|n7|None|x\n")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n")
     assert [run.state for run in _status(sweep).runs] == [RunState.NODE_FAIL, RunState.RUNNING]
     assert fake_slurm.calls("scontrol") == []
 
