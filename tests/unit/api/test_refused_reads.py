@@ -189,6 +189,7 @@ def test_a_sample_of_refusals(refusals: Refusals) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_every_refusal_under_every_verb(refusals: Refusals) -> None:
     for case in refusals.table():
         refusals.play_case(case)
