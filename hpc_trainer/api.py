@@ -207,7 +207,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) 
         RunStateError: the sweep has no such run.
         SubmitError, SlurmError: as `submit`.
     """
-    faults: Faults = []
+    faults = Faults()
     specs = read_specs(sweep, faults)
     missing = [run_id for run_id in run_ids if run_id not in specs]
     if missing or not run_ids:

@@ -180,9 +180,9 @@ def run_logs(
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
     status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
-    warn(status)
     run = runs[0] if len(runs) == 1 else _most_interesting(runs)
     files = log_files(status, run, rank)
+    warn(status)
     if as_json:
         print_json({"run_id": run.run_id, "files": [str(path) for path in files]})
         return

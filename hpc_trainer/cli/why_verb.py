@@ -21,9 +21,9 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
     status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
-    warn(status)
     if len(runs) == 1:
         why = explain(status, runs[0])
+        warn(status)
         if as_json:
             print_json(_json(why))
         else:
@@ -31,6 +31,7 @@ def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_js
         return
     chosen = [run for run in runs if run.state not in _AT_PEACE]
     found = [explain(status, run, asks_slurm=False) for run in chosen]
+    warn(status)
     if as_json:
         print_json({"sweep": status.sweep.name, "runs": [_json(each) for each in found]})
     else:

@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     stop = StopFlag()
     stop.install()
     paths = SweepPaths(arguments.sweep_dir)
-    faults: Faults = []
+    faults = Faults()
     specs = read_specs(paths, faults)
     set_umask(any(spec.config["paths"]["group_readable"] for spec in specs.values()))
     wanted = [specs[run_id] for run_id in arguments.run_ids if run_id in specs]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.known_ends import read_ends
@@ -43,7 +43,9 @@ def ask_slurm(
         queue = read_queue()
     except SlurmError as error:
         notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        return SchedulerView(None, {}, asked_time=begin)
+        # Markers are written all the same: not of runs that are surely another cluster's.
+        named = _with_cluster(SchedulerView(None, {}, asked_time=begin), [folders[run_id] for run_id in asked])
+        return dataclasses.replace(named, unnamed=None)
     view = SchedulerView(queue, {}, asked_time=begin)
     _take_found_jobs(folders, asked, queue)
     left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
@@ -51,18 +53,29 @@ def ask_slurm(
         folders[run_id] = _read_again(folders[run_id], read)
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
-        ids = (folders[run_id].job_id for run_id in left)
-        rows = read_accounting([array_of(job_id) for job_id in ids if job_id is not None])
+        gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
+        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
+        rows = read_accounting(jobs, min(jobs.values(), default=begin))
         view = SchedulerView(queue, rows, asked_time=begin)
     except SlurmError as error:
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
         view = SchedulerView(queue, None, asked_time=begin)
     if left:
-        view = dataclasses.replace(view, remembered=read_ends(sweep, faults))
-    unknown = [folders[run_id] for run_id in left if not view.knows(folders[run_id])]
-    if any(each.submission and each.submission.cluster and not view.is_young(each) for each in unknown):
-        view = dataclasses.replace(view, cluster=cluster_name())
-    return view
+        damage = Faults()
+        ends = read_ends(sweep, damage)
+        faults += damage
+        view = dataclasses.replace(view, remembered=ends, unread=damage[0] if damage.refusal else None)
+    return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
+    """With the name of this cluster, if one of these runs' jobs is not known here, and may be another cluster's."""
+    if not any(each.submission and each.submission.cluster and not view.knows(each) for each in folders):
+        return view
+    try:
+        return dataclasses.replace(view, cluster=cluster_name())
+    except SlurmError as error:
+        return dataclasses.replace(view, unnamed=str(error))
 
 
 def decide_now(

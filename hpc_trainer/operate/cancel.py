@@ -13,6 +13,7 @@ from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 
@@ -29,8 +30,9 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
             s by default): most save in that time, too.
 
     Raises:
-        RunStateError: jobs are on another cluster. Nothing of their runs was touched; the other runs are cancelled.
-        SlurmError: squeue did not answer or scancel failed; the markers stand, and the same command may be given again.
+        RunStateError: jobs are, or may be, on another cluster. Their runs were not touched; the others are cancelled.
+        SlurmError: squeue did not answer, submissions.jsonl was not to be read, or scancel failed; the markers stand,
+            and the same command may be given again.
     """
     here = [run for run in runs if run.elsewhere is None]
     cancelled = _cancel_here(status, here, save=save)
@@ -41,12 +43,9 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
 
 def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-    clusters = " and ".join(sorted({str(run.elsewhere) for run in runs}))
+    words = " and ".join(sorted({str(run.elsewhere) for run in runs}))
     done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
-    return (
-        f"{len(runs)} run(s) were submitted on the cluster {clusters}, which is not this one: {listed}. Nothing of "
-        f"them was touched: give the same command there.{done}"
-    )
+    return f"{len(runs)} run(s) were {words}. Nothing of them was touched: {listed}. Give the same command there.{done}"
 
 
 def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) -> list[str]:
@@ -66,10 +65,11 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
     if len(runs) == len(status.specs):  # the whole sweep: also what is the sweep's and stands in none of its files
         jobs += status.lost.arrays
-    if status.queue_error is not None and any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked)):
+    may_have_jobs = any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked))
+    if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
-            f"{status.queue_error} Whether jobs with the ids of these runs are still theirs is not known, so none was "
-            "cancelled; the runs are marked, and end when they look. Give the same command again when squeue answers."
+            f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
+            "so none was cancelled; the runs are marked, and end when they look. Give the same command again."
         )
     cancel_jobs(jobs)
     cancel_jobs(_jobs(saving), signal="USR2")
@@ -82,7 +82,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
 def _mark(status: SweepStatus, run: RunStatus) -> None:
     paths = status.sweep.run(run.run_id)
     make_folder(paths.folder)
-    if not paths.marker(CANCEL).exists():
+    if not exists(paths.marker(CANCEL), Faults()):
         # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
         write_json(paths.marker(CANCEL), {"time": time.time()}, sync=bool(run.attempts))
 

@@ -11,6 +11,7 @@ from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.lost import known_specs
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.submissions import read_ledger
 
 
@@ -34,9 +35,13 @@ def _folders(runs_dir: Path) -> list[Path]:
 
 def _is_ours(folder: Path) -> bool:
     """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
+    sweep = SweepPaths(folder)
     try:
-        owners = {path.stat().st_uid for path in SweepPaths(folder).signs}
-        return bool(owners) and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
+        owners = {path.stat().st_uid for path in sweep.signs}
+    except OSError:  # one that is not to be seen just now: its folder is ours
+        owners = set()
+    try:
+        return sweep.exists and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
     except OSError:
         return False
 
@@ -95,7 +100,7 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:
     """Of a sweep that others may have changed none: who names it is told so."""
     try:
-        return known_specs(sweep, read_ledger(sweep), [])
+        return known_specs(sweep, read_ledger(sweep, may_fail=True), Faults())
     except UntrustedFileError:
         return ()
 

@@ -16,7 +16,7 @@ import psutil
 
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
-from hpc_trainer.runs.reading import Faults, read_bytes, read_json
+from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
 from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
@@ -36,22 +36,23 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, 
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
-    listed = (read_json(sweep.sweep, []) or {}).get("run_ids")
+    listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
     names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
-    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys()), "?")
+    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys(), faults), "?")
     if lost and not faults:
         faults.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
     return specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}
 
 
-def _run_folders(sweep: SweepPaths, known: Collection[str]) -> list[str]:
+def _run_folders(sweep: SweepPaths, known: Collection[str], faults: Faults) -> list[str]:
     try:
         names = sorted(set(os.listdir(sweep.folder)) - set(known))  # noqa: PTH208  (10,000 names, not 10,000 paths)
     except OSError:
         return []
     runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
-    return [run.run_id for run in runs if run.attempts.exists() or run.heartbeat.exists() or run.logs.exists()]
+    signs = ((run.run_id, (run.attempts, run.heartbeat, run.logs)) for run in runs)
+    return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
 
 
 def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
@@ -115,21 +116,23 @@ class LostJobs:
 
 def find_lost_jobs(
     sweep: SweepPaths, ledger: Ledger, known: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
-    *, needs_submit: bool,
+    faults: Faults, *, needs_submit: bool,
 ) -> LostJobs:  # fmt: skip
     """Looked for in squeue's answer, and, where a run would be submitted, among this machine's processes.
 
     Args:
         known: the newest submission of each run.
     """
-    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values())
-    if needs_submit and sweep.local_logs.is_dir():
+    if ledger.unread is not None:
+        return LostJobs(unseen=ledger.unread)
+    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults)
+    if needs_submit and exists(sweep.local_logs, faults) is not False:
         return replace(found, runs={**_runs_of_queues(sweep, ledger), **found.runs})
     return found
 
 
 def _jobs_in_queue(
-    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry]
+    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults
 ) -> LostJobs:
     """The jobs in the queue that carry the uuid of a batch script of this sweep, and of no submission."""
     told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
@@ -142,13 +145,15 @@ def _jobs_in_queue(
         if head is None or job_id in arrays or _is_told(entry, told.get(head)):
             continue
         if scripts is None:  # one listing: the queue may show 10,000 jobs of other sweeps
-            scripts = {each.name[:8]: each for each in sweep.scripts.glob("*.sh")}
+            scripts = {name[:8]: sweep.scripts / name for name in list_folder(sweep.scripts, faults) or ()}
+            if faults.refusal is not None:
+                return LostJobs(unseen=faults[-1])
         script = scripts.get(head)
         if script is None:
             continue  # of another sweep
         if "_" in entry.job_id:
             arrays[job_id] = None
-        elif found := _OF_ONE_RUN.search(read_bytes(script, []) or b""):
+        elif found := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
             runs[found[1].decode()] = f"job {job_id}"
     return LostJobs(arrays=tuple(arrays), runs=runs)
 

@@ -30,10 +30,14 @@ class SchedulerView:
     accounting: Mapping[str, AccountingEntry] | None
     remembered: Mapping[tuple[str, str], tuple[End, float]] = field(default_factory=dict)
     """(uuid, job id) -> what the accounting said of the job before, and when: it may have forgotten it."""
+    unread: str | None = None
+    """Why `remembered` was not to be read just now."""
     asked_time: float = field(default_factory=time.time)
     """Seconds since the epoch before the first question: what is younger may not show in the answers."""
     cluster: str | None = None
     """What the cluster that answered calls itself; None if nobody had to know, or it did not say."""
+    unnamed: str | None = None
+    """Why it did not say, if it was asked and did not."""
     _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
 
@@ -70,9 +74,13 @@ class SchedulerView:
         return self.job_of(folder) is not None or bool(self.rows_of_array(folder))
 
     def elsewhere(self, folder: RunFolder) -> str | None:
-        """The cluster that the run's job was given to, if that is not this one."""
-        there = folder.submission.cluster if folder.submission else None
-        return there if None not in (there, self.cluster) and there != self.cluster and not self.knows(folder) else None
+        """Words after "it was": why the run's job may be on another cluster; None if it is none of another's."""
+        there = folder.submission.cluster if folder.submission and folder.waits is None else None
+        if there in (None, self.cluster) or self.knows(folder):
+            return None
+        if self.cluster is not None:
+            return f"submitted on the cluster {there}, and this is {self.cluster}: ask there"
+        return f"submitted on the cluster {there}, and {self.unnamed}: ask again, or there" if self.unnamed else None
 
     def is_young(self, folder: RunFolder) -> bool:
         """True if the run's job may be too young to show."""
@@ -87,9 +95,9 @@ class SchedulerView:
         untold = self.queue.get(folder.untold_job or "")
         if untold is not None and _is_of_sweep(untold, folder):
             return folder.untold_job
-        # sbatch has named it moments ago: nobody else can have it.
-        is_new = self.is_young(folder) and not self.has_foreign_job(folder) and self.elsewhere(folder) is None
-        return folder.job_id if is_new else None
+        # This cluster's sbatch has named it moments ago: nobody else can have it.
+        is_here = folder.submission is not None and folder.submission.cluster == self.cluster is not None
+        return folder.job_id if is_here and self.is_young(folder) and not self.has_foreign_job(folder) else None
 
 
 def _is_its(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
@@ -189,11 +197,10 @@ _NOT_ENDED = {*_AT_WORK, "PENDING", "REQUEUED"}
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
-    there = view.elsewhere(folder)
-    elsewhere = f"it was submitted on the cluster {there}, and this is {view.cluster}: ask there"
+    elsewhere = view.elsewhere(folder)
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
-        return RunState.UNKNOWN, elsewhere if there else _INTERRUPTED, None
+        return RunState.UNKNOWN, f"it was {elsewhere}" if elsewhere else _INTERRUPTED, None
     current = folder.current
     is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
     cause = current.cause if current else None
@@ -207,10 +214,12 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None
+    if elsewhere:  # what Slurm does not know here says nothing
+        return RunState.UNKNOWN, f"it was {elsewhere}", None
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.row_of(folder)
-    if account is None and not there and folder.job_key in view.remembered:
+    if account is None and folder.job_key in view.remembered:
         end, told_time = view.remembered[folder.job_key]
         if told_time > _last_sign(folder):  # else somebody has requeued it since
             return end
@@ -221,8 +230,6 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if account is not None and (ended := _ended_by_accounting(account, current)):
         told = None if ended_before_it_began(folder, ended) else cause
         return ended, told or f"Slurm: {account.state} ({account.exit_code})", account.node
-    if there:
-        return RunState.UNKNOWN, elsewhere, None
     if view.is_young(folder):
         return RunState.PENDING, None, None
     return _decide_absent(folder, view)
@@ -243,6 +250,9 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, st
     if quiet_s < _ALIVE_S:
         said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
         return RunState.UNKNOWN, said, None
+    unread = folder.unread or view.unread
+    if unread is not None:
+        return RunState.UNKNOWN, unread, None
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
     cause = "gone from the queue without a word, and sacct does not know the job"

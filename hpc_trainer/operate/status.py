@@ -23,7 +23,7 @@ from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
@@ -59,7 +59,7 @@ class RunStatus:
     waiting_job: str | None = None
     """The id of its Slurm job, if the queue shows that it has not begun."""
     elsewhere: str | None = None
-    """The cluster that has its job, if another one answers here."""
+    """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
 
     @property
     def run_id(self) -> str:
@@ -115,14 +115,14 @@ class SweepStatus:
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
-    faults: list[str] = field(default_factory=list)
+    faults: Faults = field(default_factory=Faults)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
     lost: LostJobs = field(default_factory=LostJobs)
     """What waits or works for this sweep and stands in none of its files."""
     queue_error: str | None = None
-    """Why squeue did not answer, if it was asked and did not."""
+    """Why nobody knows which jobs are these runs': squeue did not answer, or submissions.jsonl was not to be read."""
     elsewhere: list[str] = field(default_factory=list)
-    """The notes, among `notes`, about runs that another cluster has."""
+    """The notes, among `notes`, about runs that another cluster has, or may have."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
@@ -171,8 +171,8 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     Raises:
         RunStateError: there is no such sweep.
     """
-    ledger = read_ledger(sweep)
-    faults: Faults = []
+    ledger = read_ledger(sweep, may_fail=True)
+    faults = Faults()
     specs = known_specs(sweep, ledger, faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
@@ -183,17 +183,17 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
 
     notes: list[str] = []
-    folders = _first_look(sweep, specs, read, submissions, ledger)
+    folders = _first_look(sweep, specs, read, submissions, ledger, faults)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_told = not ledger.damage and ledger != Ledger()
     is_torn = not is_told or any(each.submission is None for each in folders.values())
-    was_on_slurm = is_torn and sweep.scripts.is_dir()
+    was_on_slurm = is_torn and exists(sweep.scripts, faults) is not False
     view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
     def status_of(run_id: str, folder: RunFolder, end: End) -> RunStatus:
-        return _status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id))
+        return _status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id), faults)
 
     @functools.cache  # asked for once more, it neither reads again nor tells its faults twice
     def read_done(run_id: str) -> RunStatus:
@@ -203,20 +203,20 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
 
     runs = [status_of(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
     lost = find_lost_jobs(
-        sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
+        sweep, ledger, [run.submission for run in runs if run.submission], view.queue, faults,
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
         lost = dataclasses.replace(lost, unseen=next(iter(ledger.damage), NO_SUBMISSION))
     faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
     elsewhere = [
-        f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
-        for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
+        f"{count} run(s) were {words}."
+        for words, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
     ]
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,
         remarks=[*notes, *elsewhere], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
-        lost=lost, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
+        lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, elsewhere=elsewhere,
     )  # fmt: skip
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -225,13 +225,11 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
 
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], read: Callable[[str], RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger,
+    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, faults: Faults,
 ) -> dict[str, RunFolder]:  # fmt: skip
     """The folders of runs that are not done. One listing of the sweep's tells which runs have none yet."""
-    try:
-        present = set(os.listdir(sweep.folder))  # noqa: PTH208  (10,000 names, not 10,000 paths)
-    except OSError:
-        present = set()
+    listed = list_folder(sweep.folder, faults)
+    present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
     return {
         run_id: read(run_id)
@@ -291,11 +289,13 @@ def _no_sweep(sweep: SweepPaths) -> str:
     return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
 
 
-def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None) -> RunStatus:
+def _status_of(
+    spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None, faults: Faults
+) -> RunStatus:
     state, cause, node = decided
-    failure = _first_failure(folder) if state is RunState.FAILED else {}
+    failure = _first_failure(folder, faults) if state is RunState.FAILED else {}
     if ended_before_it_began(folder, state):
-        failure = last_words(folder)
+        failure = last_words(folder, faults)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -332,10 +332,10 @@ def _waiting_job(folder: RunFolder, view: SchedulerView) -> str | None:
     return entry.job_id if entry is not None and entry.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else None
 
 
-def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
+def _first_failure(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
     """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
     newest = folder.attempts[-1] if folder.attempts else None
-    return read_failure(folder.paths.failure(newest.attempt), []) if newest else {}
+    return read_failure(folder.paths.failure(newest.attempt), faults) if newest else {}
 
 
 def _stop_s(beat: Mapping[str, Any]) -> float | None:

@@ -92,7 +92,7 @@ def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
     """Of a run whose memory was not enough: what the rank told at its end, over what it told after its first steps."""
     if not _met_its_end(run):
         return None
-    before = read_json(status.sweep.run(run.run_id).memory) or {}
+    before = read_json(status.sweep.run(run.run_id).memory, status.faults) or {}
     at_end = {key: value for key, value in (run.error.get("memory") or {}).items() if value is not None}
     return {**before, **at_end}
 

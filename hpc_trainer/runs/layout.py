@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.runs.reading import Faults, exists
+
 
 def default_runs_dir() -> Path:
     """$HPC_TRAINER_RUNS, else ./runs."""
@@ -202,13 +204,18 @@ class SweepPaths:
     @property
     def signs(self) -> list[Path]:
         """What tells that there is a sweep: its files, or, if they are all lost, what was submitted and what ran."""
-        files = [path for path in (self.folder / name for name in SWEEP_FILES) if path.exists()]
+        files = [path for path in (self.folder / name for name in SWEEP_FILES) if exists(path, Faults()) is not False]
         return files or [path for pattern in _SIGNS for path in self.folder.glob(pattern)]
 
     @property
     def exists(self) -> bool:
-        """True if anything tells that there is a sweep."""
-        return bool(self.signs)
+        """True if anything tells that there is a sweep: a file may be lost, or not to be seen just now."""
+        if exists(self.folder, Faults()) is False:
+            return False
+        try:
+            return bool(self.signs)
+        except OSError:
+            return True
 
     def requeue_request(self, job_id: str, restart_count: int) -> Path:
         """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file.

@@ -14,7 +14,7 @@ from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.runs.files import append_texts, check_trusted
+from hpc_trainer.runs.files import append_texts, check_trusted, is_ours
 from hpc_trainer.runs.frozen_config import LateConfig
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import (
@@ -221,9 +221,8 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
     Raises:
         UntrustedFileError: others may have changed the file.
     """
-    if not paths.specs.exists():
+    if not is_ours(paths.specs, faults):
         return {}
-    check_trusted(paths.specs)
     specs: dict[str, RunSpec] = {}
     shapes: dict[bytes, Shape] = {}
     for line in raw_lines(paths.specs, faults):
@@ -279,7 +278,7 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
     """
     check_trusted(paths.specs)
     mention = json.dumps(run_id).encode()
-    faults: Faults = []
+    faults = Faults()
     newest = None
     for number, _, data in raw_lines(paths.specs, faults):
         if mention in data:

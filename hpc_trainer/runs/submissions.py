@@ -18,10 +18,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.runs.files import append_lines, check_trusted, to_json, write_atomic
+from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
 from hpc_trainer.runs.layout import RunPaths, SweepPaths, is_run_id
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_number, read_json, records, seal, tell
+from hpc_trainer.runs.reading import (
+    Faults,
+    as_count,
+    as_text,
+    as_time,
+    is_number,
+    list_folder,
+    read_json,
+    records,
+    seal,
+    tell,
+)
 
 TOP_UP = "top-up"
 SUCCESSOR = "successor"
@@ -91,6 +102,9 @@ class Ledger:
 
     damage: tuple[str, ...] = ()
     """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
+
+    unread: str | None = None
+    """Why the file, or its rest, was not to be read just now (`may_fail`): it may say anything."""
 
     @property
     def unsettled(self) -> list[Submission]:
@@ -163,24 +177,28 @@ def read_submissions(paths: Book) -> list[Submission]:
     return read_ledger(paths).submissions
 
 
-def read_ledger(paths: Book) -> Ledger:
+def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
 
     A damaged line hides no other; `damage` tells of it. Of a lost one the copy tells.
 
+    Args:
+        may_fail: the caller only looks: where the file system refuses, `unread` says so, and there is no error.
+
     Raises:
         UntrustedFileError: others may have changed the file.
+        OSError: the file system refused: what it hides may be a submission.
     """
     damage, faults = Faults(), Faults()
-    told: _Told = []
-    if paths.submissions.exists():
-        check_trusted(paths.submissions)
-        told = [*records(paths.submissions, damage)]
+    is_there = is_ours(paths.submissions, damage)
+    told: _Told = [*records(paths.submissions, damage)] if is_there else []
     book = _read(paths, told, faults)
     lost = _lost_copies(paths, book, damage)
     if lost:
         faults.clear()
         book = _read(paths, _with_copies(told, lost, book.intents), faults)
+    if damage.refusal is not None and not may_fail:
+        raise damage.refusal
     kept = [each for each in book.intents.values() if not each.dropped]
     return Ledger(
         submissions=[each for each in kept if each.kind != TOP_UP],
@@ -188,6 +206,7 @@ def read_ledger(paths: Book) -> Ledger:
         waiting=book.waiting,
         refused=book.refused,
         damage=(*damage, *faults),
+        unread=damage[0] if damage.refusal is not None else None,
     )
 
 
@@ -208,12 +227,12 @@ def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, A
         return []
     settled = {uuid for uuid, each in book.intents.items() if each.job_id is not None or each.dropped}
     found = []
-    for path in sorted(paths.intents.glob("*.json")):
-        if path.stem in settled:
+    for name in list_folder(paths.intents, faults) or ():
+        path = paths.intents / name
+        if path.suffix != ".json" or path.stem in settled:
             continue
         try:
-            check_trusted(path)
-            record = read_json(path, faults)
+            record = read_json(path, faults) if is_ours(path, faults) else None
             if record is not None and _parse_intent(record).uuid == path.stem:
                 found.append(record)
         except (KeyError, ValueError, RunStateError, UntrustedFileError) as error:

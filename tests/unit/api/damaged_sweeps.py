@@ -201,8 +201,8 @@ class Bed:
             for element, state in ((RUNNING, "RUNNING"), (PENDING, "PENDING"), (REQUEUED, "PENDING")):
                 self.slurm.queue.append(f"500_{element}|{state}|n1|None|{intent.uuid}|sweep-{intent.uuid[:8]}")
             ended = ((FAILED, "FAILED"), (PREEMPTED, "PREEMPTED"), (SUCCEEDED, "TIMEOUT"), (CANCELLED, "CANCELLED"))
-            rows = [f"500_{element}|{state}|1:0|n1|5" for element, state in ended]
-            self.slurm.accounting = "".join(f"{row}\n" for row in (*rows, f"500_{DONE}|COMPLETED|0:0|n1|5"))
+            rows = [f"500_{element}|{state}|1:0|n1" for element, state in ended]
+            self.slurm.accounting = "".join(f"{row}\n" for row in (*rows, f"500_{DONE}|COMPLETED|0:0|n1"))
         else:
             self.paths.local_logs.mkdir()
             words = ["--sweep-dir", str(self.paths.folder), "--intent", intent.uuid, *run_ids]

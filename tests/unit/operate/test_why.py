@@ -103,7 +103,7 @@ def test_the_end_of_a_ranks_memory_has_figures_and_keys(sweep: SweepOnDisk) -> N
 def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     sweep.start(resumed=0)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7\n")
     why = _why(sweep)
     assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
     assert "mem_gb_per_node" in why.advice[0]
@@ -115,7 +115,7 @@ def test_a_rank_that_told_more_than_slurm_knows_is_believed(sweep: SweepOnDisk, 
     sweep.start(resumed=0)
     write_json(sweep.run().failure(0), {**ERROR, "cause": "out_of_memory", "memory": {"step": 3}})
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
     assert (_why(sweep).state, _why(sweep).cause) == (RunState.OUT_OF_MEMORY, "out_of_memory")
 
 
