@@ -226,7 +226,8 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         return
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
-    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {len(run_ids) - len(cancelled)} had ended before.")
+    num_ended = len(run_ids) - len(cancelled)
+    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {num_ended} had ended before.")
     print(f"Next: hpc-trainer status {status.sweep.name}")
 
 

@@ -77,7 +77,8 @@ def choose_run(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     open_runs = status.open_among(run_ids)
     training = [run for run in open_runs if run.state is RunState.RUNNING and run.attempts and run.step > 0]
     if not training:
-        seen = ", ".join(f"{run.run_id} is {run.state.value} at step {run.step}" for run in map(status.run, run_ids[:3]))
+        first = map(status.run, run_ids[:3])
+        seen = ", ".join(f"{run.run_id} is {run.state.value} at step {run.step}" for run in first)
         raise RunStateError(f"a drill needs a run that trains, past its first step, in {status.sweep.name}: {seen}.")
     return training[0]
 
