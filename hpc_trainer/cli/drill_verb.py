@@ -20,7 +20,7 @@ def run_drill_verb(
     """Exits 1 if the run did not come back, or went on at another step than was saved."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
-        listed = ", ".join(run.run_id for run in chosen[:5])
+        listed = ", ".join(chosen[:5])
         raise RunStateError(f"a drill is for one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
     report = run_drill(
         what, status.sweep, choose_run(status, chosen),

@@ -83,10 +83,11 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
     if take_back:
         again.add(RunState.CANCELLED)
-    wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
+    states = {run_id: status.states[run_id] for run_id in chosen}
+    wanted = [run_id for run_id, state in states.items() if state in again or state.needs_submit]
     if not wanted:
-        cancelled = any(run.state is RunState.CANCELLED for run in chosen)
-        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if cancelled else ""
+        is_cancelled = RunState.CANCELLED in states.values()
+        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if is_cancelled else ""
         raise RunStateError(
             f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )

@@ -36,6 +36,19 @@ def _active(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
     return [run for run in status.open_runs.values() if run.run_id in run_ids and run.state.is_active]
 
 
+def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunStatus]:
+    """The named runs that are not done, and each that is done for the first look that finds it so.
+
+    Args:
+        done: those that were done at the look before; updated.
+    """
+    ids = [run_id for run_id in status.specs if run_id in run_ids]
+    shown = [run_id for run_id in ids if run_id in status.open_runs or run_id not in done]
+    done.clear()
+    done.update(run_id for run_id in ids if run_id not in status.open_runs)
+    return [status.run(run_id) for run_id in shown]
+
+
 def _sleep(status: SweepStatus) -> None:
     on_slurm = any(run.job_id and run.job_id[0].isdecimal() for run in status.open_runs.values() if run.state.is_active)
     time.sleep(_SLURM_POLL_S if on_slurm else _LOCAL_POLL_S)
@@ -50,9 +63,10 @@ def _watch_bars(sweep: SweepPaths, run_ids: set[str], status: SweepStatus) -> Sw
         TextColumn("{task.fields[note]}", markup=False),  # an error's text may hold brackets
     )
     bars: dict[str, TaskID] = {}
+    done: set[str] = set()
     with Progress(*columns, console=console()) as progress:
         while True:
-            for run in (each for each in status.runs if each.run_id in run_ids):
+            for run in _news(status, run_ids, done):
                 if run.run_id not in bars:
                     bars[run.run_id] = progress.add_task(run.run_id, total=run.spec.num_steps, state="", note="")
                 progress.update(bars[run.run_id], completed=run.step, state=state_markup(run.state), note=_note(run))
@@ -64,9 +78,10 @@ def _watch_bars(sweep: SweepPaths, run_ids: set[str], status: SweepStatus) -> Sw
 
 def _watch_lines(sweep: SweepPaths, run_ids: set[str], status: SweepStatus) -> SweepStatus:
     told: dict[str, tuple[RunState, float]] = {}
+    done: set[str] = set()
     while True:
         now = time.monotonic()
-        for run in (each for each in status.runs if each.run_id in run_ids):
+        for run in _news(status, run_ids, done):
             state, when = told.get(run.run_id, (None, 0.0))
             moving = run.state is RunState.RUNNING and now - when >= _LINE_EVERY_S
             if state is not run.state or moving:

@@ -179,15 +179,15 @@ def run_logs(
     *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
-    status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
-    run = runs[0] if len(runs) == 1 else _most_interesting(runs)
+    status, run_ids = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
+    run = _most_interesting(status, run_ids)
     files = log_files(status, run, rank)
     warn(status)
     if as_json:
         print_json({"run_id": run.run_id, "files": [str(path) for path in files]})
         return
-    if len(runs) > 1:
-        print(f"{len(runs)} runs fit; this is {run.run_id}.")
+    if len(run_ids) > 1:
+        print(f"{len(run_ids)} runs fit; this is {run.run_id}.")
     if follow:
         try:
             for line in follow_logs(status, run, rank):
@@ -204,29 +204,30 @@ def _print_log(line: str) -> None:
     print(visible_log_line(line), file=unfiltered(sys.stdout), flush=True)
 
 
-def _most_interesting(runs: list[RunStatus]) -> RunStatus:
-    order = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.RUNNING)
-    for state in order:
-        for run in runs:
-            if run.state is state:
-                return run
-    return max(runs, key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
+def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
+    for state in (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.RUNNING):
+        for run_id in run_ids:
+            if status.states[run_id] is state:
+                return status.run(run_id)
+    return max(map(status.run, run_ids), key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
 
 
 def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
     """Cancels the named runs or sweep. Nothing undoes it, so nothing is guessed: a name must be given."""
     if not names and sweep is None:
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
-    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
     set_umask(status.sweep.is_group_readable)
-    cancelled = cancel_runs(status, runs, save=save)
+    is_whole = len(run_ids) == len(status.specs)
+    cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
         return
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
-    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {len(runs) - len(cancelled)} had ended before.")
+    num_ended = len(run_ids) - len(cancelled)
+    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {num_ended} had ended before.")
     print(f"Next: hpc-trainer status {status.sweep.name}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.markup import escape
 
 from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup, warn
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.states import RunState
 
@@ -20,22 +21,22 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 
 def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
-    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
-    if len(runs) == 1:
-        why = explain(status, runs[0])
+    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
+    if len(run_ids) == 1:
+        why = explain(status, status.run(run_ids[0]))
         warn(status)
         if as_json:
             print_json(_json(why))
         else:
             _print_one(why)
         return
-    chosen = [run for run in runs if run.state not in _AT_PEACE]
+    chosen = [run for run in status.open_among(run_ids) if run.state not in _AT_PEACE]
     found = [explain(status, run, asks_slurm=False) for run in chosen]
     warn(status)
     if as_json:
         print_json({"sweep": status.sweep.name, "runs": [_json(each) for each in found]})
     else:
-        _print_many(status, runs, found)
+        _print_many(status, run_ids, found)
 
 
 def _json(why: Why) -> dict[str, Any]:
@@ -53,10 +54,9 @@ def _print_one(why: Why) -> None:
                 out.print(f"  {escape(line)}", soft_wrap=True)
 
 
-def _print_many(status: SweepStatus, runs: list[RunStatus], found: list[Why]) -> None:
+def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
     out = console()
-    counts = {state.value: sum(run.state is state for run in runs) for state in RunState}
-    out.print(f"Sweep {status.sweep.name}: {counts_line({state: n for state, n in counts.items() if n})}.")
+    out.print(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
     alike: dict[tuple[str, str], list[Why]] = {}
     for each in found:
         alike.setdefault((each.verdict, each.evidence[0]), []).append(each)

@@ -25,6 +25,8 @@ ROOT_KEYS = {
     for each in dataclasses.fields(TrainConfig)
 }
 
+BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
+
 
 def to_typed(composed: DictConfig) -> TrainConfig:
     """A composed configuration as dataclasses, interpolations resolved.
@@ -56,11 +58,19 @@ def to_plain(config: TrainConfig, memo: Memo | None = None) -> dict[str, Any]:
     With a `memo`, configurations that share a section share its plain form too.
     """
     # By hand: OmegaConf's own way (to_container of structured) takes 16 ms a point, this 0.1 ms.
-    of = (memo or Memo()).of
-    return {
-        name: of(_plain, getattr(config, name)) if is_section else _plain(getattr(config, name))
-        for name, is_section in ROOT_KEYS.items()
-    }
+    memo = memo or Memo()
+    shared = memo.of(_plain_but_seed, memo, *but_seed(config))
+    return {**shared, "seed": config.seed}
+
+
+def but_seed(config: TrainConfig) -> list[Any]:
+    """The values of all keys of the root but `seed`, of which most grids have many: all else is seen to once."""
+    return [getattr(config, name) for name in BUT_SEED]
+
+
+def _plain_but_seed(memo: Memo, *parts: Any) -> dict[str, Any]:
+    values = dict(zip(BUT_SEED, parts, strict=True))
+    return {name: memo.of(_plain, values.get(name)) for name in ROOT_KEYS}
 
 
 def _plain(value: Any) -> Any:

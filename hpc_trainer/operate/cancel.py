@@ -18,7 +18,9 @@ from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 
 
-def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False) -> list[str]:
+def cancel_runs(
+    status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False, is_whole: bool = False
+) -> list[str]:
     """Cancels those of `runs` that are not over, and returns their ids. Nothing brings them back by itself.
 
     The marker comes first, whatever the state: a run that was interrupted is one that somebody may be bringing back in
@@ -28,6 +30,7 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
     Args:
         save: let those that run save a checkpoint, however long it takes. Without, Slurm kills them after KillWait (30
             s by default): most save in that time, too.
+        is_whole: all runs of the sweep are meant: also what is the sweep's and stands in none of its files.
 
     Raises:
         RunStateError: jobs are, or may be, on another cluster. Their runs were not touched; the others are cancelled.
@@ -35,7 +38,7 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
             and the same command may be given again.
     """
     here = [run for run in runs if run.elsewhere is None]
-    cancelled = _cancel_here(status, here, save=save)
+    cancelled = _cancel_here(status, here, save=save, is_whole=is_whole)
     if len(here) < len(runs):
         raise RunStateError(_elsewhere([run for run in runs if run.elsewhere is not None], cancelled))
     return cancelled
@@ -48,7 +51,7 @@ def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     return f"{len(runs)} run(s) were {words}. Nothing of them was touched: {listed}. Give the same command there.{done}"
 
 
-def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) -> list[str]:
+def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
     for run in runs:
         if run.state is RunState.CANCELLED:  # by scancel, perhaps: Slurm forgets that, and the marker does not
             _mark(status, run)
@@ -63,7 +66,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
-    if len(runs) == len(status.specs):  # the whole sweep: also what is the sweep's and stands in none of its files
+    if is_whole:
         jobs += status.lost.arrays
     may_have_jobs = any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked))
     if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):

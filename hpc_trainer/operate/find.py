@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.lost import known_specs
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.submissions import read_ledger
@@ -74,8 +74,8 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     return SweepPaths(sweeps[0].folder.absolute())
 
 
-def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[SweepStatus, list[RunStatus]]:
-    """The runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
+def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[SweepStatus, list[str]]:
+    """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
 
     Without `sweep`, runs are looked for in the newest sweep first, then in the others.
 
@@ -84,7 +84,7 @@ def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Swe
     """
     if sweep is None and len(names) == 1 and SweepPaths(runs_dir / names[0]).exists:
         status = read_status(find_sweep(runs_dir, names[0]))
-        return status, status.runs
+        return status, [*status.specs]
     if sweep is not None or not names:
         status = read_status(find_sweep(runs_dir, sweep))
         return status, find_runs(status, names)
@@ -110,15 +110,15 @@ def fits(run_id: str, name: str) -> bool:
     return bool(name) and (run_id.startswith(name) or run_id.endswith(name))
 
 
-def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
-    """The runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
+def find_runs(status: SweepStatus, names: Iterable[str]) -> list[str]:
+    """The ids of the runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
 
     Raises:
         RunStateError: a name fits no run.
     """
     wanted = list(names)
     if not wanted:
-        return status.runs
+        return [*status.specs]
     found: dict[str, None] = {}
     for name in wanted:
         chosen = [name] if name in status.specs else [run_id for run_id in status.specs if fits(run_id, name)]
@@ -126,4 +126,4 @@ def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
             listed = ", ".join([*status.specs][:10]) or "none"
             raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
         found.update(dict.fromkeys(chosen))
-    return [status.run(run_id) for run_id in found]
+    return [*found]

@@ -134,6 +134,10 @@ class SweepStatus:
         found = self.open_runs.get(run_id)
         return self.read_done(run_id) if found is None else found
 
+    def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
+        """Those of these runs that are not done."""
+        return [self.open_runs[run_id] for run_id in run_ids if run_id in self.open_runs]
+
     @property
     def notes(self) -> list[str]:
         """What cannot be read, the first few, then the remarks."""

@@ -147,7 +147,7 @@ def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_sl
     assert set(status.states.values()) == {RunState.UNKNOWN}
     assert "job 101 of this sweep is in the queue" in str(status.runs[0].cause)
     assert "scancel --state=PENDING 101, then submit again" in str(status.runs[0].cause)
-    cancel_runs(status, status.runs)
+    cancel_runs(status, status.runs, is_whole=True)
     assert fake_slurm.calls("scancel") == ["scancel --quiet 101"]
 
 
