@@ -1,4 +1,4 @@
-"""Keys that would have no effect: each says in the schema what it goes with (`schema/effect.py`)."""
+"""Keys that would have no effect: each says in the schema what it goes with (`schema/key.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.schema.effect import ONLY_WITH
+from hpc_trainer.config.schema.key import declared
 from hpc_trainer.config.schema.train import TrainConfig
 
 # As one types them: `schedule=wsd` chooses a file that sets schedule.name.
@@ -52,8 +52,9 @@ def limited_keys(kind: Any) -> tuple[Limited, ...]:
     fresh = kind()
     for each in dataclasses.fields(kind):
         value = getattr(fresh, each.name)
-        if ONLY_WITH in each.metadata:
-            found.append(Limited((each.name,), value, each.metadata[ONLY_WITH]))
+        said = declared(kind, each.name)
+        if said is not None and said.needs:
+            found.append(Limited((each.name,), value, said.needs))
         if dataclasses.is_dataclass(value):
             nested: Any = type(value)
             inner = limited_keys(nested)

@@ -58,19 +58,20 @@ def to_plain(config: TrainConfig, memo: Memo | None = None) -> dict[str, Any]:
     # By hand: OmegaConf's own way (to_container of structured) takes 16 ms a point, this 0.1 ms.
     of = (memo or Memo()).of
     return {
-        name: of(_plain, getattr(config, name)) if is_section else _plain(getattr(config, name))
+        name: of(plain_value, getattr(config, name)) if is_section else plain_value(getattr(config, name))
         for name, is_section in ROOT_KEYS.items()
     }
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """A value of a configuration, or a section, as what JSON can hold."""
     if dataclasses.is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {each.name: plain_value(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: plain_value(item) for key, item in value.items()}
+    return [plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
