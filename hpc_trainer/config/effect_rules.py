@@ -41,7 +41,8 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
                 key = ".".join((section, *limited.path))
                 yield (
                     f"{key}={_shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{_state(config, limited.needs)}. Leave it out, or use {key}={_shown(limited.default)}."
+                    f"{_state(config, limited.needs)}. Use {key}={_shown(limited.default)}, its default, or "
+                    f"{_first(limited.needs)}."
                 )
 
 
@@ -98,6 +99,11 @@ def _listed(needs: tuple[str, ...]) -> str:
         key, _, value = need.partition("=")
         values.setdefault(_typed(key), []).append(value)
     return " or ".join(f"{key}={' or '.join(given) or '...'}" for key, given in values.items())
+
+
+def _first(needs: tuple[str, ...]) -> str:
+    key, _, value = needs[0].partition("=")
+    return f"{_typed(key)}={value}" if value else f"another value of {_typed(key)}"
 
 
 def _state(config: TrainConfig, needs: tuple[str, ...]) -> str:

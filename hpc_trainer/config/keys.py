@@ -68,3 +68,5 @@ def _filled_in(said: Key, above: Key | None) -> Key:
 
 KEYS: dict[str, Key] = {each.name: each.key for each in all_keys()}
 """By name, sections too. Variants of a group agree on what hangs on a key that they share."""
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in all_keys() if each.section is None}
+"""By name; of a key that several variants have, that of the last one."""
