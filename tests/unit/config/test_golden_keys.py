@@ -50,7 +50,7 @@ def _points() -> Iterator[tuple[str, ...]]:
 def _ids() -> dict[str, list[str]]:
     found = {}
     with Composer() as composer:
-        points = {words: composer.fast.compose(words).config for words in _points()}
+        points = {words: composer.compose(words) for words in _points()}
     for words, composed in points.items():
         config = copy.copy(composed)
         raw = config_digest(to_plain(config))
