@@ -47,6 +47,10 @@ _ENDLESS = (
 )
 
 
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
+
+
 def conf_dir() -> Path:
     """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
@@ -104,7 +108,7 @@ class Composer:
             raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
         for each in parsed:
             value: Any = each.value()
-            if each.key_or_group in _ONE_OF and isinstance(value, list) and len(value) > 1:
+            if each.key_or_group in _ONE_OF and _is_names(value):
                 one, names = each.key_or_group, ",".join(map(str, value))
                 raise ConfigError(
                     f"{each.input_line} is a list, and a run has one {one}. Use {one}={names} for several."

@@ -46,6 +46,7 @@ def as_sweep(text: str) -> str | None:
     """`1e-3,2e-3` of `[1e-3,2e-3]`, `(1e-3 2e-3)` or `1e-3;2e-3,`; None of a text that is no list of plain words."""
     words = [word for word in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if word]
     is_list = len(words) > 1 or (bool(words) and words[0] != text.strip("'\""))
+    is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)
     return ",".join(words) if is_list and all(map(_WORDS.fullmatch, words)) else None
 
 
