@@ -1,4 +1,4 @@
-"""Keys that would have no effect: each says in the schema what it goes with (`schema/effect.py`)."""
+"""Keys that would have no effect: each says in the schema what it goes with (`schema/key.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.schema.effect import ONLY_WITH
+from hpc_trainer.config.schema.key import declared
 from hpc_trainer.config.schema.train import TrainConfig
 
 # As one types them: `schedule=wsd` chooses a file that sets schedule.name.
@@ -41,7 +41,8 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
                 key = ".".join((section, *limited.path))
                 yield (
                     f"{key}={_shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{_state(config, limited.needs)}. Leave it out, or use {key}={_shown(limited.default)}."
+                    f"{_state(config, limited.needs)}. Use {key}={_shown(limited.default)}, its default, or "
+                    f"{_first(limited.needs)}."
                 )
 
 
@@ -52,8 +53,9 @@ def limited_keys(kind: Any) -> tuple[Limited, ...]:
     fresh = kind()
     for each in dataclasses.fields(kind):
         value = getattr(fresh, each.name)
-        if ONLY_WITH in each.metadata:
-            found.append(Limited((each.name,), value, each.metadata[ONLY_WITH]))
+        said = declared(kind, each.name)
+        if said is not None and said.needs:
+            found.append(Limited((each.name,), value, said.needs))
         if dataclasses.is_dataclass(value):
             nested: Any = type(value)
             inner = limited_keys(nested)
@@ -97,6 +99,11 @@ def _listed(needs: tuple[str, ...]) -> str:
         key, _, value = need.partition("=")
         values.setdefault(_typed(key), []).append(value)
     return " or ".join(f"{key}={' or '.join(given) or '...'}" for key, given in values.items())
+
+
+def _first(needs: tuple[str, ...]) -> str:
+    key, _, value = needs[0].partition("=")
+    return f"{_typed(key)}={value}" if value else f"another value of {_typed(key)}"
 
 
 def _state(config: TrainConfig, needs: tuple[str, ...]) -> str:

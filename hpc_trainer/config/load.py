@@ -70,17 +70,18 @@ def but_seed(config: TrainConfig) -> list[Any]:
 
 def _plain_but_seed(memo: Memo, *parts: Any) -> dict[str, Any]:
     values = dict(zip(BUT_SEED, parts, strict=True))
-    return {name: memo.of(_plain, values.get(name)) for name in ROOT_KEYS}
+    return {name: memo.of(plain_value, values.get(name)) for name in ROOT_KEYS}
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """A value of a configuration, or a section, as what JSON can hold."""
     if dataclasses.is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {each.name: plain_value(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: plain_value(item) for key, item in value.items()}
+    return [plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:

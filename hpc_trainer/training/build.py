@@ -30,6 +30,7 @@ from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
 from hpc_trainer.training.optim import build_optimizer, chosen_settings
 from hpc_trainer.training.optim_place import place_optimizer
+from hpc_trainer.training.optim_trial import try_on_parts
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler, set_precision
@@ -74,6 +75,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     """
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
+    try_on_parts(config, mesh)
     train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     loss, stages = _build_loss(config, run, mesh, train_set)

@@ -39,6 +39,7 @@ from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.muon import MuonWithAdamw, num_flops
 from hpc_trainer.training.optim import build_optimizer, is_put_back
 from hpc_trainer.training.optim_place import PIECE
+from hpc_trainer.training.optim_trial import try_without_ranks
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
@@ -372,6 +373,7 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
             config = from_plain(json.loads(line))
+            try_without_ranks(config)
             return asdict(with_evaluation(config, estimate(config)))
     except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
         return {"error": f"{type(error).__name__}: {error}"}
