@@ -15,6 +15,7 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
@@ -164,7 +165,7 @@ def run_train(
         metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
         console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.step}/{spec.num_steps}  {metrics}")
         if run.warning is not None:
-            print(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}")
+            print(as_typed(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}"))
     _exit_by_outcome(grid, status, quiet=as_json)
 
 
@@ -175,7 +176,10 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
         if grid.executor is Executor.slurm or not job_ids:
-            print("\nNo longer watching; the runs go on. See: hpc-trainer status", file=sys.stderr)
+            print(
+                as_typed(f"\nNo longer watching; the runs go on. See: hpc-trainer status {grid.sweep.name}"),
+                file=sys.stderr,
+            )
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         stop_queues(job_ids)

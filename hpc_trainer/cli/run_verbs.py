@@ -14,13 +14,14 @@ from hpc_trainer.cli.common import (
     counts_line,
     figure,
     print_json,
+    print_next,
     print_table,
     resolve_runs_dir,
     short_duration,
     short_number,
     warn,
 )
-from hpc_trainer.cli.terminal import unfiltered, visible_log_line
+from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
@@ -88,11 +89,11 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     is_long = len(status.specs) > MOST_LINES and not every_run
     _print_runs(_most_telling(status) if is_long else status.runs)
     if is_long:
-        out.print(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}")
+        print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {escape(note)}", soft_wrap=True)
-    out.print(f"Next: {_next_command(status)}")
+        out.print(f"Note: {escape(as_typed(note))}", soft_wrap=True)
+    print_next(_next_command(status))
 
 
 def _most_telling(status: SweepStatus) -> list[RunStatus]:
@@ -165,13 +166,13 @@ def _next_command(status: SweepStatus) -> str:
     bad = (RunState.FAILED, RunState.OUT_OF_MEMORY)
     failed = next((run for run in status.open_runs.values() if run.state in bad), None)
     if failed is not None:
-        return f"hpc-trainer why {failed.run_id}"
+        return f"why {failed.run_id}"
     if status.has_active:
-        return f"hpc-trainer status --watch {status.sweep.name}"
+        return f"status --watch {status.sweep.name}"
     stopped = next((run for run in status.open_runs.values() if run.state.needs_submit), None)
     if stopped is not None:
-        return f"hpc-trainer why {stopped.run_id}"
-    return f"hpc-trainer results {status.sweep.name}"
+        return f"why {stopped.run_id}"
+    return f"results {status.sweep.name}"
 
 
 def run_logs(
@@ -227,7 +228,7 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
     print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {len(runs) - len(cancelled)} had ended before.")
-    print(f"Next: hpc-trainer status {status.sweep.name}")
+    print_next(f"status {status.sweep.name}")
 
 
 def run_results(
@@ -256,7 +257,8 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     )
     out = console()
     if len(shown) < len(rows):
-        out.print(f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}")
+        told = f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}"
+        print(as_typed(told))
     if by and rows and rows[0].get(by) is not None:
         out.print(f"Best {by}: [bold]{escape(figure(rows[0][by]))}[/] ({rows[0]['run_id']})")
     place = escape(str(status.sweep.folder))

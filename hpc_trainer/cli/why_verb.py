@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.common import console, counts_line, print_json, print_next, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.operate.why import Why, explain
@@ -45,7 +46,11 @@ def _print_one(why: Why) -> None:
     out = console()
     out.print(f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}", soft_wrap=True)
     out.print(escape(why.verdict), soft_wrap=True)
-    for title, lines in (("Because", why.evidence), ("Do", why.advice), ("Story", why.timeline)):
+    for title, lines in (
+        ("Because", why.evidence),
+        ("Do", [as_typed(each) for each in why.advice]),
+        ("Story", why.timeline),
+    ):
         if lines:
             out.print(f"\n{title}:")
             for line in lines:
@@ -65,4 +70,8 @@ def _print_many(status: SweepStatus, runs: list[RunStatus], found: list[Why]) ->
         out.print(f"\n{len(group)} x {state_markup(group[0].state)}: {escape(verdict)}", soft_wrap=True)
         out.print(f"  {escape(evidence)}", soft_wrap=True)
         out.print(f"  {escape(names)}{more}", soft_wrap=True)
-    out.print(f"\nNext: hpc-trainer why {found[0].run_id}" if found else "Every run is complete, runs or waits.")
+    if found:
+        out.print()
+        print_next(f"why {found[0].run_id}")
+    else:
+        out.print("Every run is complete, runs or waits.")
