@@ -74,6 +74,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
                 "attempt": len(run.attempts),
                 "job_id": run.job_id,
                 "cause": run.cause,
+                "pending_reason": run.pending_reason,
                 "node": run.node,
                 "metrics": dict(run.metrics),
                 "speed": dict(run.speed),

@@ -27,7 +27,8 @@ from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import find_by_uuid
+from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
+from hpc_trainer.slurm.reasons import explain_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class RunStatus:
     """The id of its Slurm job, if the queue shows that it has not begun."""
     elsewhere: str | None = None
     """The cluster that has its job, if another one answers here."""
+    pending_reason: str | None = None
+    """Slurm's own word for why its job waits; None if no job of its waits in Slurm's queue."""
 
     @property
     def run_id(self) -> str:
@@ -73,9 +76,15 @@ class RunStatus:
 
     @property
     def reason(self) -> str | None:
-        """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
-        whole = self._failure_text
-        return self.cause if whole is None else whole.splitlines()[0]
+        """Why the run is not complete, in a line: the first error that it recorded, else the cause and what it waits for.
+
+        None if there is nothing to tell.
+        """
+        if self._failure_text is not None:
+            return self._failure_text.splitlines()[0]
+        word = self.pending_reason
+        waits = None if word is None else f"{word}: {explain_reason(word).says}"
+        return "; ".join(each for each in (self.cause, waits) if each is not None) or None
 
     @property
     def warning(self) -> str | None:
@@ -301,6 +310,7 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: E
         state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
     beat, newest = folder.heartbeat, folder.attempts[-1] if folder.attempts else None
     seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
+    waiting = _waiting_entry(folder, view)
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
@@ -321,14 +331,20 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: E
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
-        waiting_job=_waiting_job(folder, view),
+        waiting_job=waiting.job_id if waiting is not None else None,
+        pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
         elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
 
 
-def _waiting_job(folder: RunFolder, view: SchedulerView) -> str | None:
+# With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
+_WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
+
+
+def _waiting_entry(folder: RunFolder, view: SchedulerView) -> QueueEntry | None:
     entry = view.job_of(folder)
-    return entry.job_id if entry is not None and entry.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else None
+    has_begun = entry is None or entry.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+    return None if has_begun else entry
 
 
 def _first_failure(folder: RunFolder) -> Mapping[str, Any]:

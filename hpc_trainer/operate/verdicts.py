@@ -29,14 +29,14 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.PENDING: Verdict("It waits for its turn.", ("nothing: it starts by itself",)),
     RunState.RUNNING: Verdict("It is running.", ("hpc-trainer status --watch {sweep}",)),
     RunState.REQUEUED: Verdict(
-        "It was interrupted and goes back into the queue by itself; Slurm holds it for two minutes.", ("nothing",)
+        "It was interrupted and goes back into the queue by itself.", ("nothing: it goes on by itself",)
     ),
     RunState.COMPLETED: Verdict("It is complete.", ("hpc-trainer results {sweep}",)),
     RunState.CANCELLED: Verdict(
         "It was cancelled, by `hpc-trainer cancel` or scancel: it never comes back unasked.", (_RETRY,)
     ),
     RunState.HELD: Verdict(
-        "Slurm holds its job: a person did that, or it failed to start too often.", ("scontrol release {job}",)
+        "Slurm holds its job.", ("scontrol release {job}",)
     ),
     RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(

@@ -20,6 +20,7 @@ from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.jobs import show_preemption
+from hpc_trainer.slurm.reasons import Reason, explain_reason
 
 _TRACEBACK_LINES = 4
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
@@ -34,6 +35,7 @@ class Why:
     state: RunState
     verdict: str
     cause: str | None
+    pending_reason: str | None
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
@@ -61,6 +63,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         state=run.state,
         verdict=verdict.says,
         cause=run.cause,
+        pending_reason=run.pending_reason,
         evidence=evidence,
         advice=advice,
         timeline=[line for attempt in run.attempts for line in _story(attempt)],
@@ -74,10 +77,17 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.warning is not None:
         return BY_CAUSE[NOT_FINITE]
+    if run.pending_reason is not None:
+        return _waits(run.state, explain_reason(run.pending_reason))
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
     return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
+
+
+def _waits(state: RunState, reason: Reason) -> Verdict:
+    verdict = BY_STATE[state]
+    return Verdict(f"{verdict.says} {reason.says[0].upper()}{reason.says[1:]}.", reason.advice or verdict.advice)
 
 
 def _met_its_end(run: RunStatus) -> bool:
