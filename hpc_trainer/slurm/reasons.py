@@ -40,7 +40,7 @@ _REASONS = {
         ("nothing: it starts when one of them ends. For later submits: a larger cluster.array_parallelism",),
     ),
     "JobHeldUser": Reason("it was held by you, or in your name", _RELEASE),
-    "JobHeldAdmin": Reason("an administrator holds it", ("ask the administrators of the site: only they release it",)),
+    "JobHeldAdmin": Reason("an administrator holds it", ("ask the administrators: they may scontrol release {job}",)),
     "JobHoldMaxRequeue": Reason("it was requeued more often than the site allows (MaxBatchRequeue)", _RELEASE),
     "launch failed requeued held": Reason("a node could not start it, so Slurm holds it", _RELEASE),
     "job requeued in held state": Reason("it was requeued to be held", _RELEASE),
@@ -73,7 +73,9 @@ _REASONS = {
         (_ANEW + "less memory (hardware.mem_gb_per_node, _per_gpu or _per_cpu)",),
     ),
     "InvalidAccount": _ACCOUNT, "AccountNotAllowed": _ACCOUNT, "InvalidQOS": _ACCOUNT, "QOSNotAllowed": _ACCOUNT,
-    "QOSUsageThreshold": Reason("its QOS starts no jobs of those who have used too much", (_ANEW + "another hardware.qos",)),
+    "QOSUsageThreshold": Reason(
+        "its QOS starts no jobs of those who have used too much", (_ANEW + "another hardware.qos",)
+    ),
     "Licenses": Reason("the licences that it asks for are in use"),
     "Cleaning": Reason("what is left of its last start is being cleaned up"),
     "Prolog": Reason("the site's prolog runs on its nodes"),

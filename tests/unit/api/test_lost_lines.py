@@ -23,7 +23,7 @@ from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.journal import Journal, log_header
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.spec import read_spec, read_specs
+from hpc_trainer.runs.spec import append_specs, read_spec, read_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import read_ledger, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, submit
@@ -92,6 +92,34 @@ def test_submit_gives_no_run_to_slurm_twice_and_writes_its_spec_anew(
     assert len(fake_slurm.calls("sbatch")) == 1
     assert any("lost or damaged: written again from this grid" in note for note in done.plan.notes)
     assert read_specs(grid.sweep).keys() == {spec.run_id for spec in grid.specs}, "what comes back needs its spec"
+
+
+@pytest.mark.parametrize("hurt", ["a bit", "all of it"])
+def test_the_note_of_a_spec_goes_when_it_is_written_anew(hurt: str, grid: Grid, fake_slurm: FakeSlurm) -> None:
+    submit(grid)
+    if hurt == "a bit":
+        _flip_a_bit(grid.sweep.specs, 1)
+    else:  # its run's id too
+        lines = grid.sweep.specs.read_bytes().splitlines(keepends=True)
+        grid.sweep.specs.write_bytes(lines[0] + b"x" * (len(lines[1]) - 1) + b"\n" + lines[2])
+    assert "specs.jsonl line 2 cannot be read" in read_status(grid.sweep).notes[0]
+    part = make_grid(grid.sweep.folder, [grid.specs[0]])
+    submit_grid(part, command_line=["hpc-trainer", "submit"])
+    assert "specs.jsonl line 2 cannot be read" in read_status(grid.sweep).notes[0], "that command had no such run"
+    done = submit_grid(grid, command_line=["hpc-trainer", "submit"])
+    assert "specs.jsonl line 2 cannot be read" in done.plan.notes[0], "who mends it hears what it was"
+    assert read_status(grid.sweep).notes == []
+    assert submit_grid(grid, command_line=["hpc-trainer", "submit"]).plan.notes == ()
+
+
+def test_a_newer_line_that_is_damaged_is_told_although_an_older_one_stands(grid: Grid, fake_slurm: FakeSlurm) -> None:
+    submit(grid)
+    append_specs(grid.sweep, [grid.specs[0]])
+    _flip_a_bit(grid.sweep.specs, 3)
+    assert "specs.jsonl line 4 cannot be read" in read_status(grid.sweep).notes[0]
+    _flip_a_bit(grid.sweep.specs, 3)
+    _flip_a_bit(grid.sweep.specs, 0)
+    assert read_status(grid.sweep).notes == [], "the newer line says all"
 
 
 def test_an_interrupted_run_without_its_spec_is_unknown_until_submit_brings_it_back(

@@ -178,7 +178,7 @@ def test_slurms_reason_is_told_in_words_with_what_helps(sweep: SweepOnDisk, fake
     assert (why.state, why.pending_reason) == (RunState.HELD, "JobHeldAdmin")
     assert why.verdict == "Slurm holds its job. An administrator holds it."
     assert why.evidence[0] == "JobHeldAdmin: an administrator holds it"
-    assert why.advice == ["ask the administrators of the site: only they release it"]
+    assert why.advice == ["ask the administrators: they may scontrol release 500_0"]
     fake_slurm.answer("squeue", "500_0|PENDING||PartitionTimeLimit|x\n")
     why = _why(sweep)
     assert why.verdict.startswith("It waits for its turn. Its time limit is longer than its partition's")
