@@ -25,6 +25,7 @@ from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import SweepStatus, read_status
+from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
@@ -85,6 +86,13 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     if take_back:
         again.add(RunState.CANCELLED)
     wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
+    unknown = next((run for run in chosen if run.state is RunState.UNKNOWN), None)
+    if not wanted and unknown is not None:
+        told = explain(status, unknown, asks_slurm=False)
+        raise RunStateError(
+            f"{unknown.run_id} is UNKNOWN, and retry leaves such a run alone: another job could make two. "
+            f"{told.verdict} Cause: {told.cause}. Do: {'; or: '.join(told.advice)}"
+        )
     if not wanted:
         cancelled = any(run.state is RunState.CANCELLED for run in chosen)
         hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if cancelled else ""
@@ -206,4 +214,7 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
         sys.exit(1)
     if bad:
         causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.whole_reason or 'see its logs'}" for run in bad[:10])
-        raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}")
+        more = "".join(f"\n{each}" for each in status.remarks)
+        raise HpcTrainerError(
+            f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}{more}"
+        )

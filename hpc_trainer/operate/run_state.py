@@ -117,7 +117,9 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
     else:
         (state, cause), node = _decide_local(folder), None
     if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
-        state, cause = RunState.UNKNOWN, folder.doubt
+        # A silent squeue first: the job may be in the queue, and that would settle it.
+        is_silent = folder.is_on_slurm and view.queue is None
+        state, cause = RunState.UNKNOWN, "squeue did not answer" if is_silent else folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
@@ -199,11 +201,10 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     cause = current.cause if current else None
     entry = view.job_of(folder)
     if entry is not None:
-        return (
-            _state_in_queue(entry, current, is_successor=is_successor),
-            cause if current and current.has_ended else None,
-            entry.node or None,
-        )
+        state = _state_in_queue(entry, current, is_successor=is_successor)
+        if state is RunState.UNKNOWN:
+            return state, f"squeue calls its job {entry.state}, a word that is not known here", entry.node or None
+        return state, cause if current and current.has_ended else None, entry.node or None
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None

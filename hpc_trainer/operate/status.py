@@ -76,9 +76,9 @@ class RunStatus:
 
     @property
     def reason(self) -> str | None:
-        """Why the run is not complete, in a line: the first error that it recorded, else the cause and what it waits for.
+        """Why the run is not complete, in a line; None if nothing tells that.
 
-        None if there is nothing to tell.
+        The first error that it recorded, else the cause and what its job waits for.
         """
         if self._failure_text is not None:
             return self._failure_text.splitlines()[0]
@@ -124,6 +124,10 @@ class SweepStatus:
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
+    tending_job: str | None = None
+    """As `top_up_job`, or one that is at work; None if nobody will submit what waits."""
+    silence: str | None = None
+    """What Slurm did not answer, if it was asked and did not."""
     faults: list[str] = field(default_factory=list)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
     lost_jobs: tuple[str, ...] = ()
@@ -224,6 +228,7 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,
         remarks=[*notes, *elsewhere], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
+        tending_job=_top_up_job(ledger, view, may_work=True), silence=notes[0] if notes else None,
         lost_jobs=lost.arrays, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
     )  # fmt: skip
     if status.waiting:
@@ -267,9 +272,9 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     return run
 
 
-def _top_up_job(ledger: Ledger, view: SchedulerView) -> str | None:
-    pending = [entry for entry in (view.queue or {}).values() if entry.state == "PENDING"]
-    found = (find_by_uuid(pending, each.uuid) for each in reversed(ledger.top_ups))
+def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:
+    entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == "PENDING"]
+    found = (find_by_uuid(entries, each.uuid) for each in reversed(ledger.top_ups))
     return next((each for each in found if each is not None), None)
 
 
@@ -282,8 +287,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
     if view.queue is None:
         return f"{count}."
-    running = (find_by_uuid(view.queue.values(), each.uuid) for each in status.ledger.top_ups)
-    job_id = status.top_up_job or next((each for each in running if each is not None), None)
+    job_id = status.top_up_job or status.tending_job
     if job_id is not None:
         return f"{count}: job {job_id} submits them as runs end."
     return (

@@ -14,7 +14,7 @@ from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.operate.unstarted import NOT_STARTED
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, DAMAGED, REFUSALS, Verdict
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
@@ -48,7 +48,10 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
     verdict, memory = _verdict(status, run), _memory(status, run)
-    words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run)}
+    words = {
+        "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
+        "folder": str(status.sweep.run(run.run_id).folder),
+    }  # fmt: skip
     evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
@@ -71,8 +74,12 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
 
 
 def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
-    if run.state is RunState.UNKNOWN and f"{run.run_id}: {run.cause}" in status.faults:
-        return DAMAGED
+    if run.state is RunState.UNKNOWN:
+        return of_unknown(run.cause, run.own_job)
+    if run.waits_in_sweep:
+        job_id = status.tending_job
+        by = "the same `hpc-trainer submit` brings it in" if job_id is None else f"nothing: job {job_id} submits it"
+        return Verdict("It waits in the sweep's own queue until Slurm has room for it.", (by,))
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.warning is not None:
