@@ -305,7 +305,7 @@ def _known(status: SweepStatus) -> Known:
         shapes=frozenset(
             spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
         ),
-        notes=(*told_few(status.faults), *status.elsewhere),
+        notes=(*told_few(status.faults), *status.left_alone),
     )  # fmt: skip
 
 

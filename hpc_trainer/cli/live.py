@@ -47,7 +47,7 @@ def _looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
     """One look after the other; the last one is yielded too."""
     since: dict[str, tuple[tuple[object, ...], float]] = {}
     while True:
-        status = read_status(sweep)
+        status = read_status(sweep, is_look=True)
         now = time.monotonic()
         active = _active(status, run_ids)
         since = {

@@ -46,14 +46,14 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
         every_run: a line a run, however many there are.
     """
     sweep = find_sweep(resolve_runs_dir(runs_dir), name)
-    status = read_status(sweep)
+    status = read_status(sweep, is_look=True)
     if watch:
         from hpc_trainer.cli.live import watch as watch_sweep
 
         try:
             status = watch_sweep(sweep, set(status.states), quiet=as_json)
         except KeyboardInterrupt:
-            status = read_status(sweep)
+            status = read_status(sweep, is_look=True)
     if as_json:
         print_json(status_json(status))
     else:
@@ -181,7 +181,7 @@ def run_logs(
     *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
-    status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
+    status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep, is_look=True)
     warn(status)
     run = runs[0] if len(runs) == 1 else _most_interesting(runs)
     files = log_files(status, run, rank)
@@ -236,7 +236,7 @@ def run_results(
     name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
 ) -> None:
     """Prints the table of results; a line a run if asked for, however many there are."""
-    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     if as_json:
         rows = result_rows(status)
         print_json(sort_rows(rows, sort) if sort else rows)

@@ -21,7 +21,7 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 
 def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
-    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, runs = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     warn(status)
     if len(runs) == 1:
         why = explain(status, runs[0])

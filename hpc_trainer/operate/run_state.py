@@ -213,7 +213,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     account = view.row_of(folder)
     if account is None and not there and folder.job_key in view.remembered:
         end, told_time = view.remembered[folder.job_key]
-        if told_time > _last_sign(folder):  # else somebody has requeued it since
+        if told_time > last_sign(folder):  # else somebody has requeued it since
             return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
@@ -231,7 +231,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
 
 def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
-    quiet_s = view.asked_time - _last_sign(folder)
+    quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)
     if account is not None and account.state in _NOT_ENDED and (
         quiet_s < _ACCOUNTING_LAG_S or account.state == "PENDING"
@@ -260,7 +260,7 @@ def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEn
     return next(rows, None)
 
 
-def _last_sign(folder: RunFolder) -> float:
+def last_sign(folder: RunFolder) -> float:
     """When the run last wrote anything, seconds since the epoch; 0.0 if it never did."""
     beat = folder.heartbeat.get("time", 0.0)
     return float(max(beat, folder.current.start_time if folder.current else 0.0))

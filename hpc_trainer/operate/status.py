@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,9 @@ from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
+from hpc_trainer.slurm.queue import QueueEntry, array_of, find_by_uuid
 from hpc_trainer.slurm.reasons import explain_reason
 
 
@@ -134,8 +134,8 @@ class SweepStatus:
     """Arrays of this sweep in the queue of which no file tells what runs they are for."""
     queue_error: str | None = None
     """Why squeue did not answer, if it was asked and did not."""
-    elsewhere: list[str] = field(default_factory=list)
-    """The notes, among `notes`, about runs that another cluster has."""
+    left_alone: list[str] = field(default_factory=list)
+    """The notes, among `notes`, about runs that another cluster has, or a job of which no line is left."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
@@ -174,12 +174,15 @@ class SweepStatus:
         return any(run.state.is_active for run in self.open_runs.values())
 
 
-def read_status(sweep: SweepPaths) -> SweepStatus:
+def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """Reads a sweep: its folders, at most one squeue, at most one sacct.
 
     A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more
     after its answer: what they wrote at their end is there then. Where neither squeue nor sacct knows a job, one
     scontrol asks which cluster this is.
+
+    Args:
+        is_look: nobody acts on what it says: Slurm is not asked about a sweep of which every end is known.
 
     Raises:
         RunStateError: there is no such sweep.
@@ -198,9 +201,11 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
     notes: list[str] = []
     folders = _first_look(sweep, specs, read, submissions, ledger)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
-    is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
+    may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
+    is_torn = bool(may_live and ledger.damage) or any(each.submission is None for each in may_live)
     was_on_slurm = is_torn and sweep.scripts.is_dir()
-    view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
+    must_ask = bool(may_live and ledger.waiting) or was_on_slurm
+    view = ask_slurm(sweep, folders, read, notes, faults, must_ask=must_ask, is_look=is_look)
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
@@ -225,11 +230,13 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
         for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
     ]
+    open_runs = {run.run_id: _doubted(run, lost) for run in runs}
+    left_alone = [*elsewhere, *_lost_notes(open_runs.values())]
     status = SweepStatus(
-        sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,
-        remarks=[*notes, *elsewhere], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
+        sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done,
+        remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
         tending_job=_top_up_job(ledger, view, may_work=True), silence=notes[0] if notes else None,
-        lost_jobs=lost.arrays, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
+        lost_jobs=lost.arrays, queue_error=notes[0] if view.queue is None else None, left_alone=left_alone,
     )  # fmt: skip
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -270,6 +277,21 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     if run.spec.is_lost and run.state.needs_submit:
         return dataclasses.replace(run, state=RunState.UNKNOWN, cause=LOST_SPEC)
     return run
+
+
+def _lost_notes(runs: Collection[RunStatus]) -> Iterator[str]:
+    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same."""
+    lost = (run.cause for run in runs if run.state is RunState.UNKNOWN and run.cause is not None)
+    for cause, count in Counter(each for each in lost if "submissions.jsonl has " in each).items():
+        yield f"{count} run(s) are left alone: {cause}."
+    own = (
+        run.own_job for run in runs if run.state.is_active and run.submission is not None and not run.submission.uuid
+    )
+    for job_id, count in Counter(array_of(each) for each in own if each is not None).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
 
 
 def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
+from hpc_trainer.api import plan_grid, retry, submit_grid
 from hpc_trainer.cli.main import main
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, SubmitError
@@ -174,6 +174,36 @@ def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_sl
     assert "scancel --state=PENDING 101, then submit again" in str(status.runs[0].cause)
     cancel_runs(status, status.runs)
     assert fake_slurm.calls("scancel") == ["scancel --quiet 101"]
+
+
+@pytest.mark.parametrize("at_work", [(), (0,), (0, 1, 2)])
+def test_plan_and_submit_say_that_lost_jobs_have_runs(
+    at_work: tuple[int, ...], grid: Grid, fake_slurm: FakeSlurm
+) -> None:
+    """No line is damaged, so no fault tells of it: the whole file is gone."""
+    submit(grid)
+    (lost,) = read_submissions(grid.sweep)
+    queue = "".join(f"101_{index}|PENDING||Priority|{lost.uuid}|sweep-{lost.uuid[:8]}\n" for index in range(3))
+    for index in at_work:
+        run = grid.sweep.run(grid.specs[index].run_id)
+        run.folder.mkdir()
+        Journal(run).start(
+            0, job_id=f"101_{index}", restart_count=0, node="n", pid=1, executor="slurm", world_size=1
+        )  # fmt: skip
+        queue = queue.replace(f"101_{index}|PENDING||Priority", f"101_{index}|RUNNING|n|None")
+    (fake_slurm.folder / "queue").write_text(queue)
+    grid.sweep.submissions.unlink()
+    told = []
+    if at_work:
+        told.append(f"{len(at_work)} run(s) are left alone: they say themselves that job 101 has them")
+    if len(at_work) < 3:
+        told.append(f"{3 - len(at_work)} run(s) are left alone: job 101 of this sweep is in the queue")
+    done = submit_grid(grid, command_line=["hpc-trainer", "submit"])
+    for notes in (read_status(grid.sweep).notes, plan_grid(grid).notes, done.plan.notes):
+        assert all(any(each.startswith(words) for each in notes) for words in told), notes
+        assert len(notes) == len(told)
+    assert done.num_submitted == 0
+    assert len(fake_slurm.calls("sbatch")) == 1
 
 
 def test_when_the_lost_job_is_gone_submit_goes_on_by_itself(grid: Grid, fake_slurm: FakeSlurm) -> None:
