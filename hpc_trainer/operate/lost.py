@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -179,6 +180,22 @@ def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, str]:
         if intents and not intents <= known and ("--sweep-dir", str(sweep.folder)) in pairs:
             runs |= dict.fromkeys(words, f"the queue of process {process.pid}")
     return runs
+
+
+def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
+    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same.
+
+    Args:
+        causes: those of the UNKNOWN runs.
+        jobs: of the runs that say themselves which job has them.
+    """
+    for cause, count in Counter(each for each in causes if "submissions.jsonl has " in each).items():
+        yield f"{count} run(s) are left alone: {cause}."
+    for job_id, count in Counter(map(array_of, jobs)).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
 
 
 def told_few(faults: Faults) -> list[str]:

@@ -8,14 +8,14 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError
 from hpc_trainer.operate.ask import ask_slurm, decide_now
 from hpc_trainer.operate.known_ends import record_ends
-from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
+from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, lost_notes, told_few
 from hpc_trainer.operate.run_folder import RunFolder, read_folder, unstarted_folder
 from hpc_trainer.operate.run_state import End, SchedulerView, decide, ended_before_it_began
 from hpc_trainer.operate.unstarted import last_words
@@ -27,7 +27,7 @@ from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import QueueEntry, array_of, find_by_uuid
+from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
 from hpc_trainer.slurm.reasons import explain_reason
 
 
@@ -177,9 +177,8 @@ class SweepStatus:
 def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """Reads a sweep: its folders, at most one squeue, at most one sacct.
 
-    A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more
-    after its answer: what they wrote at their end is there then. Where neither squeue nor sacct knows a job, one
-    scontrol asks which cluster this is.
+    A run goes on while it is looked at: the folders of those that a scheduler no longer has are read once more after
+    its answer. Where neither squeue nor sacct knows a job, one scontrol asks which cluster this is.
 
     Args:
         is_look: nobody acts on what it says: Slurm is not asked about a sweep of which every end is known.
@@ -231,7 +230,10 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
     ]
     open_runs = {run.run_id: _doubted(run, lost) for run in runs}
-    left_alone = [*elsewhere, *_lost_notes(open_runs.values())]
+    active = [run for run in open_runs.values() if run.state.is_active]
+    causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
+    told = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
+    left_alone = [*elsewhere, *lost_notes(causes, told)]
     status = SweepStatus(
         sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done,
         remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
@@ -277,21 +279,6 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     if run.spec.is_lost and run.state.needs_submit:
         return dataclasses.replace(run, state=RunState.UNKNOWN, cause=LOST_SPEC)
     return run
-
-
-def _lost_notes(runs: Collection[RunStatus]) -> Iterator[str]:
-    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same."""
-    lost = (run.cause for run in runs if run.state is RunState.UNKNOWN and run.cause is not None)
-    for cause, count in Counter(each for each in lost if "submissions.jsonl has " in each).items():
-        yield f"{count} run(s) are left alone: {cause}."
-    own = (
-        run.own_job for run in runs if run.state.is_active and run.submission is not None and not run.submission.uuid
-    )
-    for job_id, count in Counter(array_of(each) for each in own if each is not None).items():
-        yield (
-            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
-            "lost the line that says so."
-        )
 
 
 def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:
@@ -365,12 +352,12 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: E
 
 # With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
+_NOT_BEGUN = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
 
 def _waiting_entry(folder: RunFolder, view: SchedulerView) -> QueueEntry | None:
     entry = view.job_of(folder)
-    has_begun = entry is None or entry.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-    return None if has_begun else entry
+    return entry if entry is not None and entry.state in _NOT_BEGUN else None
 
 
 def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
