@@ -62,7 +62,7 @@ class RunStatus:
     elsewhere: str | None = None
     """The cluster that has its job, if another one answers here."""
     pending_reason: str | None = None
-    """Slurm's own word for why its job waits; None if no job of its waits in Slurm's queue."""
+    """Slurm's own word for why its job waits; None if none of its jobs does."""
 
     @property
     def run_id(self) -> str:
@@ -203,8 +203,9 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
     is_torn = bool(may_live and ledger.damage) or any(each.submission is None for each in may_live)
     was_on_slurm = is_torn and sweep.scripts.is_dir()
-    must_ask = bool(may_live and ledger.waiting) or was_on_slurm
-    view = ask_slurm(sweep, folders, read, notes, faults, must_ask=must_ask, is_look=is_look)
+    view = ask_slurm(
+        sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
+    )
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
@@ -296,8 +297,7 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
     if view.queue is None:
         return f"{count}."
-    job_id = status.top_up_job or status.tending_job
-    if job_id is not None:
+    if (job_id := status.top_up_job or status.tending_job) is not None:
         return f"{count}: job {job_id} submits them as runs end."
     return (
         f"{count}, and no top-up job is queued. The submit command brings them in, or: "
