@@ -289,8 +289,7 @@ def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) 
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
-    waiting = ledger.waiting.get(run_id)
-    return None if waiting is None else waiting.reason
+    return ledger.waiting[run_id].reason if run_id in ledger.waiting else None
 
 
 def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
