@@ -308,7 +308,7 @@ def _known(status: SweepStatus, grid: Grid | None = None) -> Known:
         shapes=frozenset(
             spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
         ),
-        notes=(*told_few(status.faults), *status.elsewhere, *dict.fromkeys(claimed.values())),
+        notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpc_trainer.api import retry
 from hpc_trainer.cli.common import print_json, resolve_runs_dir
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.drill import DrillReport, choose_run, run_drill
 from hpc_trainer.operate.drill_kinds import Drill
@@ -30,7 +31,7 @@ def run_drill_verb(
     if as_json:
         print_json({**dataclasses.asdict(report), "drill": report.drill.value})
     else:
-        print(_verdict(report))
+        print(as_typed(_verdict(report)))
     if report.problems:
         sys.exit(1)
 

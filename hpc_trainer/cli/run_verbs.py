@@ -14,13 +14,14 @@ from hpc_trainer.cli.common import (
     counts_line,
     figure,
     print_json,
+    print_next,
     print_table,
     resolve_runs_dir,
     short_duration,
     short_number,
     warn,
 )
-from hpc_trainer.cli.terminal import unfiltered, visible_log_line
+from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
@@ -45,14 +46,14 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
         every_run: a line a run, however many there are.
     """
     sweep = find_sweep(resolve_runs_dir(runs_dir), name)
-    status = read_status(sweep)
+    status = read_status(sweep, is_look=True)
     if watch:
         from hpc_trainer.cli.live import watch as watch_sweep
 
         try:
             status = watch_sweep(sweep, set(status.states), quiet=as_json)
         except KeyboardInterrupt:
-            status = read_status(sweep)
+            status = read_status(sweep, is_look=True)
     if as_json:
         print_json(status_json(status))
     else:
@@ -73,6 +74,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
                 "attempt": len(run.attempts),
                 "job_id": run.job_id,
                 "cause": run.cause,
+                "pending_reason": run.pending_reason,
                 "node": run.node,
                 "metrics": dict(run.metrics),
                 "speed": dict(run.speed),
@@ -88,11 +90,11 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     is_long = len(status.specs) > MOST_LINES and not every_run
     _print_runs(_most_telling(status) if is_long else status.runs)
     if is_long:
-        out.print(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}")
+        print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {escape(note)}", soft_wrap=True)
-    out.print(f"Next: {_next_command(status)}")
+        out.print(f"Note: {escape(as_typed(note))}", soft_wrap=True)
+    print_next(_next_command(status))
 
 
 def _most_telling(status: SweepStatus) -> list[RunStatus]:
@@ -165,13 +167,13 @@ def _next_command(status: SweepStatus) -> str:
     bad = (RunState.FAILED, RunState.OUT_OF_MEMORY)
     failed = next((run for run in status.open_runs.values() if run.state in bad), None)
     if failed is not None:
-        return f"hpc-trainer why {failed.run_id}"
+        return f"why {failed.run_id}"
     if status.has_active:
-        return f"hpc-trainer status --watch {status.sweep.name}"
+        return f"status --watch {status.sweep.name}"
     stopped = next((run for run in status.open_runs.values() if run.state.needs_submit), None)
     if stopped is not None:
-        return f"hpc-trainer why {stopped.run_id}"
-    return f"hpc-trainer results {status.sweep.name}"
+        return f"why {stopped.run_id}"
+    return f"results {status.sweep.name}"
 
 
 def run_logs(
@@ -179,7 +181,7 @@ def run_logs(
     *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
-    status, run_ids = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
+    status, run_ids = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep, is_look=True)
     run = _most_interesting(status, run_ids)
     files = log_files(status, run, rank)
     warn(status)
@@ -228,14 +230,14 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         print(f"cancelled {run_id}")
     num_ended = len(run_ids) - len(cancelled)
     print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {num_ended} had ended before.")
-    print(f"Next: hpc-trainer status {status.sweep.name}")
+    print_next(f"status {status.sweep.name}")
 
 
 def run_results(
     name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
 ) -> None:
     """Prints the table of results; a line a run if asked for, however many there are."""
-    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     if as_json:
         rows = result_rows(status)
         print_json(sort_rows(rows, sort) if sort else rows)
@@ -257,7 +259,8 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     )
     out = console()
     if len(shown) < len(rows):
-        out.print(f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}")
+        told = f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}"
+        print(as_typed(told))
     if by and rows and rows[0].get(by) is not None:
         out.print(f"Best {by}: [bold]{escape(figure(rows[0][by]))}[/] ({rows[0]['run_id']})")
     place = escape(str(status.sweep.folder))

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.common import console, counts_line, print_json, print_next, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.operate.why import Why, explain
@@ -21,7 +22,7 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 
 def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
-    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     if len(run_ids) == 1:
         why = explain(status, status.run(run_ids[0]))
         warn(status)
@@ -47,7 +48,11 @@ def _print_one(why: Why) -> None:
     out = console()
     out.print(f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}", soft_wrap=True)
     out.print(escape(why.verdict), soft_wrap=True)
-    for title, lines in (("Because", why.evidence), ("Do", why.advice), ("Story", why.timeline)):
+    for title, lines in (
+        ("Because", why.evidence),
+        ("Do", [as_typed(each) for each in why.advice]),
+        ("Story", why.timeline),
+    ):
         if lines:
             out.print(f"\n{title}:")
             for line in lines:
@@ -66,4 +71,8 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
         out.print(f"\n{len(group)} x {state_markup(group[0].state)}: {escape(verdict)}", soft_wrap=True)
         out.print(f"  {escape(evidence)}", soft_wrap=True)
         out.print(f"  {escape(names)}{more}", soft_wrap=True)
-    out.print(f"\nNext: hpc-trainer why {found[0].run_id}" if found else "Every run is complete, runs or waits.")
+    if found:
+        out.print()
+        print_next(f"why {found[0].run_id}")
+    else:
+        out.print("Every run is complete, runs or waits.")

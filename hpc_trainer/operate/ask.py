@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.known_ends import read_ends
 from hpc_trainer.operate.run_folder import RunFolder
-from hpc_trainer.operate.run_state import End, SchedulerView, decide
+from hpc_trainer.operate.run_state import End, SchedulerView, decide, last_sign
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.runs.submissions import CLOCKS_S
 from hpc_trainer.slurm.queue import QueueEntry, array_of, cluster_name, find_by_uuid, read_accounting, read_queue
 
 
 def ask_slurm(
     sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
-    faults: Faults, *, must_ask: bool,
+    faults: Faults, *, must_ask: bool, is_look: bool,
 ) -> SchedulerView:  # fmt: skip
     """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
 
@@ -34,11 +36,17 @@ def ask_slurm(
         notes: gets what could not be asked.
         faults: gets what cannot be read of the ends that Slurm has told before.
         must_ask: there is something to ask besides these folders.
+        is_look: nobody acts on the answer. Nothing is asked then if every end is known: a Slurm that is silent takes
+            30 s to say so.
     """
     asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
-    if not asked and not must_ask:
-        return SchedulerView({}, {})
     begin = time.time()
+    damage = Faults()
+    remembered = read_ends(sweep, damage) if asked else {}
+    faults += damage
+    are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
+    if not must_ask and (are_over or not asked):
+        return SchedulerView({}, {}, remembered)
     try:
         queue = read_queue()
     except SlurmError as error:
@@ -61,10 +69,7 @@ def ask_slurm(
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
         view = SchedulerView(queue, None, asked_time=begin)
     if left:
-        damage = Faults()
-        ends = read_ends(sweep, damage)
-        faults += damage
-        view = dataclasses.replace(view, remembered=ends, unread=damage[0] if damage.refusal else None)
+        view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
     return _with_cluster(view, [folders[run_id] for run_id in left])
 
 
@@ -76,6 +81,24 @@ def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> Schedule
         return dataclasses.replace(view, cluster=cluster_name())
     except SlurmError as error:
         return dataclasses.replace(view, unnamed=str(error))
+
+
+# After this nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, 300 s by default.
+OVER_S = CLOCKS_S
+
+
+def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
+    """True if a run has ended, by what is known without Slurm, and nothing brings it back unasked."""
+    if folder.doubt is not None or folder.untold_job is not None:
+        return False
+    if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
+        return True
+    if folder.is_settled and folder.current is not None:
+        told = folder.current.end_time
+    else:
+        told = remembered[folder.job_key][1] if folder.job_key in remembered else None
+        told = None if told is None or told <= last_sign(folder) else told
+    return told is not None and now - told > OVER_S
 
 
 def decide_now(

@@ -74,26 +74,28 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     return SweepPaths(sweeps[0].folder.absolute())
 
 
-def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[SweepStatus, list[str]]:
+def select(
+    runs_dir: Path, names: Sequence[str], sweep: str | None, *, is_look: bool = False
+) -> tuple[SweepStatus, list[str]]:
     """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
 
-    Without `sweep`, runs are looked for in the newest sweep first, then in the others.
+    Without `sweep`, runs are looked for in the newest sweep first, then in the others. `is_look` is of `read_status`.
 
     Raises:
         RunStateError: a name fits nothing.
     """
     if sweep is None and len(names) == 1 and SweepPaths(runs_dir / names[0]).exists:
-        status = read_status(find_sweep(runs_dir, names[0]))
+        status = read_status(find_sweep(runs_dir, names[0]), is_look=is_look)
         return status, [*status.specs]
     if sweep is not None or not names:
-        status = read_status(find_sweep(runs_dir, sweep))
+        status = read_status(find_sweep(runs_dir, sweep), is_look=is_look)
         return status, find_runs(status, names)
     for candidate in list_sweeps(runs_dir):
         # Specs tell names without asking the scheduler.
         if all(any(fits(run_id, name) for run_id in _run_ids(candidate)) for name in names):
-            status = read_status(SweepPaths(candidate.folder.absolute()))
+            status = read_status(SweepPaths(candidate.folder.absolute()), is_look=is_look)
             return status, find_runs(status, names)
-    status = read_status(find_sweep(runs_dir, None))
+    status = read_status(find_sweep(runs_dir, None), is_look=is_look)
     return status, find_runs(status, names)
 
 

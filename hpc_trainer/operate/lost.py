@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import psutil
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
-from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, lost_spec, read_specs
+from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
 
@@ -32,16 +33,20 @@ _ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
 
 def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, RunSpec]:
     """Every run of the sweep: those of specs.jsonl, then those that submissions.jsonl or their own folder tells of."""
-    specs = read_specs(sweep, faults)
+    damage = Faults()
+    specs = read_specs(sweep, damage)
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
     listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
     names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
-    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys(), faults), "?")
-    if lost and not faults:
-        faults.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
+    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys(), damage), "?")
+    if lost and not damage:
+        damage.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
+    # A damaged line says no more whose it was, perhaps: where every run has its spec, it was written anew.
+    faults += damage if lost else [each for each in damage if not each.endswith(NAMELESS)]
+    faults.refusal = faults.refusal or damage.refusal
     return specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}
 
 
@@ -106,7 +111,7 @@ class LostJobs:
                 f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
                 f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
             )
-        return self.unseen
+        return None if self.unseen is None else f"squeue did not answer, and a job may have it: {self.unseen}"
 
     def job_of(self, run_id: str) -> str | None:
         """The id of the job in Slurm that has a run, if it is known."""
@@ -182,6 +187,22 @@ def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, str]:
         if intents and not intents <= known and ("--sweep-dir", str(sweep.folder)) in pairs:
             runs |= dict.fromkeys(words, f"the queue of process {process.pid}")
     return runs
+
+
+def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
+    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same.
+
+    Args:
+        causes: those of the UNKNOWN runs.
+        jobs: of the runs that say themselves which job has them.
+    """
+    for cause, count in Counter(each for each in causes if "submissions.jsonl has " in each).items():
+        yield f"{count} run(s) are left alone: {cause}."
+    for job_id, count in Counter(map(array_of, jobs)).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
 
 
 def told_few(faults: Faults) -> list[str]:

@@ -125,7 +125,9 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
     else:
         (state, cause), node = _decide_local(folder), None
     if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
-        state, cause = RunState.UNKNOWN, folder.doubt
+        # A silent squeue first: the job may be in the queue, and that would settle it.
+        is_silent = folder.is_on_slurm and view.queue is None
+        state, cause = RunState.UNKNOWN, "squeue did not answer" if is_silent else folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
@@ -206,11 +208,10 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     cause = current.cause if current else None
     entry = view.job_of(folder)
     if entry is not None:
-        return (
-            _state_in_queue(entry, current, is_successor=is_successor),
-            cause if current and current.has_ended else None,
-            entry.node or None,
-        )
+        state = _state_in_queue(entry, current, is_successor=is_successor)
+        if state is RunState.UNKNOWN:
+            return state, f"squeue calls its job {entry.state}, a word that is not known here", entry.node or None
+        return state, cause if current and current.has_ended else None, entry.node or None
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None
@@ -221,7 +222,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     account = view.row_of(folder)
     if account is None and folder.job_key in view.remembered:
         end, told_time = view.remembered[folder.job_key]
-        if told_time > _last_sign(folder):  # else somebody has requeued it since
+        if told_time > last_sign(folder):  # else somebody has requeued it since
             return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
@@ -237,7 +238,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
 
 def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
-    quiet_s = view.asked_time - _last_sign(folder)
+    quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)
     if account is not None and account.state in _NOT_ENDED and (
         quiet_s < _ACCOUNTING_LAG_S or account.state == "PENDING"
@@ -269,7 +270,7 @@ def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEn
     return next(rows, None)
 
 
-def _last_sign(folder: RunFolder) -> float:
+def last_sign(folder: RunFolder) -> float:
     """When the run last wrote anything, seconds since the epoch; 0.0 if it never did."""
     beat = folder.heartbeat.get("time", 0.0)
     return float(max(beat, folder.current.start_time if folder.current else 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,7 +217,8 @@ def _shape_text(shape: Shape) -> str:
 def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:
     """Every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
 
-    A line that cannot be read costs its own run: it is set aside, and told to `faults`.
+    A line that cannot be read costs its own run: it is set aside, and told to `faults`, but for one of a run of which
+    a later line can be read. Where no run that is read has it, the fault ends with `NAMELESS`.
 
     Raises:
         UntrustedFileError: others may have changed the file.
@@ -225,20 +227,30 @@ def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, Run
         return {}
     specs: dict[str, RunSpec] = {}
     shapes: dict[bytes, Shape] = {}
+    damaged: list[tuple[Line, ValueError]] = []
+    newest: dict[str, int] = {}
     for line in raw_lines(paths.specs, faults):
-        spec = _read_line(paths, line, shapes, faults)
-        if spec is not None:
+        try:
+            spec = _quickly(paths, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
+        except ValueError as error:  # noqa: PERF203  (a damaged line costs no other)
+            if not is_torn(line.data):
+                damaged.append((line, error))
+        else:
             specs[spec.run_id] = spec
+            newest[spec.run_id] = line.number
+    for line, why in damaged:
+        found = _NAMES.search(line.data)
+        read = newest.get(found[1].decode()) if found else None
+        if read is None:
+            tell(faults, paths.specs, f"{why}{NAMELESS}", line.number)
+        elif read < line.number:
+            tell(faults, paths.specs, why, line.number)
     return specs
 
 
-def _read_line(paths: SweepPaths, line: Line, shapes: dict[bytes, Shape], faults: Faults | None) -> RunSpec | None:
-    try:
-        return _quickly(paths, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
-    except ValueError as error:
-        if not is_torn(line.data):
-            tell(faults, paths.specs, error, line.number)
-        return None
+_NAMES = re.compile(rb'"run_id": ?"([A-Za-z0-9._-]+)"')
+NAMELESS = "; no other line has its run"
+"""How the fault of a damaged line of specs.jsonl ends, if no line of its run can be read."""
 
 
 def _quickly(paths: SweepPaths, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | None:

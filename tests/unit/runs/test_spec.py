@@ -73,7 +73,7 @@ def test_a_changed_line_is_refused_by_its_checksum(paths: SweepPaths) -> None:
     assert read_specs(paths, faults) == {}
     assert faults == [
         "specs.jsonl line 1 cannot be read: its checksum is of another text (if you have edited it: take out its last "
-        "key, crc)"
+        "key, crc); no other line has its run"
     ]
     with pytest.raises(RunStateError, match=r"no run .* that can be read. specs.jsonl line 1 .*checksum"):
         read_spec(paths, spec.run_id)
