@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.choice import at, holds, shown, typed, value_of
 from hpc_trainer.config.schema.effect import ONLY_WITH
 from hpc_trainer.config.schema.train import TrainConfig
-
-# As one types them: `schedule=wsd` chooses a file that sets schedule.name.
-_CHOSEN_BY_GROUP = {
-    "schedule.name": "schedule",
-    "precision.compute_dtype": "precision",
-    "parallel.strategy": "parallel",
-}
 
 
 class Limited(NamedTuple):
@@ -36,12 +29,12 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
         part = getattr(config, section)
         kind: Any = type(part)
         for limited in limited_keys(kind):
-            value = _at(part, limited.path)
-            if value != limited.default and not any(_holds(config, need) for need in limited.needs):
+            value = at(part, limited.path)
+            if value != limited.default and not any(holds(config, need) for need in limited.needs):
                 key = ".".join((section, *limited.path))
                 yield (
-                    f"{key}={_shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{_state(config, limited.needs)}. Leave it out, or use {key}={_shown(limited.default)}."
+                    f"{key}={shown(value)} is for {_listed(limited.needs)}, and has no effect with "
+                    f"{_state(config, limited.needs)}. Leave it out, or use {key}={shown(limited.default)}."
                 )
 
 
@@ -65,52 +58,15 @@ _FRESH: dict[str, Any] = {each.name: each.default_factory for each in dataclasse
 _SECTIONS = tuple(name for name, kind in _FRESH.items() if dataclasses.is_dataclass(kind))
 
 
-def _holds(config: TrainConfig, need: str) -> bool:
-    key, _, wanted = need.partition("=")
-    value, default = _value(config, key)
-    return _shown(value) == wanted if wanted else bool(value != default)
-
-
-def _value(config: TrainConfig, key: str) -> tuple[Any, Any]:
-    """Of a dotted key: what it is, and its default."""
-    section, *path = key.split(".")
-    part = getattr(config, section)
-    kind: Any = type(part)
-    return _at(part, path), _at(_fresh(kind), path)
-
-
-@functools.cache
-def _fresh(kind: Any) -> Any:
-    return kind()
-
-
-def _at(part: Any, path: tuple[str, ...] | list[str]) -> Any:
-    for name in path:
-        part = getattr(part, name)
-    return part
-
-
 def _listed(needs: tuple[str, ...]) -> str:
     """`parallel.sync=post_local_sgd or diloco`."""
     values: dict[str, list[str]] = {}
     for need in needs:
         key, _, value = need.partition("=")
-        values.setdefault(_typed(key), []).append(value)
+        values.setdefault(typed(key), []).append(value)
     return " or ".join(f"{key}={' or '.join(given) or '...'}" for key, given in values.items())
 
 
 def _state(config: TrainConfig, needs: tuple[str, ...]) -> str:
     keys = dict.fromkeys(need.partition("=")[0] for need in needs)
-    return " ".join(f"{_typed(key)}={_shown(_value(config, key)[0])}" for key in keys)
-
-
-def _typed(key: str) -> str:
-    return _CHOSEN_BY_GROUP.get(key, key)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return str(value.name)
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return " ".join(f"{typed(key)}={shown(value_of(config, key)[0])}" for key in keys)

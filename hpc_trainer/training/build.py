@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +14,16 @@ from torch import nn
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.parallel import Strategy
-from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
 from hpc_trainer.training import rollback
+from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.early_stop import EarlyStop
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
-from hpc_trainer.training.float8 import use_float8
 from hpc_trainer.training.fully_sharded import check_formats
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.mesh import Mesh, build_mesh
@@ -33,7 +33,6 @@ from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.order import BatchOrder
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler, set_precision
-from hpc_trainer.training.recompute import check_blocks, recompute_blocks
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
@@ -43,7 +42,6 @@ from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 if TYPE_CHECKING:
     from hpc_trainer.training.build_stage import Stages
-    from hpc_trainer.training.compile_cache import CompileCache
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,12 +55,13 @@ class Task:
     train_set: MapDataset
     eval_set: MapDataset
     mesh: Mesh
-    compile_cache: CompileCache | None = None
+    abilities: list[Ability]
+    after_step: list[Callable[[int], None]]
 
     def close(self) -> None:
         """Removes what was kept outside of the run's folder."""
-        if self.compile_cache is not None:
-            self.compile_cache.close()
+        for each in self.abilities:
+            each.close()
 
 
 def build_task(config: TrainConfig, run: RunContext) -> Task:
@@ -76,10 +75,13 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     set_precision(config.precision)
     train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
-    loss, stages = _build_loss(config, run, mesh, train_set)
-    compile_cache = _compile(config, run, loss)
-    recompute_blocks(loss.model, config.train.recompute)
-    sizes = batch_sizes(config, run, loss, train_set)
+    active = abilities(config)
+    building = Building(config=config, device=run.device, dataset=train_set, mesh=mesh, run=run)
+    loss, stages = _build_loss(config, building, mesh, active)
+    with contextlib.ExitStack() as trying:
+        for each in active:
+            trying.enter_context(each.trying())
+        sizes = batch_sizes(config, run, loss, train_set)
     module, kind, needed = _share(config, run, mesh, loss, stages)
     state = _build_state(config, run, mesh, loss.model, module, stages)
     if kind is Stepper:
@@ -92,12 +94,14 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
         channels_last=config.train.channels_last,
+        after_update=overridden(active, "after_update"),
         target_groups=groups_to_count(
             train_set, mesh, num_micro_batches=sizes.grad_accum_steps * (config.train.logical_ranks or 1)
         ),
         **needed,
     )
-    state.ema = build_ema(loss.model, config.train.ema_decay, module)  # after the weights became rank 0's
+    for each in active:
+        each.on_state(state, module, building)
     return Task(
         state=state,
         stepper=stepper,
@@ -106,17 +110,20 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         train_set=train_set,
         eval_set=eval_set,
         mesh=mesh,
-        compile_cache=compile_cache,
+        abilities=active,
+        after_step=overridden(active, "after_step"),
     )
 
 
 def _build_loss(
-    config: TrainConfig, run: RunContext, mesh: Mesh, dataset: MapDataset
+    config: TrainConfig, building: Building, mesh: Mesh, active: list[Ability]
 ) -> tuple[VotingLoss, Stages | None]:
     """The model, as this rank holds it, with its loss; and how it was cut, where it was."""
-    train, device = config.train, run.device
+    train, device, dataset = config.train, building.device, building.dataset
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, dataset)
+    for each in active:
+        each.see_whole(model, building)
     plan = find_plan(model, mesh)
     stages = _cut_into_stages(config, mesh, model, dataset, device.type)
     model = model.to(device)
@@ -124,10 +131,12 @@ def _build_loss(
     seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
     if train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if config.precision.compute_dtype is Dtype.fp8:
-        use_float8(model)
-    loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
-    return loss.to(device), stages
+    for each in active:
+        each.on_device(model, building)
+    loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size).to(device)
+    for each in active:
+        each.on_loss(loss, building)
+    return loss, stages
 
 
 def _build_state(
@@ -153,18 +162,6 @@ def _build_state(
         more=add_comm_hook(module, config.parallel, seed=config.seed),
         settings=chosen_settings(config.optim, optimizer),
     )
-
-
-def _compile(config: TrainConfig, run: RunContext, loss: VotingLoss) -> CompileCache | None:
-    """Collective."""
-    if not config.train.compile:
-        return None
-    from hpc_trainer.training.compile_cache import open_cache  # late: both need torch._dynamo, as slow as torch
-    from hpc_trainer.training.compiled import compile_step
-
-    cache = open_cache(config, run)
-    compile_step(loss, config.train)
-    return cache
 
 
 def _cut_into_stages(
@@ -225,6 +222,5 @@ def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
         model: nn.Module = target(**shape, **config.model.kwargs)
     else:
         model = target(config.model, **shape)
-    check_blocks(model, config.train)
     check_formats(model, config.parallel)
     return model

@@ -12,7 +12,6 @@ number of ranks or the kind of device is another one, or memory ended all the sa
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import traceback
 from bisect import bisect_left
@@ -84,19 +83,10 @@ def batch_sizes(config: TrainConfig, run: RunContext, loss: VotingLoss, dataset:
         "devices": sorted(set(run.group.gather(device_name(run.device)))),
     }
     known = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
-    with _uncompiled(config):
-        found = known.get("found")
-        sizes = _sizes(found) if found else _find(config, run, loss, dataset, place, known.get("below"))
+    found = known.get("found")
+    sizes = _sizes(found) if found else _find(config, run, loss, dataset, place, known.get("below"))
     run.describe(fit={"micro_batch_size": sizes.micro_batch_size, "grad_accum_steps": sizes.grad_accum_steps})
     return sizes
-
-
-def _uncompiled(config: TrainConfig) -> contextlib.AbstractContextManager[None]:
-    if not config.train.compile:
-        return contextlib.nullcontext()
-    from hpc_trainer.training.compiled import uncompiled  # late: it imports torch._dynamo
-
-    return uncompiled()
 
 
 def _check_trial_is_possible(loss: nn.Module) -> None:

@@ -147,6 +147,19 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
+def check_has_blocks(model: nn.Module, what: str, use: str) -> None:
+    """Of a whole model; a stage of one may have none.
+
+    Raises:
+        ConfigError: `what` does something to blocks, and there are none; `use` is the way out.
+    """
+    if not any(True for _ in blocks(model)):
+        raise ConfigError(
+            f"{what} blocks, and {type(model).__name__} has none: layers that are modules with layers of their own, in "
+            f"an nn.ModuleList or nn.Sequential. Use {use}."
+        )
+
+
 def is_fully_sharded(module: nn.Module) -> bool:
     """True of what `share_among_data_ranks` cut up. Its forward pass is collective."""
     return callable(getattr(module, "set_requires_gradient_sync", None))

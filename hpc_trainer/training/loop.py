@@ -33,7 +33,7 @@ def train(config: TrainConfig, run: RunContext) -> None:
 
 def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryReport) -> None:
     state = task.state
-    memory.state, memory.micro_batch_size = state, task.sizes.micro_batch_size
+    memory.watch(task)
     state.resume(run.restore(**state.objects()))
     rollback.begin(config, run, state)
     while True:
@@ -82,8 +82,8 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
-        if task.compile_cache is not None:
-            task.compile_cache.save_once()
+        for after_step in task.after_step:
+            after_step(state.step)
         state.samples_seen += config.train.global_batch_size
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
@@ -139,8 +139,10 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
     step, model = task.state.step, task.state.model
-    averaged = contextlib.nullcontext() if task.state.ema is None else task.state.ema.swapped_in()
-    with averaged, buffers_shared(model, task.mesh.data_groups()):
+    with contextlib.ExitStack() as around:
+        for each in task.abilities:
+            around.enter_context(each.evaluating())
+        around.enter_context(buffers_shared(model, task.mesh.data_groups()))
         metrics = evaluate(
             task.stepper.for_evaluation(model),
             task.eval_set,

@@ -20,8 +20,8 @@ def try_rates(config: TrainConfig, run: RunContext) -> None:
     """Logs `loss` (the mean over all ranks) and `lr` of each step of the plan in the environment. Collective."""
     plan, watch = from_text(os.environ[VARIABLE]), DivergenceWatch()
     with MemoryReport(config=config, run=run) as memory, contextlib.closing(build_task(config, run)) as task:
-        state = memory.state = task.state
-        memory.micro_batch_size = task.sizes.micro_batch_size
+        memory.watch(task)
+        state = task.state
         run.restore(**state.objects())
         run.saver.stop_is_covered = True  # nobody goes on from here
         with contextlib.closing(open_batches(config, task)) as batches:

@@ -31,6 +31,7 @@ from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.fit_batch import LEAST_EVALUATED
 from hpc_trainer.training.fully_sharded import blocks, gathered_dtype, share_of_fp32
@@ -42,7 +43,6 @@ from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.precision import autocast
-from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.rollback import build_guard
 from hpc_trainer.training.rounds import has_buckets, holds_gradients
 from hpc_trainer.training.whole_matrices import share_work
@@ -98,11 +98,15 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     with FakeTensorMode(allow_non_fake_inputs=True):
         batch = [torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples]
         model = build_model(config, dataset)
+        active, building = abilities(config), Building(config=config, device=torch.device("cpu"), dataset=dataset)
+        for each in active:
+            each.see_whole(model, building)
         shares = find_shares(model, shape)
         sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
         optimizer = build_optimizer(config.optim, model, trust=config.trust)
         loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
-        recompute_blocks(model, train.recompute)
+        for each in active:
+            each.on_loss(loss, building)
         found = measure(config, loss, batch, shares, shape.dp_shard)
         made, guess = update(config, optimizer)
     # Of this rank, before FSDP cuts it; and of all ranks together, as a checkpoint has it.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,10 @@ from hpc_trainer.training.device_memory import device_name, is_out_of_memory, pe
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.state import TrainState
 
+if TYPE_CHECKING:
+    from hpc_trainer.training.ability import Ability
+    from hpc_trainer.training.build import Task
+
 HELD = ("weights", "gradients", "optimizer", "average")
 
 
@@ -26,14 +30,19 @@ HELD = ("weights", "gradients", "optimizer", "average")
 class MemoryReport:
     """One rank's memory in one attempt. A context manager around the training: what ends for want of it gets figures.
 
-    `state` and `micro_batch_size` are set when they are known; before, only the device's own counts are told.
+    Before `watch` only the device's own counts are told.
     """
 
     config: TrainConfig
     run: RunContext
     state: TrainState | None = None
     micro_batch_size: int | None = None
+    abilities: Sequence[Ability] = field(default=())
     _is_told: bool = False
+
+    def watch(self, task: Task) -> None:
+        """It is built: what it holds is told apart from now on."""
+        self.state, self.micro_batch_size, self.abilities = task.state, task.sizes.micro_batch_size, task.abilities
 
     def __enter__(self) -> MemoryReport:
         return self
@@ -71,7 +80,7 @@ class MemoryReport:
         host_peak: resident memory.
         """
         device = self.run.device
-        found: dict[str, Any] = {**dict.fromkeys(HELD), **(_held(self.state) if self.state is not None else {})}
+        found: dict[str, Any] = {**dict.fromkeys(HELD), **self._held()}
         known = sum(found[name] or 0 for name in HELD)
         found |= {"activations": None, "cache": None, "fragmentation": None, "host_peak": peak_rss()}
         if device.type == "cuda":
@@ -91,27 +100,27 @@ class MemoryReport:
             "step": self.run.step if self.state is None else self.state.step,
         }  # fmt: skip
 
+    def _held(self) -> dict[str, int]:
+        if self.state is None:
+            return {}
+        weights = list(self.state.model.parameters())
+        optimizer: Any = getattr(self.state.optimizer, "optim", self.state.optimizer)  # ZeRO's own part
+        moments = [value for values in optimizer.state.values() for value in values.values()]
+        here = {weight.device for weight in weights}  # with optim.offload moments are elsewhere
+        return {
+            "weights": _bytes_here([*weights, *self.state.model.buffers()]),
+            "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
+            "optimizer": _bytes_here(
+                value for value in moments if isinstance(value, torch.Tensor) and value.device in here
+            ),
+            **{name: _bytes_here(tensors) for each in self.abilities for name, tensors in each.held().items()},
+        }
+
     def _write_snapshot(self) -> None:
         """The allocator's segments and blocks as JSON, where it has any; torch's own format is a pickle of the same."""
         if self.run.device.type == "cuda":
             path = self.run.paths.memory_snapshot(self.run.attempt, self.run.rank)
             path.write_text(json.dumps(torch.cuda.memory._snapshot(), default=str))
-
-
-def _held(state: TrainState) -> dict[str, int]:
-    weights = list(state.model.parameters())
-    optimizer: Any = getattr(state.optimizer, "optim", state.optimizer)  # ZeRO's own part
-    moments = [value for values in optimizer.state.values() for value in values.values()]
-    here = {weight.device for weight in weights}  # with optim.offload moments are elsewhere
-    average = [] if state.ema is None else [*state.ema.parameters(), *state.ema.buffers()]
-    return {
-        "weights": _bytes_here([*weights, *state.model.buffers()]),
-        "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
-        "optimizer": _bytes_here(
-            value for value in moments if isinstance(value, torch.Tensor) and value.device in here
-        ),
-        "average": _bytes_here(average),
-    }
 
 
 def _bytes_here(tensors: Iterable[torch.Tensor]) -> int:

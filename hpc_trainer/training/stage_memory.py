@@ -18,6 +18,7 @@ from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.decay import Grouping
 from hpc_trainer.training.fully_sharded import gathered_dtype, share_of_fp32
@@ -34,7 +35,6 @@ from hpc_trainer.training.memory_shares import find_shares
 from hpc_trainer.training.optim import build_optimizer, grouping_of
 from hpc_trainer.training.pieces import num_bytes
 from hpc_trainer.training.pipeline import run_parts
-from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
 
 
@@ -84,12 +84,16 @@ def _estimate(
     if stage.is_last:
         batch.append(targets)
     model = build_model(config, dataset)
-    recompute_blocks(model, train.recompute)
+    loss = _StageLoss(model, train.label_smoothing)
+    building = Building(config=config, device=torch.device("cpu"), dataset=dataset)
+    for each in abilities(config):
+        each.see_whole(model, building)
+        each.on_loss(loss, building)
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     shares = find_shares(model, shape)
     keep(model, stage)
     run_parts(model, stage, config.precision, channels_last=False)
-    found = measure(config, _StageLoss(model, train.label_smoothing), batch, shares)
+    found = measure(config, loss, batch, shares)
     activations = found.kept * (_num_in_flight(config, stage) - 1) + found.peak
     optimizer = build_optimizer(config.optim, model, trust=config.trust, whole=groups)
     made, note = update(config, optimizer)

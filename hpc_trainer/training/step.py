@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -57,6 +57,8 @@ class Stepper:
     grad_accum_steps: int
     max_grad_norm: float | None
     channels_last: bool = False
+    after_update: Sequence[Callable[[], None]] = ()
+    """Hooks of features."""
     target_groups: Groups | None = None
     """Who counts the targets of a step together (`target_shares`); None: nobody need."""
     shares_loss: ClassVar[bool] = False
@@ -90,8 +92,8 @@ class Stepper:
         grad_norm = self._clip(state)
         is_bad = False if grad_norm is None else state.guard.see(grad_norm, state.step)
         self._update(state, is_bad)
-        if state.ema is not None:  # after a skipped step too: whether it was is not known before the GPU has told
-            state.ema.update()
+        for after_update in self.after_update:
+            after_update()
         drop_gradients(state.optimizer)
         kind_of(self.device).launch()
         return StepResult(loss=total, grad_norm=grad_norm, should_stop=should_stop, is_shared=self.shares_loss)

@@ -11,10 +11,11 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import optim_place
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.mesh import Mesh, build_mesh
 from hpc_trainer.training.mesh_step import MeshStepper
@@ -22,7 +23,6 @@ from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel import StopVote, VotingLoss, share
 from hpc_trainer.training.precision import build_scaler
-from hpc_trainer.training.recompute import recompute_blocks
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 from hpc_trainer.training.tensor_parallel import find_plan, share_layers
@@ -60,7 +60,7 @@ def build(
     torch.manual_seed(1000 + mesh.data_rank)
     loss = VotingLoss(model)
     if compiled is not None:
-        from hpc_trainer.training.compiled import compile_step  # late: torch._dynamo is as slow as torch
+        from hpc_trainer.features.compile.graphs import compile_step  # late: torch._dynamo is as slow as torch
 
         compile_step(loss, compiled)
     recompute_blocks(model, recompute)
@@ -70,7 +70,7 @@ def build(
     optimizer = build_optimizer(optim, model, share_state=parallel.zero1, mesh=mesh)
     state = TrainState(
         model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"),
-        guard=StepGuard(10), ema=build_ema(model, 0.9, module),
+        guard=StepGuard(10), more={"ema": AveragedWeights(model, 0.9, module)},
     )  # fmt: skip
     optim_place.PIECE = 1000  # bytes: many pieces a group
     place_optimizer(state.optimizer, optim)

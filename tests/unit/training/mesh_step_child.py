@@ -151,7 +151,7 @@ def randomness(kind: str, group: RankGroup) -> dict[str, Any]:
 
 def compiled(kind: str, group: RankGroup, scope: CompileScope | None, backend: str) -> dict[str, Any]:
     """Of three layers that are alike, not compiled with `scope` None: this rank's curve, also with dropout; graphs."""
-    from hpc_trainer.training.compiled import graph_counts
+    from hpc_trainer.features.compile.graphs import graph_counts
 
     loop = None if scope is None else LoopConfig(compile=True, compile_scope=scope)
     said: dict[str, Any] = {}

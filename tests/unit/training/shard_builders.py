@@ -13,11 +13,11 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import optim_place
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.mesh import build_mesh
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
@@ -96,7 +96,7 @@ def build(
         model=model,
         optimizer=build_optimizer(optim, model, share_state=is_zero, mesh=mesh),
         scaler=build_scaler(precision, "cpu"),
-        ema=build_ema(model, 0.9, module),
+        more={"ema": AveragedWeights(model, 0.9, module)},
     )
     optim_place.PIECE = 100  # bytes: many pieces a group
     place_optimizer(state.optimizer, optim)

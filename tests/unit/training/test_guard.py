@@ -12,8 +12,8 @@ import torch
 
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.errors import DivergedError
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim import begin_momenta, step_unless
 from hpc_trainer.training.precision import build_scaler
@@ -35,7 +35,7 @@ def _batches(bad: set[int], num_steps: int) -> Iterator[Batch]:
 @pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16, Dtype.fp16])
 def test_a_bad_step_is_as_if_it_had_not_been(max_grad_norm: float | None, dtype: Dtype) -> None:
     state, stepper = build_step(RankGroup(), grad_accum_steps=1, dtype=dtype, max_grad_norm=max_grad_norm)
-    state.guard, state.ema = StepGuard(10), build_ema(state.model, 0.9)
+    state.guard, state.ema = StepGuard(10), AveragedWeights(state.model, 0.9)
     batches = _batches({1}, 3)
     stepper.step(state, batches, lr=0.1, wish_to_stop=False)
     weights = [each.detach().clone() for each in [*state.model.parameters(), *state.ema.parameters()]]

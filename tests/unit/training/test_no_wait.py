@@ -17,11 +17,11 @@ from torch import nn
 from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import put_back
 from hpc_trainer.training.chunked_loss import IGNORED
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.loader import BatchIterator
@@ -61,7 +61,7 @@ def _build(
     else:
         optimizer = build_optimizer(optim, model)
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"), guard=guard)
-    state.ema = build_ema(model, ema)
+    state.ema = AveragedWeights(model, ema)
     stepper = Stepper(
         module=loss, vote=StopVote(loss, RankGroup(device=META)), precision=precision, device=META,
         grad_accum_steps=accum, max_grad_norm=max_grad_norm, channels_last=True,
@@ -229,7 +229,7 @@ def test_on_a_gpu_the_guard_counts_as_on_a_cpu() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_weights_are_averaged_and_swapped_without_a_wait() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).cuda()
-    ema = build_ema(model, 0.5)
+    ema = AveragedWeights(model, 0.5)
     assert ema is not None
     own = {name: each.clone() for name, each in model.state_dict().items()}
     torch.cuda.set_sync_debug_mode("error")

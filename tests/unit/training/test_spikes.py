@@ -15,8 +15,8 @@ import torch
 from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.errors import DivergedError
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.ema import build_ema
 from hpc_trainer.training.spikes import SpikeGuard, Trouble
 from hpc_trainer.training.step import Batch
 
@@ -144,7 +144,7 @@ def test_a_spike_changes_no_weight(dtype: Dtype) -> None:
     for spikes in ({5}, set[int]()):
         state, stepper = build_step(RankGroup(), grad_accum_steps=1, dtype=dtype)
         state.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dtype is Dtype.fp16)
-        state.guard, state.ema = _guard(window=4), build_ema(state.model, 0.9)
+        state.guard, state.ema = _guard(window=4), AveragedWeights(state.model, 0.9)
         for step, batch in enumerate(_batches(spikes, 8)):
             if step == 5 and not spikes:
                 assert state.ema is not None

@@ -11,10 +11,10 @@ from torch import nn
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.recompute.again import check_blocks, recompute_blocks
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
-from hpc_trainer.training.recompute import check_blocks, recompute_blocks
 
 _MODES = [Recompute.full, Recompute.selective]
 

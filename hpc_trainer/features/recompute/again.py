@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.config.schema.train import Recompute
 from hpc_trainer.training.fully_sharded import blocks
 
 _ATEN = torch.ops.aten
@@ -26,26 +25,6 @@ KEPT = frozenset((
 """Operations whose results `selective` keeps: much to compute, little to keep."""
 
 
-def check_blocks(model: nn.Module, train: LoopConfig) -> None:
-    """Of a whole model; a stage of one may have no blocks.
-
-    Raises:
-        ConfigError: `train` asks for blocks to be recomputed or compiled, and the model has none.
-    """
-    if any(True for _ in blocks(model)):
-        return
-    none = f"{type(model).__name__} has none: layers that are modules with layers of their own, in an nn.ModuleList or"
-    if train.recompute.is_of_blocks:
-        raise ConfigError(
-            f"train.recompute={train.recompute.value} computes blocks again, and {none} nn.Sequential. Use "
-            "train.recompute=none."
-        )
-    if train.compile and train.compile_scope is CompileScope.blocks:
-        raise ConfigError(
-            f"train.compile_scope=blocks compiles blocks, and {none} nn.Sequential. Use train.compile_scope=model."
-        )
-
-
 def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
     """The blocks of `model` (layers of a transformer, of a ResNet) keep their inputs alone, or with `selective` also
     the results of matrix products, until the backward pass. Names of weights stay. After compilation; before DDP and
@@ -53,8 +32,6 @@ def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
 
     Random numbers are drawn again as they were, and batch norm counts a batch once.
     """
-    if not mode.is_of_blocks:
-        return
     for block in blocks(model):
         context_fn = partial(_contexts, block, mode is Recompute.selective)
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=context_fn)

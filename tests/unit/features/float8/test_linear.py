@@ -13,9 +13,9 @@ from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.float8.linear import use_float8
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.float8 import use_float8
 from hpc_trainer.training.optim import build_optimizer
 from hpc_trainer.training.parallel import VotingLoss
 from hpc_trainer.training.precision import autocast, build_scaler

@@ -24,11 +24,6 @@ from hpc_trainer.training.checkpoint.stages import find_whole, set_whole
 from hpc_trainer.training.fully_sharded import is_fully_sharded
 
 
-def build_ema(model: nn.Module, decay: float | None, shared: nn.Module | None = None) -> AveragedWeights | None:
-    """The averages of `model`, as ranks share it by now; None without `decay`. Arguments as of `AveragedWeights`."""
-    return None if decay is None else AveragedWeights(model, decay, shared)
-
-
 class AveragedWeights(nn.Module):
     """The exponential average of the weights and buffers of `model`, as much memory again; nothing that can be called.
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.ema import AveragedWeights, build_ema
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 _DECAY = 0.7
@@ -76,7 +76,7 @@ def _step(net: _Net, seed: int) -> None:
 
 
 def _built(net: nn.Module) -> AveragedWeights:
-    ema = build_ema(net, _DECAY)
+    ema = AveragedWeights(net, _DECAY)
     assert ema is not None
     return ema
 
@@ -300,4 +300,4 @@ def test_a_buffer_of_another_shape_is_said_before_anything_changes(now: torch.Te
 
 
 def test_without_a_decay_there_is_none() -> None:
-    assert build_ema(_Net(), None) is None
+    assert AveragedWeights(_Net(), None) is None
