@@ -23,7 +23,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset
     from hpc_trainer.training.context import RunContext
-    from hpc_trainer.training.mesh import Mesh
+    from hpc_trainer.training.parallel.mesh import Mesh
     from hpc_trainer.training.state import TrainState
 
 

@@ -28,12 +28,12 @@ from hpc_trainer.training.checkpoint.origin import find_start
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
-from hpc_trainer.training.life_signs import LifeSigns
-from hpc_trainer.training.logged import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
-from hpc_trainer.training.tracker import NoTracker, Tracker
+from hpc_trainer.training.telemetry.life_signs import LifeSigns
+from hpc_trainer.training.telemetry.logged import RESERVED, cause_of_end, read_numbers
+from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0

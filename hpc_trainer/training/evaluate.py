@@ -15,11 +15,11 @@ from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.chunked_loss import IGNORED
-from hpc_trainer.training.device_batches import copies_to
-from hpc_trainer.training.fully_sharded import is_fully_sharded
-from hpc_trainer.training.loader import eval_indices, shares_of
-from hpc_trainer.training.mesh import Mesh
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.data.device_batches import copies_to
+from hpc_trainer.training.data.loader import eval_indices, shares_of
+from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
+from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import random_state_kept, seed_everything
 
 

@@ -29,14 +29,14 @@ from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.states import OUT_OF_MEMORY
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.device_memory import MemoryProbe, device_name, is_out_of_memory, probe_of
-from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.order import BatchOrder
-from hpc_trainer.training.parallel import VotingLoss
-from hpc_trainer.training.pieces import num_bytes
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state
 from hpc_trainer.training.rounds import holds_gradients
+from hpc_trainer.training.telemetry.device_memory import MemoryProbe, device_name, is_out_of_memory, probe_of
+from hpc_trainer.training.tensor_bytes import num_bytes
 
 if TYPE_CHECKING:
     from hpc_trainer.training.memory import MemoryEstimate

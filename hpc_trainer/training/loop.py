@@ -9,17 +9,17 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.training import rollback
 from hpc_trainer.training.build import Task, build_model, build_task
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.device_batches import Batches, on_device
+from hpc_trainer.training.data.device_batches import Batches, on_device
+from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.flops import flops_per_sample, peak_flops
-from hpc_trainer.training.fully_sharded import buffers_shared
-from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.memory_report import MemoryReport
-from hpc_trainer.training.optim import set_momentum
-from hpc_trainer.training.schedule import learning_rate, momentum
-from hpc_trainer.training.speed import Speed
+from hpc_trainer.training.optim.build import set_momentum
+from hpc_trainer.training.optim.schedule import learning_rate, momentum
+from hpc_trainer.training.parallel.fully_sharded import buffers_shared
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import StepResult
+from hpc_trainer.training.telemetry.flops import flops_per_sample, peak_flops
+from hpc_trainer.training.telemetry.memory_report import MemoryReport
+from hpc_trainer.training.telemetry.speed import Speed
 
 
 def train(config: TrainConfig, run: RunContext) -> None:

@@ -13,7 +13,7 @@ from hpc_trainer.runs.lr_range import VARIABLE, DivergenceWatch, from_text
 from hpc_trainer.training.build import build_task
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import open_batches
-from hpc_trainer.training.memory_report import MemoryReport
+from hpc_trainer.training.telemetry.memory_report import MemoryReport
 
 
 def try_rates(config: TrainConfig, run: RunContext) -> None:

@@ -13,9 +13,9 @@ from torch import nn
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
-from hpc_trainer.training.decay import Grouping, decay_groups, decaying
-from hpc_trainer.training.fully_sharded import blocks
-from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.optim.decay import Grouping, decay_groups, decaying
+from hpc_trainer.training.parallel.fully_sharded import blocks
+from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 

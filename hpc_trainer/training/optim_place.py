@@ -15,7 +15,7 @@ import torch
 
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.training.checkpoint.shards import local_tensor, with_local
-from hpc_trainer.training.pieces import in_pieces
+from hpc_trainer.training.tensor_bytes import in_pieces
 
 # Bytes of weights on this rank whose moments are on the device at a time; one weight at least.
 PIECE = 64 << 20

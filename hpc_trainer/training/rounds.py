@@ -24,13 +24,13 @@ from hpc_trainer.config.schema.parallel import Strategy, Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.fully_sharded import broadcast
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.late_flag import LateFlag
-from hpc_trainer.training.parallel import StopVote
-from hpc_trainer.training.pieces import in_pieces
+from hpc_trainer.training.parallel.fully_sharded import broadcast
+from hpc_trainer.training.parallel.share import StopVote
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.tensor_bytes import in_pieces
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 # Bytes of weights that are averaged in one message.

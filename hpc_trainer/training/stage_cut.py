@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.parts import Part, parts_of
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.precision.formats import autocast
 
 
 @dataclass(frozen=True, slots=True)

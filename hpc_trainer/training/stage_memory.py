@@ -20,8 +20,6 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.decay import Grouping
-from hpc_trainer.training.fully_sharded import gathered_dtype, share_of_fp32
 from hpc_trainer.training.memory import (
     MemoryEstimate,
     bytes_of_moments,
@@ -32,10 +30,12 @@ from hpc_trainer.training.memory import (
     update,
 )
 from hpc_trainer.training.memory_shares import find_shares
-from hpc_trainer.training.optim import build_optimizer, grouping_of
-from hpc_trainer.training.pieces import num_bytes
+from hpc_trainer.training.optim.build import build_optimizer, grouping_of
+from hpc_trainer.training.optim.decay import Grouping
+from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_of_fp32
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
+from hpc_trainer.training.tensor_bytes import num_bytes
 
 
 def largest_stage(config: TrainConfig) -> MemoryEstimate:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.fully_sharded import broadcast
-from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.parallel.fully_sharded import broadcast
+from hpc_trainer.training.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -41,12 +41,12 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.device_memory import is_out_of_memory
-from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.logical import NUM_THREADS
 from hpc_trainer.training.probe import context_class
 from hpc_trainer.training.save_plan import SavePlan
-from hpc_trainer.training.tracker import build_tracker
+from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
+from hpc_trainer.training.telemetry.life_signs import SupersededError
+from hpc_trainer.training.telemetry.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 from hpc_trainer.worker.late_stop import LateStop

@@ -10,7 +10,7 @@ from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.features.compile.cache import CompileCache, open_cache
 from hpc_trainer.features.compile.graphs import compile_step, uncompiled
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.fully_sharded import check_has_blocks
+from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
 
 
 class CompileAbility(Ability):

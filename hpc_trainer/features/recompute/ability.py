@@ -6,7 +6,7 @@ from torch import nn
 
 from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.fully_sharded import check_has_blocks
+from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
 
 
 class RecomputeAbility(Ability):

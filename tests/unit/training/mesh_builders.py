@@ -17,12 +17,12 @@ from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import optim_place
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.mesh import Mesh, build_mesh
-from hpc_trainer.training.mesh_step import MeshStepper
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
-from hpc_trainer.training.parallel import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
+from hpc_trainer.training.parallel.mesh_step import MeshStepper
+from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
+from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 from hpc_trainer.training.tensor_parallel import find_plan, share_layers

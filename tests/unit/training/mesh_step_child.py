@@ -22,8 +22,8 @@ from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.mesh import Mesh
-from hpc_trainer.training.parallel import for_evaluation
+from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.parallel.share import for_evaluation
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

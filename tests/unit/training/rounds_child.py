@@ -22,10 +22,10 @@ from hpc_trainer.errors import CheckpointError, DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.mesh import build_mesh
-from hpc_trainer.training.optim import build_optimizer
-from hpc_trainer.training.parallel import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.optim.build import build_optimizer
+from hpc_trainer.training.parallel.mesh import build_mesh
+from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
+from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper

@@ -18,11 +18,11 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import optim_place
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
-from hpc_trainer.training.mesh import build_mesh
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
-from hpc_trainer.training.parallel import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.parallel.mesh import build_mesh
+from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
+from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

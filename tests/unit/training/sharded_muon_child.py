@@ -29,8 +29,8 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_box
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.mesh import Mesh
-from hpc_trainer.training.optim import build_optimizer, set_learning_rate, step_unless
+from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate, step_unless
+from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.sharded_muon import ShardedMuon
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper

@@ -23,7 +23,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.parallel import for_evaluation
+from hpc_trainer.training.parallel.share import for_evaluation
 
 NUM_STEPS = 4
 

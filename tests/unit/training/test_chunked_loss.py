@@ -18,7 +18,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.evaluate import evaluate
-from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.parallel.share import VotingLoss
 
 CLASSES, ROWS = 61, (5, 12)
 

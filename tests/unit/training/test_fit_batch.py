@@ -20,9 +20,9 @@ from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.training import fit_batch
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.device_memory import is_out_of_memory
 from hpc_trainer.training.fit_batch import largest
 from hpc_trainer.training.memory import estimate
+from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import two_ranks_say

@@ -16,11 +16,11 @@ from hpc_trainer.config.validate import validate
 from hpc_trainer.training import memory
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.memory import MemoryEstimate, estimate
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.optim_place import PIECE
-from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.pipeline import run_parts
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.stage_cut import Between, keep, stages_of
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]

@@ -14,9 +14,9 @@ from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.evaluate import _sums
 from hpc_trainer.training.memory import MemoryEstimate, estimate, with_evaluation
-from hpc_trainer.training.optim import build_optimizer
-from hpc_trainer.training.parallel import VotingLoss
-from hpc_trainer.training.precision import autocast
+from hpc_trainer.training.optim.build import build_optimizer
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.precision.formats import autocast
 
 _GPT2 = ["experiment=gpt2_124m", "train.compile=false"]
 _BYTES = ["experiment=gpt_bytes"]

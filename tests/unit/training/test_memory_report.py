@@ -14,12 +14,12 @@ from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import TooLargeError
 from hpc_trainer.runs.files import read_json
-from hpc_trainer.training.device_memory import HostMemory, is_out_of_memory, profile_bytes
 from hpc_trainer.training.memory import estimate
-from hpc_trainer.training.memory_report import _held
-from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.telemetry.device_memory import HostMemory, is_out_of_memory, profile_bytes
+from hpc_trainer.training.telemetry.memory_report import _held
 
 sys.path.insert(0, str(Path(__file__).parent))
 from train_here import config_of, train_here

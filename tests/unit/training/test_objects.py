@@ -18,12 +18,12 @@ from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.pack import pack, unpack
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.optim import build_optimizer, set_learning_rate
-from hpc_trainer.training.order import BatchOrder
-from hpc_trainer.training.precision import autocast, build_scaler
+from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate
+from hpc_trainer.training.optim.schedule import learning_rate
+from hpc_trainer.training.precision.formats import autocast, build_scaler
 from hpc_trainer.training.rng import rng_state, seed_everything, set_rng_state
-from hpc_trainer.training.schedule import learning_rate
 from hpc_trainer.training.state import TrainState
 
 NUM_STEPS, BATCH = 14, 12

@@ -12,8 +12,8 @@ from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, Opti
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.decay import Grouping
-from hpc_trainer.training.optim import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
+from hpc_trainer.training.optim.build import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
+from hpc_trainer.training.optim.decay import Grouping
 from hpc_trainer.training.state import TrainState
 
 

@@ -21,7 +21,7 @@ from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
 from hpc_trainer.training.checkpoint.shards import local_tensor
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.optim_place import place_optimizer
 
 KINDS = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.training import put_back
-from hpc_trainer.training.put_back import PutBack
+from hpc_trainer.training.optim import undo as put_back
+from hpc_trainer.training.optim.undo import PutBack
 
 Weights = Iterable[nn.Parameter]
 BAD, GOOD = True, False

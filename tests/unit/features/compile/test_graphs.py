@@ -18,7 +18,7 @@ from hpc_trainer.features.compile.graphs import compile_step, graph_counts
 from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
-from hpc_trainer.training.parallel import VotingLoss
+from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.stage_cut import Between, keep, stages_of
 

@@ -16,9 +16,9 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.float8.linear import use_float8
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.optim import build_optimizer
-from hpc_trainer.training.parallel import VotingLoss
-from hpc_trainer.training.precision import autocast, build_scaler
+from hpc_trainer.training.optim.build import build_optimizer
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.precision.formats import autocast, build_scaler
 
 
 def _model(embed_dim: int = 32) -> Gpt:

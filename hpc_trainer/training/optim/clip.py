@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
-from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.parallel.mesh import Mesh
 
 
 def are_alike(weights: Sequence[nn.Parameter]) -> bool:

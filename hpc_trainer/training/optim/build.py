@@ -14,12 +14,12 @@ from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
-from hpc_trainer.training.custom_optim import check_custom, refusal
-from hpc_trainer.training.decay import Grouping, decay_groups, decaying
-from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon, hidden_and_others
-from hpc_trainer.training.put_back import PutBack
-from hpc_trainer.training.sharded_sgd import ShardedSgd
+from hpc_trainer.training.optim.custom import check_custom, refusal
+from hpc_trainer.training.optim.decay import Grouping, decay_groups, decaying
+from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
+from hpc_trainer.training.optim.undo import PutBack
+from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 

@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
-from hpc_trainer.training.augment import Augmented, WithEpoch
 from hpc_trainer.training.chunked_loss import IGNORED
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.augment import Augmented, WithEpoch
+from hpc_trainer.training.data.order import BatchOrder
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 # Slurm signals every process of a step. A worker that died of it would take the last save with it.

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from hpc_trainer.training.loader import Batch, BatchIterator
+from hpc_trainer.training.data.loader import Batch, BatchIterator
 
 
 class PinnedCopies:

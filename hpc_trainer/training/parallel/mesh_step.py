@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hpc_trainer.training.clip import agree_on_overflow, clip_grad_norm, counts_here, place_gradients
-from hpc_trainer.training.fully_sharded import share_buffers
-from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.optim.clip import agree_on_overflow, clip_grad_norm, counts_here, place_gradients
+from hpc_trainer.training.parallel.fully_sharded import share_buffers
+from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from hpc_trainer.datasets.protocol import AugmentedDataset
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.order import BatchOrder
 
 # Keeps these streams apart from others that are made from the same seed.
 _STREAM = 0x6175676D656E74  # "augment"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hpc_trainer.training.device_batches import Batches
+from hpc_trainer.training.data.device_batches import Batches
 
 FLOPS_FAILED = "mfu is left out: the operations of a step could not be counted"
 

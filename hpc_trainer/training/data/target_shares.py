@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.training.device_batches import Batches
-from hpc_trainer.training.mesh import Mesh
+from hpc_trainer.training.data.device_batches import Batches
+from hpc_trainer.training.parallel.mesh import Mesh
 
 Groups = Sequence[Any]
 """Of `Mesh.data_groups`: what is added up in one after the other is added up over all data-parallel ranks."""
