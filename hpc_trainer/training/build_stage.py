@@ -14,7 +14,7 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.stages import Whole, set_whole
+from hpc_trainer.training.checkpoint.whole_model import Whole, set_whole
 from hpc_trainer.training.optim.build import grouping_of
 from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.optim.decay import Grouping

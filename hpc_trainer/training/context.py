@@ -32,7 +32,7 @@ from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
-from hpc_trainer.training.telemetry.logged import RESERVED, cause_of_end, read_numbers
+from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.

@@ -11,7 +11,7 @@ from typing import Any
 from hpc_trainer.errors import LoopError, StorageError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.saving import Ended
+from hpc_trainer.training.checkpoint.save import Ended
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.rng import rng_state
 from hpc_trainer.training.save_plan import SavePlan

@@ -24,7 +24,7 @@ import torch
 
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.runs.files import check_trusted
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES
 
 # A piece is summed while it is in the processor's cache, then written.
 _PIECE_BYTES = 1 << 22

@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from hpc_trainer.runs.files import fsync_folder
-from hpc_trainer.training.checkpoint.quota import Room
+from hpc_trainer.training.checkpoint.disk_room import Room
 
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")

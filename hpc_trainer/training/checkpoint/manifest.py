@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
 from hpc_trainer.training.checkpoint.boxes import Box, find_fault
 from hpc_trainer.training.checkpoint.files import FileRecord
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES
 
 T = TypeVar("T")
 NAME = "manifest.json"

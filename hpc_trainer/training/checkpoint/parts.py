@@ -10,7 +10,7 @@ import torch
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.training.checkpoint.manifest import STATE_FILE, find_sharded_fault, rank_file, shard_file
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, pack, pack_sharded
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, pack, pack_sharded
 
 
 @dataclass(frozen=True, slots=True)

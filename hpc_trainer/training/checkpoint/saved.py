@@ -18,7 +18,7 @@ import torch
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.training.checkpoint.boxes import Box, runs
 from hpc_trainer.training.checkpoint.files import FileRecord, check_size, open_trusted
-from hpc_trainer.training.checkpoint.pack import DTYPES
+from hpc_trainer.training.checkpoint.trees import DTYPES
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_box, local_tensor
 
 _LONGEST_HEADER = 100_000_000  # of safetensors, too

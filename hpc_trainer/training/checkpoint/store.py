@@ -18,11 +18,11 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.files import read_bytes, verify
 from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, own_part, rank_file, shard_file
-from hpc_trainer.training.checkpoint.outcomes import on_each_rank, on_rank_zero
-from hpc_trainer.training.checkpoint.pack import DTYPES, unpack
+from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
+from hpc_trainer.training.checkpoint.trees import DTYPES, unpack
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.saved import OpenFiles, SavedTensor, open_files, whole_tree
-from hpc_trainer.training.checkpoint.saving import Saving
+from hpc_trainer.training.checkpoint.save import Saving
 
 T = TypeVar("T")
 

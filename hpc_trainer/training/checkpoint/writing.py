@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.training.checkpoint.outcomes import attempt
+from hpc_trainer.runtime.rank_errors import attempt
 
 # Training comes first where it keeps every core busy: it lost 3 % of its speed there, 12-33 % at 10 (decision 0015).
 # With a core to spare this changes nothing.

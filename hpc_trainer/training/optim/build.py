@@ -18,7 +18,7 @@ from hpc_trainer.training.muon import MuonWithAdamw, build_muon, hidden_and_othe
 from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import Grouping, decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
-from hpc_trainer.training.optim.undo import PutBack
+from hpc_trainer.training.optim.skip_step import PutBack
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.without_dynamo import without_dynamo
 

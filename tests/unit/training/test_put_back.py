@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.training.optim import undo as put_back
-from hpc_trainer.training.optim.undo import PutBack
+from hpc_trainer.training.optim.skip_step import PutBack
 
 Weights = Iterable[nn.Parameter]
 BAD, GOOD = True, False

@@ -15,7 +15,7 @@ import torch
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
 from hpc_trainer.training.checkpoint.boxes import Box
 from hpc_trainer.training.checkpoint.manifest import Manifest
-from hpc_trainer.training.checkpoint.pack import pack
+from hpc_trainer.training.checkpoint.trees import pack
 from hpc_trainer.training.checkpoint.parts import join
 from hpc_trainer.training.checkpoint.saved import SavedTensor
 from hpc_trainer.training.checkpoint.shards import Shard

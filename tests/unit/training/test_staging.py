@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES
 from hpc_trainer.training.checkpoint.staging import Staging
 
 

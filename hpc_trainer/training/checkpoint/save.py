@@ -24,9 +24,9 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
 from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, shard_file
-from hpc_trainer.training.checkpoint.outcomes import attempt, on_each_rank, on_rank_zero, raise_any
+from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.training.checkpoint.parts import RankParts, join, split
-from hpc_trainer.training.checkpoint.quota import QuotaWatch
+from hpc_trainer.training.checkpoint.disk_room import QuotaWatch
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.staging import Staging
 from hpc_trainer.training.checkpoint.writing import Writing
