@@ -22,10 +22,9 @@ from hpc_trainer.runs.states import DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import take
-from hpc_trainer.training.checkpoint.origin import find_start
-from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.store import CheckpointStore, find_start
+from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.rng import rng_for_world, set_rng_state

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.training.optim import undo as put_back
+from hpc_trainer.training.optim import skip_step as put_back
 from hpc_trainer.training.optim.skip_step import PutBack
 
 Weights = Iterable[nn.Parameter]
