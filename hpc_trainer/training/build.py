@@ -18,24 +18,24 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.training import rollback
+from hpc_trainer.features.auto_batch.search import BatchSizes, batch_sizes
+from hpc_trainer.features.early_stop.ability import EarlyStop
+from hpc_trainer.features.gradient_compression.hooks import add_comm_hook
+from hpc_trainer.features.local_sgd.rounds import needs_ddp, with_rounds
+from hpc_trainer.features.logical_ranks.stepper import LogicalStepper
+from hpc_trainer.features.offload.ability import place_optimizer
+from hpc_trainer.features.spike_guard import rollback
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
-from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.data.target_shares import groups_to_count
-from hpc_trainer.training.early_stop import EarlyStop
-from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
-from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings
-from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.tensor_parallel import find_plan, share_layers

@@ -12,9 +12,9 @@ from torch.nn import functional
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import DataError
+from hpc_trainer.features.chunked_loss.ability import IGNORED
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.data.device_batches import copies_to
 from hpc_trainer.training.data.loader import eval_indices, shares_of
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded

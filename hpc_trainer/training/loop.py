@@ -6,7 +6,7 @@ import contextlib
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training import rollback
+from hpc_trainer.features.spike_guard import rollback
 from hpc_trainer.training.build import Task, build_model, build_task
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.device_batches import Batches, on_device
@@ -176,7 +176,7 @@ def _profiled(config: TrainConfig, run: RunContext, task: Task) -> contextlib.Ab
     """Watches a window of steps, where `monitor.profile_steps` asks for it: on rank 0."""
     if not config.monitor.profile_steps or not run.is_rank_zero:
         return contextlib.nullcontext()
-    from hpc_trainer.training.profiler import profiled
+    from hpc_trainer.features.profile.stepper import profiled
 
     return profiled(config, run.paths, task)
 

@@ -31,21 +31,21 @@ from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.features.auto_batch.search import LEAST_EVALUATED
+from hpc_trainer.features.local_sgd.rounds import has_buckets, holds_gradients
+from hpc_trainer.features.muon.muon import MuonWithAdamw, num_flops
+from hpc_trainer.features.muon.whole_matrices import share_work
+from hpc_trainer.features.offload.ability import PIECE
+from hpc_trainer.features.spike_guard.rollback import build_guard
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.fit_batch import LEAST_EVALUATED
 from hpc_trainer.training.live_memory import LiveBytes, PassBytes, measure_pass
 from hpc_trainer.training.memory_shares import Shares, find_shares
-from hpc_trainer.training.muon import MuonWithAdamw, num_flops
 from hpc_trainer.training.optim.build import build_optimizer, is_put_back
-from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
-from hpc_trainer.training.rollback import build_guard
-from hpc_trainer.training.rounds import has_buckets, holds_gradients
 from hpc_trainer.training.tensor_bytes import num_bytes
-from hpc_trainer.training.whole_matrices import share_work
 
 _AUTO_NOTE = "train.micro_batch_size=auto: the figures are of two samples, and the run takes as many as fit"
 

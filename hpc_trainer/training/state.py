@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.features.early_stop.ability import EarlyStop
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.guard import StepGuard
 
 

@@ -25,6 +25,7 @@ from hpc_trainer.errors import (
     PeerLostError,
     StuckError,
 )
+from hpc_trainer.features.logical_ranks.stepper import NUM_THREADS
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import is_storage_error, write_json
 from hpc_trainer.runs.journal import Journal, log_header
@@ -41,8 +42,6 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.logical import NUM_THREADS
-from hpc_trainer.training.probe import context_class
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 from hpc_trainer.training.telemetry.life_signs import SupersededError
@@ -50,6 +49,7 @@ from hpc_trainer.training.telemetry.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 from hpc_trainer.worker.late_stop import LateStop
+from hpc_trainer.worker.probe import context_class
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:

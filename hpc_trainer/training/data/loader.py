@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
-from hpc_trainer.training.chunked_loss import IGNORED
+from hpc_trainer.features.chunked_loss.ability import IGNORED
 from hpc_trainer.training.data.augment import Augmented, WithEpoch
 from hpc_trainer.training.data.order import BatchOrder
 

@@ -12,9 +12,9 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon.muon import MuonWithAdamw, build_muon, hidden_and_others
 from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.checkpoint.shards import is_sharded
-from hpc_trainer.training.muon import MuonWithAdamw, build_muon, hidden_and_others
 from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import Grouping, decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd

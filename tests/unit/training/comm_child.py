@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor
 from hpc_trainer.config.schema.optim import SgdConfig
 from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
+from hpc_trainer.features.gradient_compression.hooks import add_comm_hook
+from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler

@@ -10,9 +10,9 @@ import torch
 from rank_end import leave
 from train_here import config_of, saved_bytes, train_here
 
+from hpc_trainer.features.auto_batch import search as fit_batch
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
-from hpc_trainer.training import fit_batch
 
 MOST = {0: 8, 1: 4}
 WORDS = (

@@ -12,13 +12,13 @@ from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.offload import ability as optim_place
+from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import optim_place
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share

@@ -14,12 +14,12 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.offload import ability as optim_place
+from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import optim_place
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
 from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.features.muon.sharded import ShardedMuon
+from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
@@ -31,10 +33,8 @@ from hpc_trainer.training.checkpoint.shards import is_sharded, local_box
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate, step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.sharded_muon import ShardedMuon
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.whole_matrices import WholeMatrices
 
 NUM_STEPS, SAVED_STEP = 5, 5
 LAYOUTS = [

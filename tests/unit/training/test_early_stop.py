@@ -11,8 +11,8 @@ import torch
 
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.early_stop.ability import EarlyStop, is_better
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.early_stop import EarlyStop, is_better
 from tests.unit.training.world_child import compose, play
 
 

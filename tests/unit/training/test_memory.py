@@ -13,11 +13,11 @@ import torch
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
+from hpc_trainer.features.offload.ability import PIECE
 from hpc_trainer.training import memory
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.memory import MemoryEstimate, estimate
 from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.precision.formats import autocast

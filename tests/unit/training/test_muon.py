@@ -12,10 +12,10 @@ from torch import nn
 from hpc_trainer.config.schema.model import GptConfig, MlpConfig
 from hpc_trainer.config.schema.optim import MuonConfig, MuonScale
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.muon import MuonWithAdamw, split_weights
 from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate, step_unless
 
 _HIDDEN = ("attention.query_key_value", "attention.out", "mlp_in", "mlp_out")

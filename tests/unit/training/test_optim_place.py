@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
-from hpc_trainer.training import optim_place
+from hpc_trainer.features.offload import ability as optim_place
+from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
 from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import place_optimizer
 
 KINDS = {
     "adamw": lambda **more: AdamwConfig(lr=0.1, weight_decay=0.1, **more),

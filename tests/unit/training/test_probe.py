@@ -26,7 +26,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.probe import Probe, ProbedRun, context_class
+from hpc_trainer.worker.probe import Probe, ProbedRun, context_class
 from tests.unit.runs.builders import make_config
 
 

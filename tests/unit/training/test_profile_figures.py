@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.profile_figures import (
+from hpc_trainer.features.profile.figures import (
     DATA_WAIT,
     ProfileFigures,
     Span,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from hpc_trainer.features.profile.stepper import ProfiledStepper
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.profiler import ProfiledStepper
 from tests.unit.runs.builders import make_config
 from tests.unit.training.world_child import compose, play
 

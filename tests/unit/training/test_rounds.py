@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from hpc_trainer.features.local_sgd.rounds import OuterOptimizer, _parts
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.rounds import OuterOptimizer, _parts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import two_ranks_say

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training import sharded_muon
+from hpc_trainer.features.muon import sharded as sharded_muon
 
 sys.path.insert(0, str(Path(__file__).parent))
 from muon_ways import KINDS

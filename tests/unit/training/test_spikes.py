@@ -16,8 +16,8 @@ from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.spike_guard.spikes import SpikeGuard, Trouble
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.spikes import SpikeGuard, Trouble
 from hpc_trainer.training.step import Batch
 
 sys.path.insert(0, str(Path(__file__).parent))

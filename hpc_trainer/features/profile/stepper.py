@@ -14,10 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.training.profile_figures import (
+from hpc_trainer.features.profile.figures import (
     DATA_WAIT,
     OPTIMIZER,
     STEP,
@@ -26,6 +23,9 @@ from hpc_trainer.training.profile_figures import (
     figures_of,
     summary_lines,
 )
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.step import Batch, StepResult
 
 _ROWS = 25

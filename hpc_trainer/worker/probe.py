@@ -23,8 +23,8 @@ from hpc_trainer.runs.interruptions import ALL_RANKS, LOOSE, LOOSE_BUFFER, VARIA
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.context import Restored, RunContext
-from hpc_trainer.training.probe_leaves import Inside, checksum, walk
 from hpc_trainer.training.rng import rng_state
+from hpc_trainer.worker.probe_leaves import Inside, checksum, walk
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 

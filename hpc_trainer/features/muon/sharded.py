@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon.muon import num_flops
+from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.training.checkpoint.shards import local_tensor
-from hpc_trainer.training.muon import num_flops
-from hpc_trainer.training.whole_matrices import WholeMatrices
 
 try:
     from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz

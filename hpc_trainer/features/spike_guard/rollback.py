@@ -15,6 +15,7 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import CheckpointError
+from hpc_trainer.features.spike_guard.spikes import SpikeGuard, Trouble
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import take
@@ -22,7 +23,6 @@ from hpc_trainer.training.checkpoint.store import CheckpointInfo
 from hpc_trainer.training.context import Restored, RunContext
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.rng import rng_for_world
-from hpc_trainer.training.spikes import SpikeGuard, Trouble
 from hpc_trainer.training.state import TrainState
 
 

@@ -26,6 +26,7 @@ from hpc_trainer.config.fit_rules import divisors
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, TooLargeError
+from hpc_trainer.features.local_sgd.rounds import holds_gradients
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.states import OUT_OF_MEMORY
 from hpc_trainer.training.context import RunContext
@@ -34,7 +35,6 @@ from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state
-from hpc_trainer.training.rounds import holds_gradients
 from hpc_trainer.training.telemetry.device_memory import MemoryProbe, device_name, is_out_of_memory, probe_of
 from hpc_trainer.training.tensor_bytes import num_bytes
 

@@ -149,7 +149,7 @@ def _kind_of_muon(model: nn.Module, mesh: Mesh | None) -> Callable[..., torch.op
     if not any(map(is_sharded, model.parameters())):
         return torch.optim.Muon
     assert mesh is not None, "weights in parts come with their mesh"
-    from hpc_trainer.training.sharded_muon import ShardedMuon  # late: a torch without Muon has no such class
+    from hpc_trainer.features.muon.sharded import ShardedMuon  # late: a torch without Muon has no such class
 
     return partial(ShardedMuon, ranks=mesh.copy_group())
 
