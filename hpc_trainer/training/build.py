@@ -25,6 +25,8 @@ from hpc_trainer.features.local_sgd.rounds import needs_ddp, with_rounds
 from hpc_trainer.features.logical_ranks.stepper import LogicalStepper
 from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.features.spike_guard import rollback
+from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
+from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.order import BatchOrder
@@ -32,16 +34,14 @@ from hpc_trainer.training.data.target_shares import groups_to_count
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
-from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 if TYPE_CHECKING:
-    from hpc_trainer.training.build_stage import Stages
+    from hpc_trainer.features.pipeline.stage import Stages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def _cut_into_stages(
     """Leaves this rank's stage of `model`, where there are any."""
     if mesh.shape.pp == 1:
         return None
-    from hpc_trainer.training.build_stage import cut_out
+    from hpc_trainer.features.pipeline.stage import cut_out
 
     return cut_out(config, mesh, model, dataset, device_type)
 
@@ -180,7 +180,7 @@ def _share(
 ) -> tuple[nn.Module, type[Stepper], dict[str, Any]]:
     """(the loss, or a stage, as ranks share it; the kind of step; what only that kind needs). Collective."""
     if stages is not None:
-        from hpc_trainer.training.pipeline import PipelineStepper
+        from hpc_trainer.features.pipeline.step import PipelineStepper
 
         stage, of_stage = stages.share(config, mesh, loss.model)
         return stage, PipelineStepper, of_stage
