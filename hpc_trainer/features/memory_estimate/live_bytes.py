@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_trainer.features.memory_estimate.shares import Shares
+from hpc_trainer.training.memory import Shares
 
-_WHOLE = Shares(1, frozenset())
+_WHOLE = Shares()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="parallel.pipeline_parallel",
     off="parallel.pipeline_parallel=1",
     example="parallel.pipeline_parallel=2",
-    has_ability=False,
 )

@@ -12,21 +12,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.pipeline.cut import Between, Stage, keep, stages_of
 from hpc_trainer.features.pipeline.step import Place, run_parts
+from hpc_trainer.training.ability import Building
 from hpc_trainer.training.checkpoint.whole_model import Whole, set_whole
-from hpc_trainer.training.optim.build import grouping_of
 from hpc_trainer.training.optim.clip import counts_here
-from hpc_trainer.training.optim.decay import Grouping
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import SYNC_BUFFERS
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 
-def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDataset, device_type: str) -> Stages:
+def cut_out(model: nn.Module, building: Building) -> Stages:
     """Leaves of `model`, which is whole and on the CPU, this rank's stage, in place. Not collective.
 
     Its names stay those of the whole model, in checkpoints too.
@@ -34,12 +32,12 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
     Raises:
         ConfigError: it cannot be cut into so many stages, or a stage would have nothing to train.
     """
-    train = config.train
+    config, mesh = building.config, building.mesh
     stages = stages_of(
-        model, mesh.shape.pp, inputs=_inputs(config, dataset), precision=config.precision, device_type=device_type,
-        param_dtype=gathered_dtype(config.parallel),
+        model, mesh.shape.pp, inputs=_inputs(building), precision=config.precision,
+        device_type=building.device.type, param_dtype=gathered_dtype(config.parallel),
     )  # fmt: skip
-    stage, whole, groups = stages[mesh.place.pp], Whole.of(model), grouping_of(config.optim, model)
+    stage, whole = stages[mesh.place.pp], Whole.of(model)
     names = [set(_names(model, each)) for each in stages]
     _check_ties(model, names)
     for each, held in zip(stages, names, strict=True):
@@ -54,24 +52,21 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
         model,
         dataclasses.replace(whole, owned=frozenset(names[stage.index] - before), is_writer=mesh.is_first_of_stage),
     )
-    run_parts(model, stage, config.precision, channels_last=train.channels_last)
+    run_parts(model, stage, config.precision, channels_last=config.train.channels_last)
     shared = {
         name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
     }
     shared = {name: at for name, at in shared.items() if len(at) > 1}
-    return Stages(stage=stage, whole=whole, shared=shared, groups=groups)
+    return Stages(stage=stage, whole=whole, shared=shared)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """`stage` of this rank, the `whole` model, the weights that several stages hold, with their numbers, and the groups
-    of the whole model's optimizer.
-    """
+    """`stage` of this rank, the `whole` model, and the weights that several stages hold, with their numbers."""
 
     stage: Stage
     whole: Whole
     shared: dict[str, list[int]]
-    groups: Grouping
 
     def share(self, config: TrainConfig, mesh: Mesh, model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
         """(`model` with its data-parallel ranks, what PipelineStepper needs besides). Collective; builds groups.
@@ -131,11 +126,11 @@ def _data_group(mesh: Mesh) -> Any:
     return None if devices is None else devices.get_group()
 
 
-def _inputs(config: TrainConfig, dataset: MapDataset) -> Between:
+def _inputs(building: Building) -> Between:
     """One micro-batch, by the first sample's number format."""
-    micro = config.train.given_micro_batch_size
+    micro = building.config.train.given_micro_batch_size
     assert micro is not None, "micro_batch_size=auto and stages are refused together"
-    (inputs, _) = dataset.__getitems__(range(1))
+    (inputs, _) = building.samples or building.dataset.__getitems__(range(1))
     return Between((micro, *inputs.shape[1:]), inputs.dtype)
 
 

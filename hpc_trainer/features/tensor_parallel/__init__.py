@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="parallel.tensor_parallel",
     off="parallel.tensor_parallel=1",
     example="parallel.tensor_parallel=2",
-    has_ability=False,
 )

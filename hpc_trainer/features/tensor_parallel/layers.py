@@ -33,7 +33,7 @@ def find_plan(model: nn.Module, mesh: Mesh) -> dict[str, ParallelStyle]:
     Raises:
         ConfigError: the model has no plan, or the plan does not fit the model.
     """
-    if mesh.dim("tp") is None:
+    if mesh.shape.tp == 1:
         return {}
     kind, method = type(model).__name__, getattr(model, "tensor_parallel_plan", None)
     if not callable(method):
