@@ -15,9 +15,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.stages import Whole, set_whole
-from hpc_trainer.training.optim.build import grouping_of
 from hpc_trainer.training.optim.clip import counts_here
-from hpc_trainer.training.optim.decay import Grouping
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import SYNC_BUFFERS
@@ -39,7 +37,7 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
         model, mesh.shape.pp, inputs=_inputs(config, dataset), precision=config.precision, device_type=device_type,
         param_dtype=gathered_dtype(config.parallel),
     )  # fmt: skip
-    stage, whole, groups = stages[mesh.place.pp], Whole.of(model), grouping_of(config.optim, model)
+    stage, whole = stages[mesh.place.pp], Whole.of(model)
     names = [set(_names(model, each)) for each in stages]
     _check_ties(model, names)
     for each, held in zip(stages, names, strict=True):
@@ -59,19 +57,16 @@ def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDatas
         name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
     }
     shared = {name: at for name, at in shared.items() if len(at) > 1}
-    return Stages(stage=stage, whole=whole, shared=shared, groups=groups)
+    return Stages(stage=stage, whole=whole, shared=shared)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """`stage` of this rank, the `whole` model, the weights that several stages hold, with their numbers, and the groups
-    of the whole model's optimizer.
-    """
+    """`stage` of this rank, the `whole` model, and the weights that several stages hold, with their numbers."""
 
     stage: Stage
     whole: Whole
     shared: dict[str, list[int]]
-    groups: Grouping
 
     def share(self, config: TrainConfig, mesh: Mesh, model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
         """(`model` with its data-parallel ranks, what PipelineStepper needs besides). Collective; builds groups.

@@ -19,7 +19,7 @@ from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.training.ability import Building, abilities
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model, make_optimizer
 from hpc_trainer.training.memory import (
     MemoryEstimate,
     bytes_of_moments,
@@ -30,8 +30,7 @@ from hpc_trainer.training.memory import (
     update,
 )
 from hpc_trainer.training.memory_shares import find_shares
-from hpc_trainer.training.optim.build import build_optimizer, grouping_of
-from hpc_trainer.training.optim.decay import Grouping
+from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_of_fp32
 from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
@@ -56,8 +55,8 @@ def largest_stage(config: TrainConfig) -> MemoryEstimate:
             precision=config.precision, device_type="cpu",
             param_dtype=gathered_dtype(config.parallel),
         )  # fmt: skip
-        groups = grouping_of(config.optim, model)
-        found = [_estimate(config, dataset, stage, inputs, targets, groups) for stage in stages]
+        decays = frozenset(decaying(model).values())
+        found = [_estimate(config, dataset, stage, inputs, targets, decays) for stage in stages]
     seen: set[str] = set()
     checkpoint = 0
     for estimate, sizes in found:
@@ -75,7 +74,7 @@ def _total(estimate: MemoryEstimate) -> int:
 
 def _estimate(
     config: TrainConfig, dataset: MapDataset, stage: Stage, inputs: torch.Tensor, targets: torch.Tensor,
-    groups: Grouping,
+    decays: frozenset[bool],
 ) -> tuple[MemoryEstimate, dict[str, int]]:  # fmt: skip
     """(of one stage, bytes of its tensors by name)."""
     train, accum = config.train, config.train.grad_accum_steps or 1
@@ -85,8 +84,9 @@ def _estimate(
         batch.append(targets)
     model = build_model(config, dataset)
     loss = _StageLoss(model, train.label_smoothing)
-    building = Building(config=config, device=torch.device("cpu"), dataset=dataset)
-    for each in abilities(config):
+    active = abilities(config)
+    building = Building(config=config, device=torch.device("cpu"), dataset=dataset, abilities=active)
+    for each in active:
         each.see_whole(model, building)
         each.on_loss(loss, building)
     shape = mesh_shape(config.parallel, config.hardware.world_size)
@@ -95,7 +95,7 @@ def _estimate(
     run_parts(model, stage, config.precision, channels_last=False)
     found = measure(config, loss, batch, shares)
     activations = found.kept * (_num_in_flight(config, stage) - 1) + found.peak
-    optimizer = build_optimizer(config.optim, model, trust=config.trust, whole=groups)
+    optimizer = make_optimizer(building, model, decays)
     made, note = update(config, optimizer)
     places = [] if stage.is_first else [stage.inputs]
     places += [] if stage.is_last else [stage.outputs]
