@@ -68,7 +68,8 @@ def features() -> tuple[Feature, ...]:
     """Every feature, by name. Imports no torch."""
     package = importlib.import_module(PACKAGE)
     names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-    return tuple(importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names)
+    found = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
+    return tuple(each.FEATURE for each in found if hasattr(each, "FEATURE"))  # the memory estimate is nobody's choice
 
 
 def num_threads(config: TrainConfig) -> int:

@@ -17,6 +17,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
+from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
+from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import BatchSizes
@@ -27,16 +29,14 @@ from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_set
 from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
-from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 if TYPE_CHECKING:
-    from hpc_trainer.training.build_stage import Stages
+    from hpc_trainer.features.pipeline.stage import Stages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def _cut_into_stages(
     """Leaves this rank's stage of `model`, where there are any."""
     if mesh.shape.pp == 1:
         return None
-    from hpc_trainer.training.build_stage import cut_out
+    from hpc_trainer.features.pipeline.stage import cut_out
 
     return cut_out(config, mesh, model, dataset, device_type)
 
@@ -174,7 +174,7 @@ def _share(
     """(the loss, or a stage, as ranks share it; what makes the stepper of its fields). Collective."""
     config = building.config
     if stages is not None:
-        from hpc_trainer.training.pipeline import PipelineStepper
+        from hpc_trainer.features.pipeline.step import PipelineStepper
 
         stage, of_stage = stages.share(config, mesh, loss.model)
         return stage, partial(PipelineStepper, **of_stage)

@@ -22,17 +22,16 @@ from hpc_trainer.runs.states import DONE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import take
-from hpc_trainer.training.checkpoint.origin import find_start
-from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
+from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
-from hpc_trainer.training.telemetry.logged import RESERVED, cause_of_end, read_numbers
+from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.

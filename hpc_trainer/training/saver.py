@@ -13,7 +13,7 @@ from hpc_trainer.errors import CheckpointError, LoopError, StorageError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.saving import Ended
+from hpc_trainer.training.checkpoint.save import Ended
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.rng import rng_state
 from hpc_trainer.training.save_plan import SavePlan

@@ -41,7 +41,7 @@ from hpc_trainer.training.telemetry.device_memory import MemoryProbe, device_nam
 from hpc_trainer.training.tensor_bytes import num_bytes
 
 if TYPE_CHECKING:
-    from hpc_trainer.training.memory import MemoryEstimate
+    from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate
 
 _LEAST_COUNTED = 2  # batch norm takes no single sample
 _MOST_REFUSED = 3
@@ -256,7 +256,7 @@ class Trials:
         found = self._estimate(size)
         if found is not None:
             return found.activations + max(found.gradients, num_bytes(trained))  # FSDP cuts up no trial
-        from hpc_trainer.training.memory import measure
+        from hpc_trainer.features.memory_estimate.estimate import measure
 
         batch = self._batch(size)
         return measure(self.config, self.loss, list(batch)).peak + num_bytes(batch) + num_bytes(trained)
@@ -296,7 +296,9 @@ class Trials:
 
     def _estimate(self, size: int) -> MemoryEstimate | None:
         """Without memory; None if the model does not run on fake tensors, as one of a person's own need not."""
-        from hpc_trainer.training.memory import estimate  # late: it imports the loop, and fake tensors
+        from hpc_trainer.features.memory_estimate.estimate import (
+            estimate,  # late: it imports the loop, and fake tensors
+        )
 
         if not self._is_countable:
             return None

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hpc_trainer.training.checkpoint.boxes import Box
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_box
+from hpc_trainer.training.checkpoint.shards import Box, is_sharded, local_box
 
 Work = Callable[[torch.Tensor], torch.Tensor]
 

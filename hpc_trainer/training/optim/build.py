@@ -20,7 +20,7 @@ from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
-from hpc_trainer.training.optim.undo import PutBack
+from hpc_trainer.training.optim.skip_step import PutBack
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 Group = dict[str, Any]

@@ -15,17 +15,17 @@ from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.features.recompute.again import recompute_blocks
+from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
+from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
-from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
-from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 # Name -> (ranks, how they share the work).
 KINDS: dict[str, tuple[int, ParallelConfig]] = {

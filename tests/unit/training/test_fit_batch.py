@@ -17,11 +17,11 @@ from hpc_trainer.config.fit_rules import divisors
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.auto_batch import search as fit_batch
 from hpc_trainer.features.auto_batch.search import largest
+from hpc_trainer.features.memory_estimate.estimate import estimate
 from hpc_trainer.runs.files import read_json, read_lines
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.memory import estimate
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 
 sys.path.insert(0, str(Path(__file__).parent))

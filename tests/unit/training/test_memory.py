@@ -13,15 +13,15 @@ import torch
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
+from hpc_trainer.features.memory_estimate import estimate as memory
+from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate
 from hpc_trainer.features.offload.ability import PIECE
-from hpc_trainer.training import memory
+from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
+from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.memory import MemoryEstimate, estimate
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.pipeline import run_parts
 from hpc_trainer.training.precision.formats import autocast
-from hpc_trainer.training.stage_cut import Between, keep, stages_of
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
 _RESNET = ["data=synthetic_images", "model=resnet18", "model.width=8", "train.global_batch_size=16"]

@@ -10,10 +10,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
+from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate, with_evaluation
 from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.evaluate import _sums
-from hpc_trainer.training.memory import MemoryEstimate, estimate, with_evaluation
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast

@@ -26,7 +26,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import IGNORED, BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim import undo as put_back
+from hpc_trainer.training.optim import skip_step as put_back
 from hpc_trainer.training.optim.build import build_optimizer, step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
 from hpc_trainer.training.precision.formats import build_scaler

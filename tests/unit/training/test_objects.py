@@ -15,8 +15,8 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.checkpoint.pack import pack, unpack
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.trees import pack, unpack
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder

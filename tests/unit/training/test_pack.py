@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
-from hpc_trainer.training.checkpoint.files import write_tensors
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, pack, unpack
-from hpc_trainer.training.checkpoint.saved import open_files, whole_tree
+from hpc_trainer.training.checkpoint.tensor_files import open_files, whole_tree, write_tensors
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, pack, unpack
 
 scalars = (
     st.none()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.training.optim import undo as put_back
-from hpc_trainer.training.optim.undo import PutBack
+from hpc_trainer.training.optim import skip_step as put_back
+from hpc_trainer.training.optim.skip_step import PutBack
 
 Weights = Iterable[nn.Parameter]
 BAD, GOOD = True, False

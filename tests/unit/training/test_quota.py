@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint import quota
-from hpc_trainer.training.checkpoint.quota import QuotaWatch, Room, read_answer
+from hpc_trainer.training.checkpoint import disk_room
+from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, Room, read_answer
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.unit.training.test_disk_faults import save
 
@@ -49,7 +49,7 @@ def test_a_quota_that_has_no_room_is_foretold(tmp_path: Path, monkeypatch: pytes
     )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
-    monkeypatch.setattr(quota, "_mount_of", lambda folder: ("lustre", "10.0.0.1@tcp:/lustre"))
+    monkeypatch.setattr(disk_room, "_mount_of", lambda folder: ("lustre", "10.0.0.1@tcp:/lustre"))
     warned: list[str] = []
     store = CheckpointStore(tmp_path / "checkpoints", group=RankGroup(), keep_last=1, attempt=0, warn=warned.append)
     for step in range(1, 100):
@@ -66,7 +66,7 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     command.write_text("#!/bin/sh\nexec sleep 60\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(quota, "_MAX_ANSWER_S", 0.0)
+    monkeypatch.setattr(disk_room, "_MAX_ANSWER_S", 0.0)
     watch = QuotaWatch(tmp_path)
     asked = None
     for _ in range(200):

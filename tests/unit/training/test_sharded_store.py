@@ -13,13 +13,11 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
-from hpc_trainer.training.checkpoint.boxes import Box
-from hpc_trainer.training.checkpoint.manifest import Manifest
-from hpc_trainer.training.checkpoint.pack import pack
-from hpc_trainer.training.checkpoint.parts import join
-from hpc_trainer.training.checkpoint.saved import SavedTensor
-from hpc_trainer.training.checkpoint.shards import Shard
+from hpc_trainer.training.checkpoint.manifest import Manifest, join
+from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.tensor_files import SavedTensor
+from hpc_trainer.training.checkpoint.trees import pack
 
 MakeStore = Callable[..., CheckpointStore]
 VALUE = torch.arange(48, dtype=torch.float32).reshape(8, 6)

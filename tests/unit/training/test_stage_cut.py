@@ -15,12 +15,12 @@ from torch import nn
 from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError, LoopError
+from hpc_trainer.features.pipeline.cut import Between, Stage, cut, keep, stages_of
+from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.parts import Part, parts_of
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.training.optim.decay import decaying
-from hpc_trainer.training.pipeline import run_parts
-from hpc_trainer.training.stage_cut import Between, Stage, cut, keep, stages_of
 
 FP32 = PrecisionConfig()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES
-from hpc_trainer.training.checkpoint.staging import Staging
+from hpc_trainer.training.checkpoint.background import Staging
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES
 
 
 def tensors() -> dict[str, torch.Tensor]:

@@ -14,13 +14,13 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.stages import Whole, set_whole
+from hpc_trainer.features.pipeline.cut import Between, Stage, keep, stages_of
+from hpc_trainer.features.pipeline.step import Place, run_parts
+from hpc_trainer.training.checkpoint.whole_model import Whole, set_whole
 from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import SYNC_BUFFERS
-from hpc_trainer.training.pipeline import Place, run_parts
-from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 

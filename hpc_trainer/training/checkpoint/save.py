@@ -20,16 +20,14 @@ import torch
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import fsync_folder
 from hpc_trainer.runtime.mail import Mail
+from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
-from hpc_trainer.training.checkpoint.files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
-from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, shard_file
-from hpc_trainer.training.checkpoint.outcomes import attempt, on_each_rank, on_rank_zero, raise_any
-from hpc_trainer.training.checkpoint.parts import RankParts, join, split
-from hpc_trainer.training.checkpoint.quota import QuotaWatch
+from hpc_trainer.training.checkpoint.background import Staging, Writing
+from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, free_room
+from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, RankParts, join, shard_file, split
 from hpc_trainer.training.checkpoint.retention import Retention
-from hpc_trainer.training.checkpoint.staging import Staging
-from hpc_trainer.training.checkpoint.writing import Writing
+from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
 
 # How long ranks wait for their own threads before they ask each other again.
 _WAIT_S = 1.0
@@ -222,7 +220,7 @@ class Saving:
         """Warns if disk or quota have no room. The save is tried all the same: what they say is often wrong."""
         self._quota = self._quota or QuotaWatch(self._folder)
         num_files = self._group.world_size + _FILES_BESIDE_SHARDS
-        for whose, room in (("the file system", folders.free_room(self._folder)), ("your quota", self._quota.room())):
+        for whose, room in (("the file system", free_room(self._folder)), ("your quota", self._quota.room())):
             lacks = []
             if room.num_bytes is not None and room.num_bytes < num_bytes:
                 lacks.append(f"{(num_bytes - room.num_bytes) / 1e6:.1f} of its {num_bytes / 1e6:.1f} MB")

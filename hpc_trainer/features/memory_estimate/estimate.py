@@ -1,6 +1,6 @@
 """What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
 
-    python -m hpc_trainer.training.memory < frozen-configurations.jsonl    a line of JSON for each line
+    python -m hpc_trainer.features.memory_estimate.estimate < frozen-configurations.jsonl    a line of JSON for each
 
 torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
 optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
@@ -32,14 +32,14 @@ from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.features.memory_estimate.live_bytes import LiveBytes, PassBytes, measure_pass
+from hpc_trainer.features.memory_estimate.shares import Shares, find_shares
 from hpc_trainer.features.muon.muon import MuonWithAdamw, num_flops
 from hpc_trainer.features.muon.whole_matrices import share_work
 from hpc_trainer.features.offload.ability import PIECE
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_model, make_optimizer
 from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED
-from hpc_trainer.training.live_memory import LiveBytes, PassBytes, measure_pass
-from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.optim.build import is_put_back
 from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.parallel.share import VotingLoss
@@ -86,7 +86,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
     """
     if config.parallel.pipeline_parallel > 1:
-        from hpc_trainer.training.stage_memory import largest_stage
+        from hpc_trainer.features.pipeline.memory import largest_stage
 
         return largest_stage(config)
     train, world_size = config.train, config.hardware.world_size

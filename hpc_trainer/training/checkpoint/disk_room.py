@@ -1,4 +1,4 @@
-"""How much room a user's quota leaves, by the site's own commands: `lfs quota` on Lustre, else `quota`.
+"""How much room is left: what the file system says, and a user's quota, by `lfs quota` on Lustre, else `quota`.
 
 statvfs tells of a project's quota on XFS and of many NFS servers', not of a user's on ext4, Lustre or NFS with rquotad.
 Both commands print the same nine columns (quota(1) with -w -p; lfs-quota(1) with -q): file system, then for blocks of
@@ -29,6 +29,18 @@ class Room:
 
     num_bytes: int | None
     num_files: int | None
+
+
+def free_room(folder: Path) -> Room:
+    """What the file system has left for us; None where it does not say.
+
+    A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return Room(None, None)
+    return Room(found.f_bavail * found.f_frsize if found.f_blocks else None, found.f_favail if found.f_files else None)
 
 
 class QuotaWatch:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_trainer.training.memory_shares import Shares
+from hpc_trainer.features.memory_estimate.shares import Shares
 
 _WHOLE = Shares(1, frozenset())
 

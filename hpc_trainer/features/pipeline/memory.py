@@ -18,9 +18,7 @@ from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.training.ability import Building, abilities
-from hpc_trainer.training.build import build_dataset, build_model, make_optimizer
-from hpc_trainer.training.memory import (
+from hpc_trainer.features.memory_estimate.estimate import (
     MemoryEstimate,
     bytes_of_moments,
     bytes_of_update,
@@ -29,11 +27,13 @@ from hpc_trainer.training.memory import (
     sizes_here,
     update,
 )
-from hpc_trainer.training.memory_shares import find_shares
+from hpc_trainer.features.memory_estimate.shares import find_shares
+from hpc_trainer.features.pipeline.cut import Between, Stage, keep, stages_of
+from hpc_trainer.features.pipeline.step import run_parts
+from hpc_trainer.training.ability import Building, abilities
+from hpc_trainer.training.build import build_dataset, build_model, make_optimizer
 from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_of_fp32
-from hpc_trainer.training.pipeline import run_parts
-from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
 from hpc_trainer.training.tensor_bytes import num_bytes
 
 

@@ -16,10 +16,9 @@ from torch import nn
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.boxes import Box
-from hpc_trainer.training.checkpoint.forms import RESUME
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, DTYPES, pack_sharded, unpack
-from hpc_trainer.training.checkpoint.shards import Shard, is_sharded, local_tensor
+from hpc_trainer.training.checkpoint.compare import RESUME
+from hpc_trainer.training.checkpoint.shards import Box, Shard, is_sharded, local_tensor
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack_sharded, unpack
 
 _ATTRIBUTE = "pipeline_whole"
 Form = tuple[torch.dtype, tuple[int, ...]]

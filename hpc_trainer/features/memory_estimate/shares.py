@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
-from hpc_trainer.training.tensor_parallel import matching
+from hpc_trainer.features.tensor_parallel.layers import matching
 
 
 @dataclass(slots=True)

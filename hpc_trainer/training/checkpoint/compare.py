@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.checkpoint.saved import SavedTensor
 from hpc_trainer.training.checkpoint.shards import Shard
+from hpc_trainer.training.checkpoint.tensor_files import SavedTensor
 
 RESUME = "The configuration or the code has changed; resume with that which saved, or start anew with --fresh."
 
