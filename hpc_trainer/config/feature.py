@@ -54,6 +54,8 @@ class Feature:
     """Features whose ability is asked before this one's, where the same hook of both changes the same thing."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
     """Rules of its own values, which no choice says; asked whether it is on or not."""
+    num_threads: int | None = None
+    """Threads of each rank, where it counts on a number; None: as many as it has cores."""
     has_ability: bool = True
     """False of one that the core carries out from its keys alone."""
 
@@ -68,6 +70,12 @@ def features() -> tuple[Feature, ...]:
     names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
     found = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
     return tuple(each.FEATURE for each in found if hasattr(each, "FEATURE"))  # the memory estimate is nobody's choice
+
+
+def num_threads(config: TrainConfig) -> int:
+    """Of each rank: they decide the order of sums."""
+    wanted = (each.num_threads for each in features() if each.is_on(config))
+    return next((each for each in wanted if each is not None), config.hardware.cpus_per_rank)
 
 
 def feature_problems(config: TrainConfig) -> Iterator[str]:

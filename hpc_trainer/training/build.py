@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
-from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.features.auto_batch.search import BatchSizes, batch_sizes
-from hpc_trainer.features.early_stop.ability import EarlyStop
-from hpc_trainer.features.gradient_compression.hooks import add_comm_hook
-from hpc_trainer.features.local_sgd.rounds import needs_ddp, with_rounds
-from hpc_trainer.features.logical_ranks.stepper import LogicalStepper
-from hpc_trainer.features.offload.ability import place_optimizer
-from hpc_trainer.features.spike_guard import rollback
 from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
 from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.data.target_shares import groups_to_count
-from hpc_trainer.training.optim.build import build_optimizer, chosen_settings
+from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings
+from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
@@ -55,8 +50,7 @@ class Task:
     train_set: MapDataset
     eval_set: MapDataset
     mesh: Mesh
-    abilities: list[Ability]
-    after_step: list[Callable[[int], None]]
+    abilities: Sequence[Ability]
 
     def close(self) -> None:
         """Removes what was kept outside of the run's folder."""
@@ -76,29 +70,32 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     active = abilities(config)
-    building = Building(config=config, device=run.device, dataset=train_set, mesh=mesh, run=run)
-    loss, stages = _build_loss(config, building, mesh, active)
-    with contextlib.ExitStack() as trying:
-        for each in active:
-            trying.enter_context(each.trying())
-        sizes = batch_sizes(config, run, loss, train_set)
-    module, kind, needed = _share(config, run, mesh, loss, stages)
-    state = _build_state(config, run, mesh, loss.model, module, stages)
-    if kind is Stepper:
-        kind, needed = with_rounds(config, state, run.group)
-    stepper = kind(
+    building = Building(
+        config=config, device=run.device, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run, abilities=active
+    )
+    loss, decays, stages = _build_loss(building, mesh)
+    sizes = _find_sizes(building, loss)
+    module, make = _share(building, run, mesh, loss, stages)
+    optimizer = make_optimizer(building, loss.model, decays)
+    state = TrainState(
+        model=loss.model,
+        optimizer=optimizer,
+        scaler=build_scaler(config.precision, run.device.type),
+        guard=StepGuard(config.train.max_skipped_steps),
+        settings=chosen_settings(config.optim, optimizer),
+    )
+    for each in active:
+        make = each.stepper(make, state, building)
+    stepper = make(
         module=module,
         vote=StopVote(loss, run.group, mesh if stages is None else None),
         precision=config.precision,
         device=run.device,
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
-        channels_last=config.train.channels_last,
+        prepare=overridden(active, "inputs"),
         after_update=overridden(active, "after_update"),
-        target_groups=groups_to_count(
-            train_set, mesh, num_micro_batches=sizes.grad_accum_steps * (config.train.logical_ranks or 1)
-        ),
-        **needed,
+        target_groups=groups_to_count(train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
     )
     for each in active:
         each.on_state(state, module, building)
@@ -111,57 +108,53 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         eval_set=eval_set,
         mesh=mesh,
         abilities=active,
-        after_step=overridden(active, "after_step"),
     )
 
 
-def _build_loss(
-    config: TrainConfig, building: Building, mesh: Mesh, active: list[Ability]
-) -> tuple[VotingLoss, Stages | None]:
-    """The model, as this rank holds it, with its loss; and how it was cut, where it was."""
-    train, device, dataset = config.train, building.device, building.dataset
+def _build_loss(building: Building, mesh: Mesh) -> tuple[VotingLoss, Collection[bool], Stages | None]:
+    """The model, as this rank holds it, with its loss; what decays of the whole one; and how it was cut, if it was."""
+    config, device, dataset = building.config, building.device, building.dataset
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
     model = build_model(config, dataset)
-    for each in active:
+    for each in building.abilities:
         each.see_whole(model, building)
+    decays = frozenset(decaying(model).values())
     plan = find_plan(model, mesh)
     stages = _cut_into_stages(config, mesh, model, dataset, device.type)
     model = model.to(device)
     share_layers(model, mesh, plan)
     seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
-    if train.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for each in active:
+    for each in building.abilities:
         each.on_device(model, building)
-    loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size).to(device)
-    for each in active:
+    loss = VotingLoss(model, label_smoothing=config.train.label_smoothing).to(device)
+    for each in building.abilities:
         each.on_loss(loss, building)
-    return loss, stages
+    return loss, decays, stages
 
 
-def _build_state(
-    config: TrainConfig, run: RunContext, mesh: Mesh, model: nn.Module, module: nn.Module, stages: Stages | None
-) -> TrainState:
-    """`model` with its optimizer, on `module`, what ranks share it by. Collective."""
-    train = config.train
-    optimizer = build_optimizer(
-        config.optim,
-        model,
-        share_state=config.parallel.zero1,
-        trust=config.trust,
-        whole=None if stages is None else stages.groups,
-        mesh=mesh,
-    )
-    place_optimizer(optimizer, config.optim)
-    return TrainState(
-        model=model,
-        optimizer=optimizer,
-        scaler=build_scaler(config.precision, run.device.type),
-        early_stop=None if train.early_stop.patience is None else EarlyStop(train.early_stop),
-        guard=rollback.build_guard(config),
-        more=add_comm_hook(module, config.parallel, seed=config.seed),
-        settings=chosen_settings(config.optim, optimizer),
-    )
+def _find_sizes(building: Building, loss: VotingLoss) -> BatchSizes:
+    """Collective."""
+    sizes = BatchSizes.given(building.config.train)
+    with contextlib.ExitStack() as trying:
+        for each in building.abilities:
+            trying.enter_context(each.trying())
+        for each in building.abilities:
+            sizes = each.sizes(sizes, loss, building)
+    return sizes
+
+
+def make_optimizer(
+    building: Building, model: nn.Module, decays: Collection[bool] | None = None
+) -> torch.optim.Optimizer:
+    """That of `model`, as the configuration and features say. Arguments as of `build_optimizer`. Collective."""
+
+    def change(recipe: Recipe) -> Recipe:
+        for each in building.abilities:
+            recipe = each.optimizer(recipe, model, building)
+        return recipe
+
+    config = building.config
+    return build_optimizer(config.optim, model, trust=config.trust, decays=decays, change=change)
 
 
 def _cut_into_stages(
@@ -176,26 +169,20 @@ def _cut_into_stages(
 
 
 def _share(
-    config: TrainConfig, run: RunContext, mesh: Mesh, loss: VotingLoss, stages: Stages | None
-) -> tuple[nn.Module, type[Stepper], dict[str, Any]]:
-    """(the loss, or a stage, as ranks share it; the kind of step; what only that kind needs). Collective."""
+    building: Building, run: RunContext, mesh: Mesh, loss: VotingLoss, stages: Stages | None
+) -> tuple[nn.Module, Callable[..., Stepper]]:
+    """(the loss, or a stage, as ranks share it; what makes the stepper of its fields). Collective."""
+    config = building.config
     if stages is not None:
         from hpc_trainer.features.pipeline.step import PipelineStepper
 
         stage, of_stage = stages.share(config, mesh, loss.model)
-        return stage, PipelineStepper, of_stage
-    count = config.train.logical_ranks
-    is_shared = count is None and needs_ddp(config)
-    module = share(
-        loss,
-        run.group,
-        mesh,
-        config.parallel if is_shared else dataclasses.replace(config.parallel, strategy=Strategy.none),
-        deterministic=config.train.deterministic,
-    )
-    if count is not None:
-        return module, LogicalStepper, {"group": run.group, "num_logical": count, "seed": config.seed}
-    return (module, Stepper, {}) if mesh.model_group is None else (module, MeshStepper, {"mesh": mesh})
+        return stage, partial(PipelineStepper, **of_stage)
+    modules = (each.share(loss, building) for each in building.abilities)
+    module = next((each for each in modules if each is not None), None)
+    if module is None:
+        module = share(loss, run.group, mesh, config.parallel, deterministic=config.train.deterministic)
+    return module, Stepper if mesh.model_group is None else partial(MeshStepper, mesh=mesh)
 
 
 def build_dataset(config: TrainConfig, split: Split) -> MapDataset:

@@ -23,7 +23,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.objects import take
-from hpc_trainer.training.checkpoint.store import CheckpointStore, find_start
+from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
@@ -187,18 +187,43 @@ class RunContext:
         store, newest = find_start(self.store, self.contract.resume_from, self.paths.run_id, self.num_steps, self.group)
         if newest is not None:
             self.contract.check(newest, self.group)
-            is_same_world = self.contract.is_same_world(newest, self.group)
-            step, values, rng = store.load(newest, partial(take, objects, is_same_world=is_same_world))
-            self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
-            restored = Restored(step, values)
+            restored = self._load(store, newest, objects)
             self.saver.saved_step = newest.step if store is self.store else None
         self.saver.meta = {**self.saver.meta, **self.contract.meta()}
-        self.step = self.first_step = restored.step
-        self._signs.start(self.step)
-        self.saves.start(self.step)
+        self._begin_at(restored.step)
         self._tell_start(newest is not None)
         self.restore_rng()
         return restored
+
+    def rewind(self, before: int, every_steps: int, /, **objects: Any) -> Restored:
+        """Goes back: fills the objects from the newest checkpoint of a step less than `before`. Collective.
+
+        Of those whose step `every_steps` divides, if one is left (`saver.keep_regular`). Training goes on from there:
+        later checkpoints are put away, and so are later metrics. `restore_rng` sets the random state.
+
+        Raises CheckpointError: there is none that can be read.
+        """
+        self.saver.wait()
+        restored = self._load(self.store, self.saver.find_before(before, every_steps), objects)
+        self.saver.went_back(restored.step)
+        self._begin_at(restored.step)
+        if self.is_rank_zero:
+            self._metrics.rewind(restored.step)
+            self._tracker.close()
+            self._tracker = self.make_tracker(restored.step)
+        self.heartbeat(restored.step, force=True)
+        return restored
+
+    def _load(self, store: CheckpointStore, found: CheckpointInfo, objects: Mapping[str, Any]) -> Restored:
+        is_same_world = self.contract.is_same_world(found, self.group)
+        step, values, rng = store.load(found, partial(take, objects, is_same_world=is_same_world))
+        self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
+        return Restored(step, values)
+
+    def _begin_at(self, step: int) -> None:
+        self.step = self.first_step = step
+        self._signs.start(step)
+        self.saves.start(step)
 
     def restore_rng(self) -> None:
         """Sets this rank's random state to that of the checkpoint again; nothing on a fresh start.

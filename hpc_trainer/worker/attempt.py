@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from hpc_trainer.config.feature import num_threads
 from hpc_trainer.config.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
@@ -25,7 +26,6 @@ from hpc_trainer.errors import (
     PeerLostError,
     StuckError,
 )
-from hpc_trainer.features.logical_ranks.stepper import NUM_THREADS
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import is_storage_error, write_json
 from hpc_trainer.runs.journal import Journal, log_header
@@ -71,8 +71,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
     try:
         device = _device(config, env)
-        # The number of threads decides the order of sums.
-        torch.set_num_threads(NUM_THREADS if config.train.logical_ranks else config.hardware.cpus_per_rank)
+        torch.set_num_threads(num_threads(config))
         with process_group(
             env,
             device,

@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="train.micro_batch_size=auto",
     off="train.micro_batch_size=null",
     example="train.micro_batch_size=auto",
-    has_ability=False,
 )

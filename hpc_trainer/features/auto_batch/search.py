@@ -23,13 +23,15 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.fit_rules import divisors
+from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, TooLargeError
-from hpc_trainer.features.local_sgd.rounds import holds_gradients
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.states import OUT_OF_MEMORY
+from hpc_trainer.training.ability import Building, overridden
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.parallel.share import VotingLoss
@@ -41,50 +43,32 @@ from hpc_trainer.training.tensor_bytes import num_bytes
 if TYPE_CHECKING:
     from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate
 
-LEAST_EVALUATED = 256  # samples of a forward pass of evaluations, where more than the micro-batch fits
 _LEAST_COUNTED = 2  # batch norm takes no single sample
 _MOST_REFUSED = 3
 _FITS, _TOO_LARGE = "fits", "too large"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizes:
-    """Samples of a forward pass in training and in evaluations, and forward passes a step."""
-
-    micro_batch_size: int
-    grad_accum_steps: int
-    eval_batch_size: int
-
-
-def batch_sizes(config: TrainConfig, run: RunContext, loss: VotingLoss, dataset: MapDataset) -> BatchSizes:
-    """The sizes that are given; with `auto` those that this run once found, or finds now. Collective then.
+def find_sizes(loss: VotingLoss, building: Building) -> BatchSizes:
+    """The sizes that this run once found, or finds now. Collective.
 
     Args:
         loss: model and loss on the device, bare, with blocks that recompute if they are to.
-        dataset: the training samples.
 
     Raises:
         TooLargeError: not even the smallest micro-batch fits on some rank.
         ConfigError: the model's forward pass is collective by itself.
     """
-    train = config.train
-    micro = train.given_micro_batch_size
-    if micro is not None:
-        assert train.grad_accum_steps is not None
-        return BatchSizes(
-            micro_batch_size=micro,
-            grad_accum_steps=train.grad_accum_steps,
-            eval_batch_size=max(LEAST_EVALUATED, micro),
-        )
+    run, config = building.run, building.config
+    assert run is not None
     _check_trial_is_possible(loss)
     place = {
-        "global_batch_size": train.global_batch_size,
+        "global_batch_size": config.train.global_batch_size,
         "world_size": run.world_size,
         "devices": sorted(set(run.group.gather(device_name(run.device)))),
     }
     known = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
     found = known.get("found")
-    sizes = _sizes(found) if found else _find(config, run, loss, dataset, place, known.get("below"))
+    sizes = _sizes(found) if found else _find(loss, building, place, known.get("below"))
     run.describe(fit={"micro_batch_size": sizes.micro_batch_size, "grad_accum_steps": sizes.grad_accum_steps})
     return sizes
 
@@ -113,16 +97,18 @@ def _sizes(found: dict[str, Any]) -> BatchSizes:
     return BatchSizes(**{each.name: int(found[each.name]) for each in dataclasses.fields(BatchSizes)})
 
 
-def _find(
-    config: TrainConfig, run: RunContext, loss: VotingLoss, dataset: MapDataset, place: dict[str, Any],
-    below: int | None,
-) -> BatchSizes:  # fmt: skip
+def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: int | None) -> BatchSizes:
     """Searches, and records what was found. Collective."""
+    run, config = building.run, building.config
+    assert run is not None
     share = config.train.global_batch_size // run.world_size
     choice = divisors(share)
     if below is not None:
         choice = [size for size in choice if size < below] or choice[:1]
-    trials = Trials(config=config, run=run, loss=loss, dataset=dataset, probe=probe_of(run.device, config.hardware))
+    trials = Trials(
+        config=config, run=run, loss=loss, dataset=building.dataset, probe=probe_of(run.device, config.hardware),
+        prepare=overridden(building.abilities, "inputs"),
+    )  # fmt: skip
     with trials.unseen():
         micro = largest(choice, trials.fits)
         # Batch norm takes no single sample; whatever else is wrong with small batches is wrong with all.
@@ -174,6 +160,7 @@ class Trials:
     loss: VotingLoss
     dataset: MapDataset
     probe: MemoryProbe
+    prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
     needs: dict[int, int] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
     _sample: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -279,8 +266,8 @@ class Trials:
         inputs, targets = (
             each.to(self.run.device).repeat(size, *[1] * (each.ndim - 1)) for each in self._sample
         )  # fmt: skip
-        if self.config.train.channels_last and inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        for prepare in self.prepare:
+            inputs = prepare(inputs)
         return inputs, targets
 
     def _one_sample(self) -> tuple[torch.Tensor, torch.Tensor]:

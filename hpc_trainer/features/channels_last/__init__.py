@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="train.channels_last",
     off="train.channels_last=false",
     example="train.channels_last=true",
-    has_ability=False,
 )

@@ -7,5 +7,5 @@ FEATURE = Feature(
     on="train.loss_chunk_size",
     off="train.loss_chunk_size=null",
     example="train.loss_chunk_size=2048",
-    has_ability=False,
+    after=("auto_batch",),
 )

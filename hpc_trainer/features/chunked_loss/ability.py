@@ -14,8 +14,10 @@ fp16 could help them, and knows no label smoothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -23,9 +25,48 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.data.loader import IGNORED
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.rng import random_state_kept
 
-IGNORED = -100
-"""A target that counts nothing: cross_entropy's default `ignore_index`."""
+
+class ChunkedLossAbility(Ability):
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        check_has_head(model)
+
+    def on_loss(self, loss: nn.Module, building: Building) -> None:
+        assert self.config.train.loss_chunk_size is not None
+        assert isinstance(loss, VotingLoss)
+        use_chunks(loss, self.config.train.loss_chunk_size)
+
+    @random_state_kept()
+    def sizes(self, sizes: BatchSizes, loss: nn.Module, building: Building) -> BatchSizes:
+        """An evaluation has no chunks: its batches have no more rows than one, but a sample at least."""
+        most, dataset = self.config.train.loss_chunk_size, building.eval_set
+        if most is None or dataset is None or not len(dataset):
+            return sizes
+        num_samples = max(1, most // dataset.__getitems__(range(1))[1].numel())
+        return dataclasses.replace(sizes, eval_batch_size=min(sizes.eval_batch_size, num_samples))
+
+
+ABILITY = ChunkedLossAbility
+
+
+def use_chunks(loss: VotingLoss, chunk_size: int) -> None:
+    """From now on `loss` holds the logits of so many rows at a time."""
+    loss.mean_loss = partial(_by_chunks, chunk_size)
+
+
+def _by_chunks(
+    chunk_size: int, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float
+) -> torch.Tensor:
+    hidden: torch.Tensor = model(inputs, with_head=False).flatten(0, -2)
+    head: Callable[[torch.Tensor], torch.Tensor] = model.apply_head  # type: ignore[assignment]
+    return chunked_cross_entropy(
+        head, hidden, targets.flatten(), chunk_size=chunk_size, label_smoothing=label_smoothing
+    )
 
 
 def check_has_head(model: nn.Module) -> None:

@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="train.early_stop.patience",
     off="train.early_stop.patience=null",
     example="train.early_stop.patience=3",
-    has_ability=False,
 )

@@ -6,8 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.state import TrainState
+
+
+class EarlyStopAbility(Ability):
+    _early: EarlyStop
+
+    def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
+        self._early = state.more["early_stop"] = EarlyStop(self.config.train.early_stop)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        self._early.see(step, metrics)
+        return self._early.reason_to_stop
+
+
+ABILITY = EarlyStopAbility
 
 
 def is_better(mode: Mode, value: float, best: float | None) -> bool:

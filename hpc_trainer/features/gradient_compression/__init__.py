@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="parallel.comm_hook",
     off="parallel.comm_hook=none",
     example="parallel.comm_hook=bf16",
-    has_ability=False,
 )

@@ -7,5 +7,5 @@ FEATURE = Feature(
     on="optim.in_backward",
     off="optim.in_backward=false",
     example="optim.in_backward=true",
-    has_ability=False,
+    after=("zero1", "offload"),
 )

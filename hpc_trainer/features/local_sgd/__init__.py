@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="parallel.sync",
     off="parallel.sync=every_step",
     example="parallel.sync=post_local_sgd",
-    has_ability=False,
 )

@@ -20,8 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_trainer.config.schema.parallel import Strategy, Sync
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
@@ -35,43 +33,6 @@ from hpc_trainer.training.without_dynamo import without_dynamo
 
 # Bytes of weights that are averaged in one message.
 _MESSAGE = 25 << 20
-
-
-def needs_ddp(config: TrainConfig) -> bool:
-    """False of ranks that step alone from the first step on: DDP's buckets would be memory for nothing."""
-    return config.parallel.sync is Sync.every_step or config.parallel.sync_warmup_steps > 0
-
-
-def has_buckets(config: TrainConfig) -> bool:
-    """True if gradients lie in DDP's buckets, which are there from the first step to the last."""
-    return config.parallel.strategy is Strategy.ddp and config.hardware.world_size > 1 and needs_ddp(config)
-
-
-def holds_gradients(config: TrainConfig, grad_accum_steps: int | None) -> bool:
-    """True if gradients are there before a micro-batch's backward pass makes them: in buckets, or added up by earlier
-    micro-batches.
-    """
-    return has_buckets(config) or grad_accum_steps != 1 or bool(config.train.logical_ranks)
-
-
-def with_rounds(config: TrainConfig, state: TrainState, group: RankGroup) -> tuple[type[Stepper], dict[str, Any]]:
-    """The kind of stepper that `parallel.sync` asks for, and what it needs besides; `state` learns what it has to hold.
-
-    Before anything is restored.
-    """
-    parallel = config.parallel
-    if parallel.sync is Sync.every_step:
-        return Stepper, {}
-    outer = None
-    if parallel.sync is Sync.diloco:
-        outer = state.more["outer"] = OuterOptimizer(lr=parallel.outer_lr, momentum=parallel.outer_momentum)
-    state.guard = GuardOfEach(group, state.guard.max_in_a_row)
-    for each in (state.model, state.optimizer, state.scaler):
-        each.differs_by_rank = True  # type: ignore[union-attr]
-    return RoundStepper, {
-        "group": group, "num_steps": config.train.num_steps, "every_steps": parallel.sync_every_steps,
-        "warmup_steps": parallel.sync_warmup_steps, "outer": outer,
-    }  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)

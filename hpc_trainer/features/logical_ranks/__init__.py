@@ -7,5 +7,5 @@ FEATURE = Feature(
     on="train.logical_ranks",
     off="train.logical_ranks=null",
     example="train.logical_ranks=4",
-    has_ability=False,
+    num_threads=1,  # two add in another order than one, and two ranks may have fewer cores each than one has
 )

@@ -27,9 +27,6 @@ from hpc_trainer.training.rng import seed_step
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 
-NUM_THREADS = 1
-"""Of each rank: two threads add in another order than one, and two ranks may have fewer cores each than one has."""
-
 
 @dataclass(slots=True, kw_only=True)
 class LogicalStepper(Stepper):
@@ -46,6 +43,11 @@ class LogicalStepper(Stepper):
         Stepper.__post_init__(self)
         with torch.no_grad():
             _broadcast(itertools.chain(self.module.parameters(), self.module.buffers()), self.group)
+
+    @property
+    def num_shares(self) -> int:
+        """Whoever computes them."""
+        return self.num_logical
 
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
         weights = [weight for weight in state.model.parameters() if weight.requires_grad]

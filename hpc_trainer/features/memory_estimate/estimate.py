@@ -1,6 +1,6 @@
 """What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
 
-    python -m hpc_trainer.features.memory_estimate.estimate < frozen-configurations.jsonl    a line of JSON for each line
+    python -m hpc_trainer.features.memory_estimate.estimate < frozen-configurations.jsonl    a line of JSON for each
 
 torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
 optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
@@ -25,23 +25,22 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
 from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.mesh import mesh_shape
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.features.auto_batch.search import LEAST_EVALUATED
-from hpc_trainer.features.local_sgd.rounds import has_buckets, holds_gradients
 from hpc_trainer.features.memory_estimate.live_bytes import LiveBytes, PassBytes, measure_pass
 from hpc_trainer.features.memory_estimate.shares import Shares, find_shares
 from hpc_trainer.features.muon.muon import MuonWithAdamw, num_flops
 from hpc_trainer.features.muon.whole_matrices import share_work
 from hpc_trainer.features.offload.ability import PIECE
-from hpc_trainer.features.spike_guard.rollback import build_guard
 from hpc_trainer.training.ability import Building, abilities
-from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.optim.build import build_optimizer, is_put_back
+from hpc_trainer.training.build import build_dataset, build_model, make_optimizer
+from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED
+from hpc_trainer.training.optim.build import is_put_back
 from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
@@ -98,13 +97,14 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     with FakeTensorMode(allow_non_fake_inputs=True):
         batch = [torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples]
         model = build_model(config, dataset)
-        active, building = abilities(config), Building(config=config, device=torch.device("cpu"), dataset=dataset)
+        active = abilities(config)
+        building = Building(config=config, device=torch.device("cpu"), dataset=dataset, abilities=active)
         for each in active:
             each.see_whole(model, building)
         shares = find_shares(model, shape)
         sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
-        optimizer = build_optimizer(config.optim, model, trust=config.trust)
-        loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
+        optimizer = make_optimizer(building, model)
+        loss = VotingLoss(model, label_smoothing=train.label_smoothing)
         for each in active:
             each.on_loss(loss, building)
         found = measure(config, loss, batch, shares, shape.dp_shard)
@@ -277,9 +277,9 @@ def share_with_host(config: TrainConfig, held: int, sizes: Iterable[int], moment
 
 def _is_put_back(config: TrainConfig, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step keeps copies of all it changes. Of SGD, AdamW and Muon, on CPUs and with ZeRO-1 none does."""
-    guard = build_guard(config)
-    asks_scaler = config.precision.compute_dtype is Dtype.fp16 and not guard.sees_spikes
-    if config.hardware.device_type != "cuda" or not guard.is_on or asks_scaler or config.parallel.zero1:
+    may_skip, guard = config.train.max_skipped_steps is not None, config.train.guard
+    asks_scaler = config.precision.compute_dtype is Dtype.fp16 and guard.is_plain
+    if config.hardware.device_type != "cuda" or not may_skip or asks_scaler or config.parallel.zero1:
         return False
     return is_put_back(optimizer)
 

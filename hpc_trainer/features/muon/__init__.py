@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="optim=muon",
     off="optim=adamw",
     example="optim=muon",
-    has_ability=False,
 )

@@ -12,8 +12,9 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
-from hpc_trainer.training.optim.decay import Grouping, decay_groups, decaying
+from hpc_trainer.training.checkpoint.shards import local_tensor
+from hpc_trainer.training.optim.build import Group, Recipe, fastest
+from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.parallel.fully_sharded import blocks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.without_dynamo import without_dynamo
@@ -87,31 +88,21 @@ class MuonWithAdamw(torch.optim.Optimizer):
             torch.where(bad, was, part, out=part)
 
 
-def build_muon(
-    config: MuonConfig, model: nn.Module, speed: dict[str, Any], *, share_state: bool = False,
-    whole: Grouping | None = None, mesh: Mesh | None = None,
-) -> torch.optim.Optimizer:  # fmt: skip
-    """Muon over the hidden matrices of `model`, AdamW over its other weights.
+def muon_recipe(config: MuonConfig, hidden: list[nn.Parameter], rest: list[Group], mesh: Mesh | None) -> Recipe:
+    """Muon over the matrices `hidden`, AdamW over the groups `rest`. Collective, and in each step, with `mesh`.
 
-    With `share_state` (ZeRO-1) each rank has whole matrices, and steps those alone; over weights in parts a rank makes
-    whole what is its share (`sharded_muon`). Collective then, and in each step.
+    Where ranks share moments out (ZeRO-1) each has whole matrices, and steps those alone; over weights in parts a rank
+    makes whole what is its share (`sharded`).
 
     Args:
-        speed: how AdamW computes.
-        whole: of a stage, what the whole model says of its weights.
-        mesh: what the weights were cut up on, if they were.
-
-    Raises:
-        ConfigError: this torch has no Muon, or there is no hidden matrix, or no such weight as `adamw_weights` names.
+        mesh: what weights were cut up on; None: they were not.
     """
-    if not hasattr(torch.optim, "Muon"):
-        raise ConfigError(f"optim=muon needs torch 2.9 or newer, and this is {torch.__version__}. Use optim=adamw.")
-    groups = _groups(config, model, whole)
-    adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+    kind = _kind_of_muon(mesh)
     first, second = config.betas
-    kind = _kind_of_muon(model, mesh)
+    adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+    speed = fastest([*hidden, *(weight for group in rest for weight in group["params"])])
 
-    def make(groups: list[dict[str, Any]]) -> MuonWithAdamw:
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
         muon = without_dynamo(
             lambda: kind(
                 groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
@@ -123,32 +114,12 @@ def build_muon(
         )
         return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
 
-    if not share_state:
-        return make(groups)
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
-
-    return ZeroRedundancyOptimizer(groups, optimizer_class=make)  # type: ignore[arg-type]
+    return Recipe([{"params": hidden, "weight_decay": config.weight_decay}, *rest], make)
 
 
-def _groups(config: MuonConfig, model: nn.Module, whole: Grouping | None) -> list[dict[str, Any]]:
-    """Muon's, and those of AdamW."""
-    if whole is None:
-        hidden, others = hidden_and_others(config, model)
-    else:
-        found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        hidden = [weight for name, weight in found.items() if name in whole.hidden]
-        others = [weight for name, weight in found.items() if name not in whole.hidden]
-    decay_of = decaying(model)
-    kinds = None if whole is None else whole.decays
-    rest = decay_groups({weight: decay_of[weight] for weight in others}, config.weight_decay, kinds)
-    return [{"params": hidden, "weight_decay": config.weight_decay}, *rest]
-
-
-def _kind_of_muon(model: nn.Module, mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
-    """Collective among all ranks where weights are in parts, also for a stage that has no hidden matrix."""
-    if not any(map(is_sharded, model.parameters())):
+def _kind_of_muon(mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
+    if mesh is None:
         return torch.optim.Muon
-    assert mesh is not None, "weights in parts come with their mesh"
     from hpc_trainer.features.muon.sharded import ShardedMuon  # late: a torch without Muon has no such class
 
     return partial(ShardedMuon, ranks=mesh.copy_group())

@@ -7,5 +7,5 @@ FEATURE = Feature(
     on="optim.offload",
     off="optim.offload=false",
     example="optim.offload=true",
-    has_ability=False,
+    after=("muon",),
 )

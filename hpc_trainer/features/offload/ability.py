@@ -1,49 +1,38 @@
-"""Where and when weights are updated: one by one in the backward pass, or with moments that live in host memory.
+"""Moments live in host memory, but for the moment of a step.
 
-Both rest on optimizers that update each weight by itself (SGD, AdamW): a step for some of the weights, and then for the
-others, is the step for all of them, bit for bit. A rank brings and takes back what it holds: whole moments, its parts
-of them (FSDP2, tensor parallel), those of its stage, or those that ZeRO-1 gave it.
+It rests on optimizers that update each weight by itself (`step_some`). A rank brings and takes back what it holds:
+whole moments, its parts of them (FSDP2, tensor parallel), those of its stage, or those that ZeRO-1 gave it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
-from hpc_trainer.config.schema.optim import OptimConfig
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.checkpoint.optimizers import keep_in_host
 from hpc_trainer.training.checkpoint.shards import local_tensor, with_local
+from hpc_trainer.training.optim.build import Group, Recipe, step_some
 from hpc_trainer.training.tensor_bytes import in_pieces
 
 # Bytes of weights on this rank whose moments are on the device at a time; one weight at least.
 PIECE = 64 << 20
 
 
-def place_optimizer(optimizer: torch.optim.Optimizer, config: OptimConfig) -> None:
-    """From now on it steps as `optim.in_backward` and `optim.offload` say. Before anything is restored."""
-    if config.in_backward:
-        step_in_backward(optimizer)
-    if config.offload:
-        offload(getattr(optimizer, "optim", optimizer))  # ZeRO's own part; its step calls that one's
+class OffloadAbility(Ability):
+    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+        """Before ZeRO-1 shares it out: its step calls that of a rank's own part. An estimate knows of it itself."""
+        return recipe if building.mesh is None else Recipe(recipe.groups, partial(_make, recipe))
 
 
-def step_in_backward(optimizer: torch.optim.Optimizer) -> None:
-    """From now on a backward pass updates each weight when its gradient is complete, and frees that.
-
-    FSDP2 calls the same hook, when a weight's part of the gradient is reduced. `optimizer.step()` then has nothing left
-    to do. (torch's tutorial "How to save memory by fusing the optimizer step into the backward pass" has an optimizer
-    for each weight; with one for all its state is saved as ever.)
-    """
-    for number, group in enumerate(optimizer.param_groups):
-        for weight in group["params"]:
-            weight.register_post_accumulate_grad_hook(partial(_step_now, optimizer, optimizer.step, number))
-
-
-def _step_now(optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weight: torch.Tensor) -> None:
-    _step_some(optimizer, step, number, [weight])
-    weight.grad = None
+def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:
+    optimizer = recipe.make(groups)
+    offload(optimizer)
+    return optimizer
 
 
 def offload(optimizer: torch.optim.Optimizer) -> None:
@@ -53,7 +42,7 @@ def offload(optimizer: torch.optim.Optimizer) -> None:
     is the optimizer's own kernels that compute, with the same bits. On the CPU the copies are made too, for nothing.
     """
     step = optimizer.step
-    optimizer.state_device = torch.device("cpu")  # type: ignore[attr-defined]  # loading looks at it
+    keep_in_host(optimizer)
     optimizer.step = partial(_step_in_pieces, optimizer, step)  # type: ignore[assignment, method-assign]
     optimizer.register_state_dict_pre_hook(_wait_for_host)
     for weight, state in optimizer.state.items():
@@ -65,21 +54,9 @@ def _step_in_pieces(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -
         for piece in in_pieces([weight for weight in group["params"] if weight.grad is not None], PIECE):
             # Not by state[..]: that would make a state where there is none yet.
             in_host = [_bring(weight, optimizer.state.get(weight, {})) for weight in piece]
-            _step_some(optimizer, step, number, piece)
+            step_some(optimizer, step, number, piece)
             for weight, host in zip(piece, in_host, strict=True):
                 _take_back(weight, optimizer.state.get(weight, {}), host)
-
-
-def _step_some(
-    optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weights: Sequence[torch.Tensor]
-) -> None:
-    """The step for some weights of group `number`; what others have is not looked at."""
-    groups = optimizer.param_groups
-    optimizer.param_groups = [{**groups[number], "params": list(weights)}]
-    try:
-        step()
-    finally:
-        optimizer.param_groups = groups
 
 
 def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -111,3 +88,6 @@ def _wait_for_host(optimizer: torch.optim.Optimizer) -> None:
     device = next((weight.device for group in optimizer.param_groups for weight in group["params"]), None)
     if device is not None and device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+ABILITY = OffloadAbility

@@ -5,7 +5,6 @@ It looks, and changes nothing: a run with a profile has the bits of one without 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -191,15 +190,3 @@ def _is_in_wait(event: Any) -> bool:
 def _parents(event: Any) -> Iterator[Any]:
     while (event := event.cpu_parent) is not None:
         yield event
-
-
-@contextlib.contextmanager
-def profiled(config: TrainConfig, paths: RunPaths, task: Any) -> Iterator[None]:
-    """While it lasts, `task.stepper` watches its window."""
-    stepper = task.stepper
-    task.stepper = watcher = ProfiledStepper(stepper, config, paths)
-    try:
-        yield
-    finally:
-        task.stepper = stepper
-        watcher.close()

@@ -4,8 +4,7 @@ from hpc_trainer.config.feature import Feature
 
 FEATURE = Feature(
     name="spike_guard",
-    on="train.guard.on_spike=skip|rollback",
+    on="train.guard",
     off="train.guard.on_spike=none",
     example="train.guard.on_spike=skip",
-    has_ability=False,
 )

@@ -39,7 +39,7 @@ class SpikeGuard(StepGuard):
         config: `train.guard`.
     """
 
-    sees_spikes = True
+    skips_finite = True
 
     def __init__(self, max_in_a_row: int | None, config: GuardConfig) -> None:
         super().__init__(max_in_a_row)
@@ -52,12 +52,6 @@ class SpikeGuard(StepGuard):
         self.rollbacks = 0
         """Of the whole run."""
         self.offset = 0
-        """Batches that were passed over: step n takes the batch n + offset."""
-
-    @property
-    def rolls_back(self) -> bool:
-        """True if a rollback may be wanted."""
-        return self._config.rolls_back
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
         """True if the step must change nothing, `step` being those done before; on a GPU a tensor of one."""

@@ -8,8 +8,9 @@
     torch.Tensor, numpy.ndarray                 its values                  filled in place
     anything else that `pack` takes             as it is                    returned
 
-An object with `differs_by_rank = True` has a state of its own on each rank (weights of ranks that step alone, errors of
-PowerSGD): all of it is saved by rank, and comes back on as many ranks only. Of a module rank 0's is shared too.
+An object with `differs_by_rank = True`, or one that `differ_by_rank` was told of, has a state of its own on each rank
+(weights of ranks that step alone, errors of PowerSGD): all of it is saved by rank, and comes back on as many ranks
+only. Of a module rank 0's is shared too.
 
 Not by rank: the same on all ranks, so rank 0's is written; of sharded tensors (DTensors) each rank its part. Buffers
 differ between ranks: batch norm's statistics see one rank's samples. On another number of ranks rank 0's count, as they
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -141,8 +143,16 @@ def _is_stateful(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
+_DIFFERING: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def differ_by_rank(*objects: Any) -> None:
+    """From now on each rank has a state of its own of these, as of those with `differs_by_rank = True`."""
+    _DIFFERING.update({id(each): each for each in objects})
+
+
 def _differs(value: Any) -> bool:
-    return getattr(value, "differs_by_rank", False) is True
+    return _DIFFERING.get(id(value)) is value or getattr(value, "differs_by_rank", False) is True
 
 
 def _is_own(value: Any) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -37,6 +38,14 @@ class Names(dict[int, str]):
 
     of_all: tuple[str, ...] = ()
     owned: frozenset[str] = frozenset()
+
+
+_IN_HOST: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def keep_in_host(optimizer: torch.optim.Optimizer) -> None:
+    """From now on moments that are loaded go into host memory, and never lie on the weights' device all together."""
+    _IN_HOST.add(optimizer)
 
 
 def weight_names(objects: Mapping[str, Any]) -> Names:
@@ -101,7 +110,7 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
         {**group, "params": [number[each] for each in mine]}
         for group, mine in zip(saved["param_groups"], local_groups, strict=True)
     ]
-    in_host = getattr(local, "state_device", None)  # of moments that are not with their weights (optim.offload)
+    in_host = torch.device("cpu") if local in _IN_HOST else None
     state = {number[each]: _place(values, by_name[each], in_host) for each, values in wanted.items()}
     kept: dict[int, dict[str, Any]] = {}
     if in_host is not None:  # torch would bring all of it to the weights at once

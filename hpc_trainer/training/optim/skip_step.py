@@ -11,6 +11,7 @@ So the host is a step ahead of the device at most, and the device computes that 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -37,7 +38,7 @@ class PutBack:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self._optimizer: torch.optim.Optimizer = weakref.proxy(optimizer)  # which holds this by its hooks
         self._was_bad: Callable[[], bool] = lambda: False
         self._undo: list[Undo] = []
         optimizer.register_state_dict_pre_hook(lambda _: self.settle())

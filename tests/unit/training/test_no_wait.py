@@ -18,13 +18,12 @@ from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
-from hpc_trainer.features.chunked_loss.ability import IGNORED
 from hpc_trainer.features.muon.muon import MuonWithAdamw
 from hpc_trainer.features.muon.sharded import ShardedMuon
 from hpc_trainer.features.spike_guard.spikes import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.data.loader import BatchIterator
+from hpc_trainer.training.data.loader import IGNORED, BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim import skip_step as put_back

@@ -171,7 +171,8 @@ def test_the_host_asks_one_step_later_and_only_if_it_keeps_something(
 ) -> None:
     asked = _ask(monkeypatch, [GOOD] * 4)
     weights = _weights()
-    steps, counts = PutBack(BUILDS[name](weights)), []
+    optimizer = BUILDS[name](weights)
+    steps, counts = PutBack(optimizer), []
     for _ in range(4):
         _give_gradients(weights, 1, bad=False)
         steps.step_unless(torch.tensor(GOOD))
