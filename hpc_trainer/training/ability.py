@@ -11,7 +11,7 @@ import contextlib
 import graphlib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from hpc_trainer.config.feature import PACKAGE, Feature, features
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset
@@ -43,10 +44,14 @@ class Building:
     """All that are on."""
     eval_set: MapDataset | None = None
     """None: nothing will be evaluated."""
-    mesh: Mesh | None = None
-    """None: an estimate on one rank, of one rank's part."""
+    mesh: Mesh
+    """Of an estimate without groups: it has one rank, and tells what that one's place would be."""
     run: RunContext | None = None
     """None: nothing will run; tensors have shapes and no content (the memory estimate)."""
+    samples: Sequence[torch.Tensor] | None = None
+    """Inputs and targets of the first of `dataset`, where they are read already."""
+    shares: Shares = field(default_factory=Shares)
+    """Of an estimate: which weights this rank would hold a part of."""
 
 
 class GoBackError(Exception):
@@ -71,8 +76,11 @@ class Ability:
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """`model` is whole, on the CPU, and has its first weights. Raises ConfigError: it is none for this feature."""
 
+    def cut(self, model: nn.Module, building: Building) -> None:
+        """All have seen `model` whole: leaves what this rank runs of it, in place."""
+
     def on_device(self, model: nn.Module, building: Building) -> None:
-        """`model` has come to the device: layers may be replaced or cut up, in place."""
+        """`model` has come to the device: layers may be replaced, or cut up among ranks, in place. Collective."""
 
     def on_loss(self, loss: nn.Module, building: Building) -> None:
         """`loss` is the model with its loss, on the device, before ranks share it."""
@@ -101,6 +109,17 @@ class Ability:
 
         What has to be in a checkpoint goes into `state.more`, by a name of the feature's own.
         """
+
+    # While memory is estimated.
+
+    def trial(
+        self, loss: nn.Module, batch: Sequence[torch.Tensor], building: Building
+    ) -> tuple[nn.Module, Sequence[torch.Tensor]]:
+        """(what a micro-batch goes through on this rank, what goes in): `loss` and `batch`, inputs and targets."""
+        return loss, batch
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Adds to `held` what this feature takes, and takes away what it saves."""
 
     # While it trains.
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,8 +15,6 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
-from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import BatchSizes
@@ -34,9 +30,6 @@ from hpc_trainer.training.precision.formats import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-
-if TYPE_CHECKING:
-    from hpc_trainer.features.pipeline.stage import Stages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +66,9 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     building = Building(
         config=config, device=run.device, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run, abilities=active
     )
-    loss, decays, stages = _build_loss(building, mesh)
+    loss, decays = build_loss(building)
     sizes = _find_sizes(building, loss)
-    module, make = _share(building, run, mesh, loss, stages)
+    module = _share(building, run, loss)
     optimizer = make_optimizer(building, loss.model, decays)
     state = TrainState(
         model=loss.model,
@@ -84,11 +77,12 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         guard=StepGuard(config.train.max_skipped_steps),
         settings=chosen_settings(config.optim, optimizer),
     )
+    make: Callable[..., Stepper] = Stepper
     for each in active:
         make = each.stepper(make, state, building)
     stepper = make(
         module=module,
-        vote=StopVote(loss, run.group, mesh if stages is None else None),
+        vote=StopVote(loss, run.group, mesh),
         precision=config.precision,
         device=run.device,
         grad_accum_steps=sizes.grad_accum_steps,
@@ -111,25 +105,26 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     )
 
 
-def _build_loss(building: Building, mesh: Mesh) -> tuple[VotingLoss, Collection[bool], Stages | None]:
-    """The model, as this rank holds it, with its loss; what decays of the whole one; and how it was cut, if it was."""
-    config, device, dataset = building.config, building.device, building.dataset
+def build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
+    """The model, as this rank holds it, with its loss; and what decays of the whole one. Collective in a run."""
+    config, device = building.config, building.device
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
-    model = build_model(config, dataset)
+    model = build_model(config, building.dataset)
     for each in building.abilities:
         each.see_whole(model, building)
     decays = frozenset(decaying(model).values())
-    plan = find_plan(model, mesh)
-    stages = _cut_into_stages(config, mesh, model, dataset, device.type)
-    model = model.to(device)
-    share_layers(model, mesh, plan)
-    seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
+    for each in building.abilities:
+        each.cut(model, building)
+    if building.run is not None:  # what has no content cannot move
+        model = model.to(device)
     for each in building.abilities:
         each.on_device(model, building)
-    loss = VotingLoss(model, label_smoothing=config.train.label_smoothing).to(device)
+    # But dropout of its own on each that reads samples of its own; after all groups of DTensors, which draw.
+    seed_everything(config.seed, building.mesh.stream)
+    loss = VotingLoss(model, label_smoothing=config.train.label_smoothing, device=device)
     for each in building.abilities:
         each.on_loss(loss, building)
-    return loss, decays, stages
+    return loss, decays
 
 
 def _find_sizes(building: Building, loss: VotingLoss) -> BatchSizes:
@@ -157,32 +152,14 @@ def make_optimizer(
     return build_optimizer(config.optim, model, trust=config.trust, decays=decays, change=change)
 
 
-def _cut_into_stages(
-    config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDataset, device_type: str
-) -> Stages | None:
-    """Leaves this rank's stage of `model`, where there are any."""
-    if mesh.shape.pp == 1:
-        return None
-    from hpc_trainer.features.pipeline.stage import cut_out
-
-    return cut_out(config, mesh, model, dataset, device_type)
-
-
-def _share(
-    building: Building, run: RunContext, mesh: Mesh, loss: VotingLoss, stages: Stages | None
-) -> tuple[nn.Module, Callable[..., Stepper]]:
-    """(the loss, or a stage, as ranks share it; what makes the stepper of its fields). Collective."""
+def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:
+    """What ranks share `loss` by. Collective."""
     config = building.config
-    if stages is not None:
-        from hpc_trainer.features.pipeline.step import PipelineStepper
-
-        stage, of_stage = stages.share(config, mesh, loss.model)
-        return stage, partial(PipelineStepper, **of_stage)
     modules = (each.share(loss, building) for each in building.abilities)
     module = next((each for each in modules if each is not None), None)
-    if module is None:
-        module = share(loss, run.group, mesh, config.parallel, deterministic=config.train.deterministic)
-    return module, Stepper if mesh.model_group is None else partial(MeshStepper, mesh=mesh)
+    if module is not None:
+        return module
+    return share(loss, run.group, building.mesh, config.parallel, deterministic=config.train.deterministic)
 
 
 def build_dataset(config: TrainConfig, split: Split) -> MapDataset:

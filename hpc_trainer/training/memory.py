@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import nn
@@ -55,11 +56,11 @@ class RankMemory:
     buffers: int
     trained: int
     moments: int
-    """Before ranks part them."""
+    """The optimizer's, before ranks part them."""
     all_moments: int
     """Of all ranks together, as a checkpoint has them."""
-    optimizer_here: int
-    """Of `moments`, on the device."""
+    moment_parts: int
+    """Of `moments` a rank keeps one of so many parts."""
     gradients: int
     has_gradients: bool
     """They are there before a pass, and what it adds to them does not count: in buckets, or added up."""
@@ -73,15 +74,35 @@ class RankMemory:
     gathered: int
     made: int
     """By the optimizer's step, for the while of it."""
+    is_put_back: bool
+    """A step keeps copies of all it changes, if the device may find it bad."""
+    is_skipped_by_scaler: bool
+    """It may not: the loss scaler skips such a step."""
     checkpoint: int
+    num_evaluated_parts: int
+    """Of an evaluation's samples."""
+    most_moments: int | None = None
+    """So many are on the device at a time, where the others are in host memory."""
+    host_share: Fraction | None = None
+    """Bytes of host memory for one of moments."""
     average: int = 0
     communication: int = 0
-    host: int = 0
 
     def sizes_here(self) -> list[int]:
         """Of this rank's parts of the weights that are trained."""
         trained = (weight for weight in self.model.parameters() if weight.requires_grad)
         return [self.shares.num_bytes([weight]) // self.num_parts for weight in trained]
+
+    @property
+    def optimizer_here(self) -> int:
+        """Of this rank's moments, on the device."""
+        here = self.moments // self.moment_parts
+        return here if self.most_moments is None else min(here, self.most_moments)
+
+    @property
+    def host(self) -> int:
+        """Of this rank's moments, in host memory."""
+        return 0 if self.host_share is None else int(self.moments // self.moment_parts * self.host_share)
 
     @property
     def activations(self) -> int:

@@ -256,7 +256,7 @@ class Trials:
         found = self._estimate(size)
         if found is not None:
             return found.activations + max(found.gradients, num_bytes(trained))  # FSDP cuts up no trial
-        from hpc_trainer.features.memory_estimate.estimate import measure
+        from hpc_trainer.features.memory_estimate.live_bytes import measure
 
         batch = self._batch(size)
         return measure(self.config, self.loss, list(batch)).peak + num_bytes(batch) + num_bytes(trained)

@@ -7,4 +7,5 @@ FEATURE = Feature(
     on="train.channels_last",
     off="train.channels_last=false",
     example="train.channels_last=true",
+    after=("tensor_parallel",),
 )

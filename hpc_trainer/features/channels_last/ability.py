@@ -10,7 +10,8 @@ from hpc_trainer.training.ability import Ability, Building
 
 class ChannelsLastAbility(Ability):
     def on_device(self, model: nn.Module, building: Building) -> None:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if building.run is not None:  # an estimate counts bytes
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs

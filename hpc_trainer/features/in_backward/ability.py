@@ -13,14 +13,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.build import Group, Recipe, step_some
+from hpc_trainer.training.parallel.fully_sharded import share_of_fp32
+from hpc_trainer.training.tensor_bytes import num_bytes
 
 
 class InBackwardAbility(Ability):
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """An estimate takes the step by itself."""
-        return recipe if building.mesh is None else Recipe(recipe.groups, partial(_make, recipe))
+        return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Each gradient is there until its weight is updated; FSDP's until all of the block's are."""
+        parallel, held.growing = self.config.parallel, held.peak
+        held.gradients = max(num_bytes([weight]) for weight in held.model.parameters() if weight.requires_grad)
+        held.has_gradients = parallel.strategy is Strategy.fsdp
+        if held.has_gradients:
+            narrow = share_of_fp32(parallel.param_dtype)
+            held.gradients = max([held.gradients, *(int(narrow * size) for size in held.blocks[:1])])
 
 
 def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:

@@ -12,6 +12,7 @@ from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.features.local_sgd.rounds import GuardOfEach, OuterOptimizer, RoundStepper
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.objects import differ_by_rank
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -34,6 +35,15 @@ class LocalSgdAbility(Ability):
             RoundStepper, group=group, num_steps=self.config.train.num_steps, every_steps=parallel.sync_every_steps,
             warmup_steps=parallel.sync_warmup_steps, outer=outer,
         )  # fmt: skip
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Each rank saves weights and moments of its own, and rank 0's weights are everybody's besides."""
+        parallel, world_size = self.config.parallel, building.mesh.shape.world_size
+        held.checkpoint += held.all_moments * (world_size - 1) + held.weights * world_size
+        if parallel.sync is Sync.diloco:
+            outer = held.trained * (2 if parallel.outer_momentum > 0 else 1)
+            held.communication += outer
+            held.checkpoint += outer
 
 
 ABILITY = LocalSgdAbility

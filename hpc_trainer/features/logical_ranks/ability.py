@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from hpc_trainer.features.logical_ranks.stepper import LogicalStepper
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.data.target_shares import groups_to_count
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -32,6 +34,13 @@ class LogicalRanksAbility(Ability):
             return LogicalStepper(**fields, group=run.group, num_logical=count, seed=self.config.seed)
 
         return make_logical
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Gradients are added along a tree, a sum a level."""
+        count = self.config.train.logical_ranks
+        assert count is not None
+        held.gradients *= 3 + int(math.log2(max(1, count // building.mesh.shape.world_size)))
+        held.num_evaluated_parts = count
 
 
 ABILITY = LogicalRanksAbility

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.training.memory import Shares
-
-_WHOLE = Shares()
+from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype
+from hpc_trainer.training.precision.formats import autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shares: how much of what is made now is this rank's.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor] = (), shares: Shares = _WHOLE) -> None:
+    def __init__(self, known: Iterable[torch.Tensor] = (), shares: Shares | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._shares = shares
+        self._shares = shares or Shares()
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._sizes: dict[int, int] = {}
         self.now = self.besides = 0
@@ -79,9 +81,52 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self._sizes.pop(key)
 
 
-def measure_pass(
-    loss: nn.Module, batch: list[torch.Tensor], around_forward: contextlib.AbstractContextManager[Any],
-    shares: Shares = _WHOLE, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1,
+def measure(
+    config: TrainConfig,
+    loss: nn.Module,
+    batch: Sequence[torch.Tensor],
+    shares: Shares | None = None,
+    num_parts: int = 1,
+) -> PassBytes:
+    """A forward and a backward pass of one rank, weights as FSDP would compute with them. Gradients are there then.
+
+    Args:
+        num_parts: FSDP's, of which a rank keeps one.
+    """
+    of_blocks = None
+    if config.parallel.strategy is Strategy.fsdp:
+        of_blocks = [list(block.parameters()) for block in blocks(loss)]
+        in_blocks = {id(weight) for group in of_blocks for weight in group}
+        of_blocks.append([weight for weight in loss.parameters() if id(weight) not in in_blocks])
+    with as_gathered(config, loss, batch) as cast:
+        return _measure_pass(loss, cast, autocast(config.precision, "cpu"), shares or Shares(), of_blocks, num_parts)
+
+
+@contextlib.contextmanager
+def as_gathered(
+    config: TrainConfig, loss: nn.Module, batch: Sequence[torch.Tensor]
+) -> Iterator[Sequence[torch.Tensor]]:
+    """Weights are what FSDP would compute with; gives the batch as it would, and gradients are fp32 again after it."""
+    dtype = gathered_dtype(config.parallel)
+    if dtype is None:
+        yield batch
+        return
+    weights = [weight for weight in loss.parameters() if weight.is_floating_point()]
+    held = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.to(dtype)
+    try:
+        yield [each.to(dtype) if each.is_floating_point() else each for each in batch]
+    finally:
+        for weight, data in zip(weights, held, strict=True):
+            gradient, weight.grad = weight.grad, None
+            weight.data = data
+            weight.grad = None if gradient is None else gradient.to(data.dtype)
+
+
+def _measure_pass(
+    loss: nn.Module, batch: Sequence[torch.Tensor], around_forward: contextlib.AbstractContextManager[Any],
+    shares: Shares, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1,
 ) -> PassBytes:  # fmt: skip
     """Runs a micro-batch forward and backward; a weight has a gradient (without content) afterwards if it got one.
 

@@ -7,9 +7,11 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon.memory import bytes_of_step
 from hpc_trainer.features.muon.muon import hidden_and_others, muon_recipe
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.shards import is_sharded
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.build import Recipe
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 
@@ -41,6 +43,9 @@ class MuonAbility(Ability):
             rest=decay_groups(others, config.weight_decay, self._decays),
             mesh=building.mesh if any(map(is_sharded, model.parameters())) else None,
         )
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.made = bytes_of_step(held, self.config, building.mesh.shape)
 
     @property
     def _config(self) -> MuonConfig:

@@ -7,6 +7,7 @@ whole moments, its parts of them (FSDP2, tensor parallel), those of its stage, o
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.optimizers import keep_in_host
 from hpc_trainer.training.checkpoint.shards import local_tensor, with_local
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.build import Group, Recipe, step_some
 from hpc_trainer.training.tensor_bytes import in_pieces
 
@@ -26,7 +28,16 @@ PIECE = 64 << 20
 class OffloadAbility(Ability):
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """Before ZeRO-1 shares it out: its step calls that of a rank's own part. An estimate knows of it itself."""
-        return recipe if building.mesh is None else Recipe(recipe.groups, partial(_make, recipe))
+        return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Moments of one piece of weights are on the device at a time."""
+        sizes, host = held.sizes_here(), Fraction(1)
+        if self.config.hardware.device_type == "cuda":
+            # torch pins each tensor in a block of a power of two: CachingHostAllocator, pytorch PR 171662.
+            host = Fraction(sum(1 << (size - 1).bit_length() for size in sizes if size), max(1, sum(sizes)))
+        held.most_moments = int(max(PIECE, *sizes) * (held.moments / max(1, held.trained)))
+        held.host_share = host
 
 
 def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""This rank's stage in place of the model, and a step whose micro-batches pass through all stages."""
+"""A stage in place of the model, and a step whose micro-batches pass through all stages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class PipelineAbility(Ability):
         return partial(PipelineStepper, **self._needed)
 
     def trial(
-        self, loss: VotingLoss, batch: Sequence[torch.Tensor], building: Building
+        self, loss: nn.Module, batch: Sequence[torch.Tensor], building: Building
     ) -> tuple[nn.Module, list[torch.Tensor]]:
+        assert isinstance(loss, VotingLoss)
         return trial_of(loss, batch, self._stages.stage)
 
     def memory(self, held: RankMemory, building: Building) -> None:

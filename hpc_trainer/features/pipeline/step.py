@@ -100,7 +100,6 @@ class PipelineStepper(Stepper):
     def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
         if self.place.num_data > 1:
             share_buffers(state.model, [self.place.data_group])
-        self.vote.cast(wish_to_stop)
         self._scaler = state.scaler
         self._losses.clear()
         self._pass_through(batches)

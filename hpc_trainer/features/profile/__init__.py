@@ -7,5 +7,5 @@ FEATURE = Feature(
     on="monitor.profile_steps",
     off="monitor.profile_steps=0",
     example="monitor.profile_steps=5",
-    after=("local_sgd", "logical_ranks", "pipeline"),
+    after=("local_sgd", "logical_ranks", "pipeline", "tensor_parallel"),
 )

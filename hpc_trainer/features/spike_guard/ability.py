@@ -18,6 +18,7 @@ from hpc_trainer.features.spike_guard.spikes import SpikeGuard, Trouble
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.training.ability import Ability, Building, GoBackError
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.state import TrainState
 
 
@@ -32,6 +33,10 @@ class SpikeGuardAbility(Ability):
             return
         self._run, self._state = building.run, state
         self._guard = state.guard = SpikeGuard(self.config.train.max_skipped_steps, self.config.train.guard)
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Finite steps are skipped too, of which a loss scaler knows nothing."""
+        held.is_skipped_by_scaler = False
 
     def restored(self) -> None:
         """Makes sure that there is a checkpoint to go back to."""

@@ -25,7 +25,7 @@ class TensorParallelAbility(Ability):
     def see_whole(self, model: nn.Module, building: Building) -> None:
         self._plan = find_plan(model, building.mesh)
 
-    def lay_out(self, model: nn.Module, building: Building) -> None:
+    def on_device(self, model: nn.Module, building: Building) -> None:
         if building.run is None:
             divide(model, self._plan, building.shares, building.mesh.shape.tp)
         else:

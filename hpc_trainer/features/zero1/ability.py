@@ -8,18 +8,22 @@ from typing import Any
 from torch import nn
 
 from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.build import Recipe
 
 
 class Zero1Ability(Ability):
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """Collective when it is made, and in each step. An estimate divides what one rank alone would have."""
-        if building.mesh is None:
+        if building.run is None:
             return recipe
         from torch.distributed.optim import ZeroRedundancyOptimizer  # late: it takes half a second
 
         kind: Any = recipe.make
         return Recipe(recipe.groups, partial(ZeroRedundancyOptimizer, optimizer_class=kind))
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.moment_parts, held.is_put_back = building.mesh.shape.world_size, False
 
 
 ABILITY = Zero1Ability

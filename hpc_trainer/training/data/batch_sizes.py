@@ -19,11 +19,15 @@ class BatchSizes:
     eval_batch_size: int
 
     @classmethod
+    def of(cls, micro_batch_size: int, grad_accum_steps: int) -> BatchSizes:
+        """With those of evaluations that fit a run for which nobody chose."""
+        return cls(
+            micro_batch_size=micro_batch_size,
+            grad_accum_steps=grad_accum_steps,
+            eval_batch_size=max(LEAST_EVALUATED, micro_batch_size),
+        )
+
+    @classmethod
     def given(cls, train: LoopConfig) -> BatchSizes:
         """What the configuration says; one sample at a time where that is left to be found out."""
-        micro = train.given_micro_batch_size or 1
-        return cls(
-            micro_batch_size=micro,
-            grad_accum_steps=train.grad_accum_steps or 1,
-            eval_batch_size=max(LEAST_EVALUATED, micro),
-        )
+        return cls.of(train.given_micro_batch_size or 1, train.grad_accum_steps or 1)

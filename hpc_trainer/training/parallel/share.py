@@ -43,12 +43,12 @@ class VotingLoss(nn.Module):
     mean_loss: Callable[[nn.Module, torch.Tensor, torch.Tensor, float], torch.Tensor]
     """(model, inputs, targets, label_smoothing) to the mean cross entropy; features may set another way to it."""
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, device: torch.device | None = None) -> None:
         super().__init__()
         self.mean_loss = _mean_loss
         self.model = model
         self.label_smoothing = label_smoothing
-        self.vote = nn.Parameter(torch.zeros(()))
+        self.vote = nn.Parameter(torch.zeros((), device=device))
 
     def forward(
         self,
