@@ -16,7 +16,7 @@ from hpc_trainer.training.checkpoint.shards import local_tensor
 
 try:
     from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
-except ImportError:  # a torch that has no Muon, or another one: tests/unit/training/test_sharded_muon_ranks.py tells
+except ImportError:  # a torch that has no Muon, or another one: tests/unit/features/muon/test_sharded_ranks.py tells
     _adjust_lr = _zeropower_via_newtonschulz = None  # type: ignore[assignment]
 
 

@@ -63,8 +63,7 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
         norms.append(result.grad_norm.item())
         stops.append(result.should_stop)
     evaluations = evaluated(state, stepper, mesh, group)
-    assert state.ema is not None
-    average = {name: whole(each).flatten().tolist() for name, each in state.ema.module.named_parameters()}
+    average = {name: whole(each).flatten().tolist() for name, each in state.more["ema"].module.named_parameters()}
     shared, own = to_trees(state.objects())
     store = CheckpointStore(folder / f"saved-{kind}", group=group, keep_last=1, attempt=0)
     store.save(SAVED_STEP, replicated=shared, per_rank=own, meta={})
@@ -81,8 +80,7 @@ def evaluated(state: TrainState, stepper: Stepper, mesh: Mesh, group: RankGroup)
         precision=stepper.precision, mesh=mesh,
     )  # fmt: skip
     raw = look()
-    assert state.ema is not None
-    with state.ema.swapped_in():
+    with state.more["ema"].swapped_in():
         averaged = look()
     return {"evaluation": raw, "averaged": averaged, "again": look()}
 

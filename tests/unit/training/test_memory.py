@@ -19,9 +19,9 @@ from hpc_trainer.features.offload.ability import PIECE
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
+from tests.unit.training.built_parts import optimizer_of
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
 _RESNET = ["data=synthetic_images", "model=resnet18", "model.width=8", "train.global_batch_size=16"]
@@ -38,7 +38,7 @@ def _really(config: TrainConfig) -> dict[str, int]:
     """The same step on real tensors: bytes of weights and of moments. Of activations: test_memory_peak.py."""
     dataset = build_dataset(config, "train")
     model = build_model(config, dataset)
-    loss, optimizer = VotingLoss(model), build_optimizer(config.optim, model)
+    loss, optimizer = VotingLoss(model), optimizer_of(config.optim, model)
     inputs, targets = dataset.__getitems__(range(config.train.global_batch_size))
     with autocast(config.precision, "cpu"):
         value = loss(inputs, targets)

@@ -10,13 +10,14 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
+from hpc_trainer.features.chunked_loss.ability import use_chunks
 from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate, with_evaluation
 from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.evaluate import _sums
-from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
+from tests.unit.training.built_parts import optimizer_of
 
 _GPT2 = ["experiment=gpt2_124m", "train.compile=false"]
 _BYTES = ["experiment=gpt_bytes"]
@@ -43,9 +44,11 @@ def _tracked(config: TrainConfig) -> int:
     samples = dataset.__getitems__(range(1))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(config, dataset)
-        loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size)
+        loss = VotingLoss(model, label_smoothing=train.label_smoothing)
+        if train.loss_chunk_size is not None:
+            use_chunks(loss, train.loss_chunk_size)
         recompute_blocks(model, train.recompute)
-        optimizer = build_optimizer(config.optim, model)
+        optimizer = optimizer_of(config.optim, model)
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:

@@ -60,10 +60,11 @@ def _build(
     else:
         optimizer = build_optimizer(optim, model)
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"), guard=guard)
-    state.ema = AveragedWeights(model, ema)
     stepper = Stepper(
         module=loss, vote=StopVote(loss, RankGroup(device=META)), precision=precision, device=META,
-        grad_accum_steps=accum, max_grad_norm=max_grad_norm, channels_last=True,
+        grad_accum_steps=accum, max_grad_norm=max_grad_norm,
+        after_update=[] if ema is None else [AveragedWeights(model, ema).update],
+        prepare=[lambda inputs: inputs.contiguous(memory_format=torch.channels_last)],
     )  # fmt: skip
     return state, stepper
 

@@ -13,7 +13,6 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
-from hpc_trainer.training.optim.decay import Grouping
 from hpc_trainer.training.state import TrainState
 
 
@@ -50,9 +49,7 @@ def test_norms_and_biases_of_any_shape_do_not_decay() -> None:
 def test_a_weight_of_a_norm_does_not_decay_elsewhere_either() -> None:
     model = nn.Sequential(nn.Linear(16, 4), nn.LayerNorm([4, 16]))
     model[0].weight = model[1].weight
-    (group, plain) = build_optimizer(
-        AdamwConfig(weight_decay=0.3), model, whole=Grouping(decays=frozenset({True, False}))
-    ).param_groups
+    (group, plain) = build_optimizer(AdamwConfig(weight_decay=0.3), model, decays={True, False}).param_groups
     assert group["params"] == []
     assert [weight.ndim for weight in plain["params"]] == [2, 1, 2]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +12,7 @@ from hpc_trainer.features.logical_ranks.stepper import LogicalStepper, PairSum, 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import shares_of
 from hpc_trainer.training.rng import rng_for_world, rng_state, seed_everything, seed_step
-
-sys.path.insert(0, str(Path(__file__).parent))
-from step_builders import batches_of, build_step
+from tests.unit.training.step_builders import batches_of, build_step
 
 
 def _tree(leaves: list[torch.Tensor]) -> torch.Tensor:
@@ -49,7 +45,7 @@ def test_a_number_of_leaves_that_makes_no_tree_is_refused() -> None:
         pairs.add([torch.ones(2)])
     with pytest.raises(ValueError, match="3 leaves"):
         pairs.total()
-    with pytest.raises(ValueError, match="logical_ranks=4 must be a multiple of world_size=3"):
+    with pytest.raises(ValueError, match="num_shares=4 must be a multiple of world_size=3"):
         shares_of(0, 3, 4)
 
 

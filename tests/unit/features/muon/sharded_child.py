@@ -1,4 +1,4 @@
-"""Program of test_sharded_muon_ranks.py: Muon on each way to share weights out, told in FOLDER/KIND-RANK.json."""
+"""Program of test_sharded_ranks.py: Muon on each way to share weights out, told in FOLDER/KIND-RANK.json."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mesh_builders
-import shard_builders
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.optim
 import torch.distributed.tensor.parallel
-from mesh_step_child import whole
-from muon_ways import KINDS, MUON
-from reshard_child import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -31,10 +26,15 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.shards import is_sharded, local_box
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate, step_unless
+from hpc_trainer.training.optim.build import set_learning_rate, step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from tests.unit.features.muon.muon_ways import KINDS, MUON
+from tests.unit.training import mesh_builders, shard_builders
+from tests.unit.training.built_parts import optimizer_of
+from tests.unit.training.mesh_step_child import whole
+from tests.unit.training.reshard_child import on_ranks
 
 NUM_STEPS, SAVED_STEP = 5, 5
 LAYOUTS = [
@@ -58,7 +58,7 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
         losses.append(result.mean_loss(group))
         norms.append(result.grad_norm.item())
     weights = {name: whole(weight).flatten().tolist() for name, weight in state.model.named_parameters()}
-    state.ema = None  # of one kind in two: the others load what is saved
+    state.more.clear()  # of one kind in two: the others load what is saved
     shared, own = to_trees(state.objects())
     store = CheckpointStore(folder / f"saved-{kind}", group=group, keep_last=1, attempt=0)
     store.save(SAVED_STEP, replicated=shared, per_rank=own, meta={})
@@ -101,7 +101,7 @@ def bits(state: TrainState) -> dict[str, Any]:
     from one rank, and what ranks said to each other in each step.
     """
     model = one_rank(state)
-    alone, optimizer = build_optimizer(MUON, model), state.optimizer
+    alone, optimizer = optimizer_of(MUON, model), state.optimizer
     is_kept, counts = True, []
     for step, rate in enumerate((0.02, 0.01, 0.005)):
         give_gradients(model, step)
@@ -190,7 +190,8 @@ def exchange(group: RankGroup) -> dict[str, Any]:
 def load(kind: str, source: str, folder: Path, group: RankGroup) -> Any:
     """The state as it was loaded, into a model with other weights; and the losses of two steps on from there."""
     state, stepper, mesh = build(kind, group, seed=77)
-    state.ema = None
+    state.more.clear()
+    stepper.after_update = ()
     store = CheckpointStore(folder / f"saved-{source}", group=group, keep_last=1, attempt=0)
     info = store.newest_valid()
     assert info is not None

@@ -1,4 +1,4 @@
-"""Program of test_fit_batch.py: searches under a limit of the operating system on memory."""
+"""Program of test_search.py: searches under a limit of the operating system on memory."""
 
 import resource
 import sys
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from train_here import config_of, train_here
+
+from tests.unit.training.train_here import config_of, train_here
 
 # Some 220 MB are taken by 128 samples and 400 MB by 256: no size is near the limit.
 ROOM = 300 * 2**20

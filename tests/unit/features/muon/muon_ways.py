@@ -1,11 +1,10 @@
-"""Ways to share weights or moments out that test_sharded_muon_ranks.py plays."""
+"""Ways to share weights or moments out that test_sharded_ranks.py plays."""
 
 from __future__ import annotations
 
-import mesh_builders
-
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from tests.unit.training import mesh_builders
 
 FSDP = ParallelConfig(strategy=Strategy.fsdp)
 # Name -> (ranks, how they share the work).

@@ -17,12 +17,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.features.offload import ability as optim_place
-from hpc_trainer.features.offload.ability import place_optimizer
 from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
 from hpc_trainer.training.checkpoint.shards import local_tensor
-from hpc_trainer.training.optim.build import build_optimizer
+from tests.unit.training.built_parts import optimizer_of, place
 
 KINDS = {
     "adamw": lambda **more: AdamwConfig(lr=0.1, weight_decay=0.1, **more),
@@ -50,8 +49,7 @@ def _train(config: OptimConfig, *, first: int = 0, state: Any = None) -> tuple[T
     """Six steps, or those from `first` on with the state that the first one left: (model, optimizer, state at 3)."""
     torch.manual_seed(0)
     model = Tied()
-    optimizer = build_optimizer(config, model)
-    place_optimizer(optimizer, config)
+    optimizer = optimizer_of(config, model)
     if state is not None:
         put_back({"model": model, "optimizer": optimizer}, *state)
     middle = None
@@ -118,7 +116,7 @@ def test_a_gradient_is_freed_before_the_next_is_made() -> None:
     config = KINDS["adamw"](in_backward=True)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
-    place_optimizer(build_optimizer(config, model), config)
+    optimizer_of(config, model)
     most = 0
 
     def count(_: torch.Tensor) -> None:
@@ -137,7 +135,7 @@ def test_a_gradient_is_freed_before_the_next_is_made() -> None:
 def test_moments_are_other_memory_in_a_step_than_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     config = KINDS["adamw"](offload=True)
     model = nn.Linear(4, 4)
-    optimizer = build_optimizer(config, model)
+    optimizer = optimizer_of(KINDS["adamw"](), model)
     seen: list[int] = []
     inner = optimizer.step
 
@@ -146,7 +144,7 @@ def test_moments_are_other_memory_in_a_step_than_between_steps(monkeypatch: pyte
         return inner()
 
     monkeypatch.setattr(optimizer, "step", look)
-    place_optimizer(optimizer, config)
+    place(optimizer, config)
     homes = []
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
@@ -163,8 +161,7 @@ def test_a_gpus_moments_are_not_brought_to_it_by_loading(monkeypatch: pytest.Mon
     model, optimizer, _ = _train(config)
     shared, own = to_trees({"model": model, "optimizer": optimizer})
     other = Tied()
-    loaded = build_optimizer(config, other)
-    place_optimizer(loaded, config)
+    loaded = optimizer_of(config, other)
     seen: list[Any] = []
     load = type(loaded).load_state_dict
 
@@ -225,7 +222,7 @@ def test_on_a_gpu_moments_are_in_host_memory_but_in_their_piece_of_a_step(
     """Every place for them there is pinned, and they are those of the rank's own parts."""
     monkeypatch.setattr(optim_place, "PIECE", 1)  # a weight at a time
     config, model = KINDS["adamw"](offload=True), _on_gpus(mesh, sharing)
-    optimizer = build_optimizer(config, model, share_state=sharing == "zero1")
+    optimizer = optimizer_of(KINDS["adamw"](), model, zero1=sharing == "zero1")
     own: Any = getattr(optimizer, "optim", optimizer)
     in_step, kernels = list[int](), own.step
 
@@ -243,7 +240,7 @@ def test_on_a_gpu_moments_are_in_host_memory_but_in_their_piece_of_a_step(
     monkeypatch.setattr(dist, "broadcast", Mock())  # of ZeRO's weights; it asks the GPU what it is
     monkeypatch.setattr(own, "step", look)
     monkeypatch.setattr(torch, "empty_like", see)
-    place_optimizer(optimizer, config)
+    place(own, config)
     for _ in range(2):
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight)
@@ -267,8 +264,7 @@ def test_on_a_gpu_what_is_loaded_stays_in_host_memory(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(optimizers, "fill", lambda goal, saved: None)  # a DTensor's place is counted by numbers
     config, model = KINDS["adamw"](offload=True), _on_gpus(mesh, sharing)
-    optimizer = build_optimizer(config, model)
-    place_optimizer(optimizer, config)
+    optimizer = optimizer_of(config, model)
     whole = {
         name: {key: torch.zeros(weight.shape) for key in ("exp_avg", "exp_avg_sq")} | {"step": torch.ones(())}
         for name, weight in model.named_parameters()

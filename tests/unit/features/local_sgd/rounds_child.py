@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rank_end import leave
-from shard_builders import start_group
-from step_builders import batches_of
 from torch import nn
 
 from hpc_trainer.config.schema.optim import SgdConfig
-from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy, Sync
+from hpc_trainer.config.schema.parallel import ParallelConfig, Sync
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import CheckpointError, DivergedError
-from hpc_trainer.features.local_sgd.rounds import needs_ddp, with_rounds
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.guard import StepGuard
@@ -29,6 +26,10 @@ from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from tests.unit.training.built_parts import building_of
+from tests.unit.training.rank_end import leave
+from tests.unit.training.shard_builders import start_group
+from tests.unit.training.step_builders import batches_of
 
 NUM_STEPS = 10
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
@@ -50,15 +51,18 @@ def build(parallel: ParallelConfig, group: RankGroup, *, momentum: float = 0.9) 
     config = TrainConfig(parallel=parallel, train=LoopConfig(num_steps=NUM_STEPS))
     loss, precision = VotingLoss(model()), PrecisionConfig()
     mesh = build_mesh(parallel, group)
-    sharing = dataclasses.replace(parallel, strategy=Strategy.ddp if needs_ddp(config) else Strategy.none)
     state = TrainState(
         model=loss.model, scaler=build_scaler(precision, "cpu"), guard=StepGuard(1),
         optimizer=build_optimizer(SgdConfig(lr=0.1, momentum=momentum, nesterov=momentum > 0), loss.model),
     )  # fmt: skip
-    kind, needed = with_rounds(config, state, group)
-    stepper = kind(
-        module=share(loss, group, mesh, sharing, deterministic=True), vote=StopVote(loss, group),
-        precision=precision, device=group.device, grad_accum_steps=2, max_grad_norm=None, **needed,
+    building = building_of(config, mesh, run=SimpleNamespace(group=group))
+    module: nn.Module | None = None
+    make: Callable[..., Stepper] = Stepper
+    for each in building.abilities:
+        module, make = each.share(loss, building), each.stepper(make, state, building)
+    stepper = make(
+        module=module or share(loss, group, mesh, parallel, deterministic=True), vote=StopVote(loss, group),
+        precision=precision, device=group.device, grad_accum_steps=2, max_grad_norm=None,
     )  # fmt: skip
     return state, stepper
 

@@ -1,4 +1,4 @@
-"""Program of test_comm_hooks.py: one of two ranks takes steps with each way to send gradients, and says what it saw."""
+"""Program of test_hooks.py: one of two ranks takes steps with each way to send gradients, and says what it saw."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_end import leave
-from shard_builders import start_group
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -20,7 +18,7 @@ from hpc_trainer.config.schema.optim import SgdConfig
 from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.features.gradient_compression.hooks import add_comm_hook
-from hpc_trainer.features.offload.ability import place_optimizer
+from hpc_trainer.features.in_backward.ability import step_in_backward
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
@@ -29,6 +27,8 @@ from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
+from tests.unit.training.rank_end import leave
+from tests.unit.training.shard_builders import start_group
 
 NUM_STEPS, WISH, BATCH = 8, 4, 8
 START = 2
@@ -175,7 +175,8 @@ def sharded_in_backward(group: RankGroup) -> dict[str, Any]:
     for is_in_backward in (False, True):
         state, stepper = build(group, ParallelConfig(strategy=Strategy.fsdp), clip=None)
         state.guard = StepGuard(None)
-        place_optimizer(state.optimizer, SgdConfig(in_backward=is_in_backward))
+        if is_in_backward:
+            step_in_backward(state.optimizer)
         data = batches(group.rank)
         stops = [stepper.step(state, data, lr=0.05, wish_to_stop=step == WISH).should_stop for step in range(NUM_STEPS)]
         assert stops == [step == WISH for step in range(NUM_STEPS)]

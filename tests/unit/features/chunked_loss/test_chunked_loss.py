@@ -14,13 +14,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.chunked_loss.ability import ChunkedLossAbility, check_has_head, use_chunks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import VotingLoss
+from tests.unit.training.built_parts import building_of
 
 CLASSES, ROWS = 61, (5, 12)
+
+
+def _loss(model: nn.Module, chunk_size: int | None, *, label_smoothing: float = 0.0) -> VotingLoss:
+    loss = VotingLoss(model, label_smoothing=label_smoothing)
+    if chunk_size is not None:
+        use_chunks(loss, chunk_size)
+    return loss
 
 
 def _gradients(
@@ -31,7 +42,7 @@ def _gradients(
     for weight in model.parameters():
         weight.data *= 5  # logits that tell classes apart
     inputs = torch.randint(CLASSES, ROWS, generator=torch.Generator().manual_seed(2))
-    loss_of = VotingLoss(model, label_smoothing=smoothing, chunk_size=chunk_size)
+    loss_of = _loss(model, chunk_size, label_smoothing=smoothing)
     with torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else contextlib.nullcontext():
         loss = loss_of(inputs, inputs.roll(1, 1) if targets is None else targets)
     loss.backward()
@@ -90,7 +101,7 @@ def test_all_logits_are_never_there() -> None:
     for chunk_size in (None, 256):
         with FakeTensorMode():
             model = Gpt(GptConfig(num_layers=1, num_heads=2, embed_dim=64), input_shape=(1024,), num_classes=50_000)
-            loss_of = VotingLoss(model, chunk_size=chunk_size)
+            loss_of = _loss(model, chunk_size)
             inputs = torch.zeros(4, 1024, dtype=torch.int64)
             with _Largest() as largest:
                 loss_of(inputs, inputs).backward()
@@ -119,10 +130,13 @@ def test_an_evaluation_takes_as_few_rows() -> None:
     model = Gpt(GptConfig(num_layers=1, num_heads=2, embed_dim=16), input_shape=(12,), num_classes=CLASSES)
     found = []
     for max_rows, sizes in ((None, [11]), (30, [1, 2, 2, 2, 2, 2, 1]), (5, [1] * 12)):
-        tokens = _Tokens()
-        values = evaluate(
-            model, tokens, group=RankGroup(), batch_size=64, precision=PrecisionConfig(), max_rows=max_rows
-        )
+        tokens, size = _Tokens(), 64
+        if max_rows is not None:
+            ability = ChunkedLossAbility(TrainConfig(train=LoopConfig(loss_chunk_size=max_rows)))
+            given = BatchSizes(micro_batch_size=1, grad_accum_steps=1, eval_batch_size=size)
+            building = building_of(ability.config, eval_set=tokens, abilities=())
+            size = ability.sizes(given, VotingLoss(model), building).eval_batch_size
+        values = evaluate(model, tokens, group=RankGroup(), batch_size=size, precision=PrecisionConfig())
         assert tokens.asked == sizes
         assert values is not None
         found.append(values)
@@ -132,7 +146,7 @@ def test_an_evaluation_takes_as_few_rows() -> None:
 
 def test_a_model_must_show_its_head() -> None:
     with pytest.raises(ConfigError, match="runs the output layer apart, and Linear does not show it"):
-        VotingLoss(nn.Linear(3, 3), chunk_size=4)
+        check_has_head(nn.Linear(3, 3))
 
 
 class _Own(nn.Module):
@@ -155,5 +169,5 @@ def test_a_model_of_ones_own() -> None:
     torch.manual_seed(0)
     model = _Own()
     inputs, targets = torch.randn(9, 6), torch.randint(5, (9,))
-    torch.testing.assert_close(VotingLoss(model, chunk_size=4)(inputs, targets), VotingLoss(model)(inputs, targets))
-    assert torch.equal(VotingLoss(model, chunk_size=4)(inputs), model(inputs))
+    torch.testing.assert_close(_loss(model, 4)(inputs, targets), VotingLoss(model)(inputs, targets))
+    assert torch.equal(_loss(model, 4)(inputs), model(inputs))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-from comm_child import NUM_STEPS, START, WISH, Net
-from ranks import two_ranks_say
+from tests.unit.features.gradient_compression.comm_child import NUM_STEPS, START, WISH, Net
+from tests.unit.training.ranks import two_ranks_say
 
 pytestmark = pytest.mark.dist
 Said = list[dict[str, Any]]
@@ -19,7 +17,7 @@ Said = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return two_ranks_say("comm_child.py", tmp_path_factory.mktemp("comm"), 240)
+    return two_ranks_say(Path(__file__).with_name("comm_child.py"), tmp_path_factory.mktemp("comm"), 240)
 
 
 @pytest.mark.parametrize("way", ["none", "bf16", "fp16", "powersgd", "small_buckets", "fp16_scaled"])

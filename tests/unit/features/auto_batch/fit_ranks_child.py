@@ -1,4 +1,4 @@
-"""Program of test_fit_batch.py: two ranks, of which each runs out of memory in the backward pass at another size."""
+"""Program of test_search.py: two ranks, of which each runs out of memory in the backward pass at another size."""
 
 import dataclasses
 import json
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_end import leave
-from train_here import config_of, saved_bytes, train_here
 
 from hpc_trainer.features.auto_batch import search as fit_batch
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
+from tests.unit.training.rank_end import leave
+from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 MOST = {0: 8, 1: 4}
 WORDS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch
 
 from hpc_trainer.features.local_sgd.rounds import OuterOptimizer, _parts
 from hpc_trainer.runtime.rank_group import RankGroup
-
-sys.path.insert(0, str(Path(__file__).parent))
-from ranks import two_ranks_say
-from rounds_child import NUM_STEPS, OUTER_LR, OUTER_MOMENTUM, WAYS, build, weights_of
-from step_builders import batches_of
+from tests.unit.features.local_sgd.rounds_child import NUM_STEPS, OUTER_LR, OUTER_MOMENTUM, WAYS, build, weights_of
+from tests.unit.training.ranks import two_ranks_say
+from tests.unit.training.step_builders import batches_of
 
 Said = list[dict[str, Any]]
 dist = pytest.mark.dist
@@ -23,7 +20,7 @@ dist = pytest.mark.dist
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return two_ranks_say("rounds_child.py", tmp_path_factory.mktemp("rounds"), 240)
+    return two_ranks_say(Path(__file__).with_name("rounds_child.py"), tmp_path_factory.mktemp("rounds"), 240)
 
 
 def _alone(outer: bool) -> list[list[list[float]]]:

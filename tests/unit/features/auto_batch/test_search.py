@@ -23,10 +23,8 @@ from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
-
-sys.path.insert(0, str(Path(__file__).parent))
-from ranks import two_ranks_say
-from train_here import config_of, saved_bytes, train_here
+from tests.unit.training.ranks import two_ranks_say
+from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 AUTO = "train.micro_batch_size=auto"
 # Batch norm, dropout, augmentation, an average: all that a forward pass draws or moves.
@@ -213,7 +211,7 @@ def test_a_limit_of_the_operating_system_is_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategies", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_memory_that_ends_on_one_rank_in_the_backward_pass_hangs_nobody(strategies: str, tmp_path: Path) -> None:
     (tmp_path / "strategies").write_text(strategies)
-    for each in two_ranks_say("fit_ranks_child.py", tmp_path, timeout_s=280):
+    for each in two_ranks_say(Path(__file__).with_name("fit_ranks_child.py"), tmp_path, timeout_s=280):
         # Rank 1 ends in the backward pass of more than 4 samples, rank 0 of more than 8.
         assert each[strategies] == {"micro_batch_size": 4, "grad_accum_steps": 4, "eval_batch_size": 256}
         # Of 8 samples only rank 1's passes end early: rank 0 is told, and never comes to 16.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +17,7 @@ from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.features.spike_guard.spikes import SpikeGuard, Trouble
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.step import Batch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from step_builders import batches_of, build_step
+from tests.unit.training.step_builders import batches_of, build_step
 
 _OFF = torch.amp.GradScaler("cpu", enabled=False)
 
@@ -144,11 +140,11 @@ def test_a_spike_changes_no_weight(dtype: Dtype) -> None:
     for spikes in ({5}, set[int]()):
         state, stepper = build_step(RankGroup(), grad_accum_steps=1, dtype=dtype)
         state.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dtype is Dtype.fp16)
-        state.guard, state.ema = _guard(window=4), AveragedWeights(state.model, 0.9)
+        state.guard, average = _guard(window=4), AveragedWeights(state.model, 0.9)
+        stepper.after_update = [average.update]
         for step, batch in enumerate(_batches(spikes, 8)):
             if step == 5 and not spikes:
-                assert state.ema is not None
-                state.ema.update()  # the average goes on
+                average.update()  # the average goes on
                 continue
             before = [each.detach().clone() for each in state.model.parameters()]
             stepper.step(state, itertools.repeat(batch), lr=0.1, wish_to_stop=False)
@@ -156,6 +152,6 @@ def test_a_spike_changes_no_weight(dtype: Dtype) -> None:
             assert is_same is (step in spikes), step
             state.step += 1
         assert state.guard.figures() == ({"skipped_steps": 1, "spikes": 1} if spikes else {})
-        runs.append([*state.model.parameters(), *state.ema.parameters()])
+        runs.append([*state.model.parameters(), *average.parameters()])
     for mine, theirs in zip(*runs, strict=True):
         assert torch.equal(mine, theirs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from torch import nn
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon import sharded as sharded_muon
-
-sys.path.insert(0, str(Path(__file__).parent))
-from muon_ways import KINDS
-from test_reshard_ranks import has_long, run_child, said_by
+from tests.unit.features.muon.muon_ways import KINDS
+from tests.unit.training.test_reshard_ranks import has_long, run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
@@ -40,7 +37,7 @@ def _kinds(*left_out: str) -> list[Any]:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the kinds said that are needed: all of them if any long test was chosen."""
     path = tmp_path_factory.mktemp("muon")
-    run_child("sharded_muon_child.py", path, *(KINDS if has_long(request) else SAMPLE))
+    run_child(Path(__file__).with_name("sharded_child.py"), path, *(KINDS if has_long(request) else SAMPLE))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Who makes which matrix whole; with ranks: test_sharded_muon_ranks.py."""
+"""Who makes which matrix whole; with ranks: test_sharded_ranks.py."""
 
 from __future__ import annotations
 

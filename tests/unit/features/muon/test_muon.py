@@ -16,7 +16,8 @@ from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.optim.build import build_optimizer, set_learning_rate, step_unless
+from hpc_trainer.training.optim.build import set_learning_rate, step_unless
+from tests.unit.training.built_parts import optimizer_of
 
 _HIDDEN = ("attention.query_key_value", "attention.out", "mlp_in", "mlp_out")
 
@@ -38,7 +39,7 @@ def _give_gradients(model: nn.Module, seed: int) -> None:
 
 
 def _built(model: nn.Module, **values: object) -> MuonWithAdamw:
-    optimizer = build_optimizer(MuonConfig(**values), model)  # type: ignore[arg-type]
+    optimizer = optimizer_of(MuonConfig(**values), model)  # type: ignore[arg-type]
     assert isinstance(optimizer, MuonWithAdamw)
     return optimizer
 
