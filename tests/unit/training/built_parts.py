@@ -22,7 +22,7 @@ ALONE = Mesh(shape=MeshShape(), rank=0)
 def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Building:
     """What hooks are given of a run whose data set does not matter."""
     nobodys: Any = None
-    settings: dict[str, Any] = {"dataset": nobodys, "abilities": abilities(config), **changes}
+    settings: dict[str, Any] = {"dataset": nobodys, "run": object(), "abilities": abilities(config), **changes}
     return Building(config=config, device=torch.device("cpu"), mesh=mesh, **settings)
 
 

@@ -13,8 +13,8 @@ import torch
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
-from hpc_trainer.features.memory_estimate import estimate as memory
 from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate
+from hpc_trainer.features.offload import ability as offload
 from hpc_trainer.features.offload.ability import PIECE
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
@@ -307,7 +307,7 @@ _WIDE = 4 * 128 * 512  # bytes of a perceptron's matrix, the largest weight
 def test_a_rank_keeps_its_own_moments_in_host_memory(
     words: list[str], largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "PIECE", 1)
+    monkeypatch.setattr(offload, "PIECE", 1)
     plain, offloaded = _of_four(*words), _of_four(*words, "optim.offload=true")
     assert (plain.host, offloaded.host) == (0, plain.optimizer)
     assert offloaded.optimizer == pytest.approx(2 * largest, rel=0.01)

@@ -11,7 +11,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import disk_room
 from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, Room, read_answer
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from tests.unit.training.test_disk_faults import save
+from tests.unit.training.checkpoint.test_disk_faults import save
 
 QUOTA = """Disk quotas for user ada (uid 1000):
      Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
