@@ -294,7 +294,7 @@ def test_compiled_stages_have_the_curve_of_one_rank(played: Path, tmp_path: Path
 
 @pytest.mark.long
 def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
-    words = [*BASE, "parallel=pp", "model=custom", "model._target_=tests.unit.features.pipeline.pipeline_parts.Breaking",
+    words = [*BASE, "parallel=pp", "model=custom", "model._target_=tests.unit.features.pipeline.breaking.Breaking",
              "data=synthetic_images", "data.num_samples=100", "data.num_eval=30", "data.image_size=8"]  # fmt: skip
     broken = {"name": "broken/model", "words": words, "attempt": 0, "stop_at": None}
     (first, second) = play_jobs(tmp_path, 2, "broken", [broken])
