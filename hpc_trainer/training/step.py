@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.data.target_shares import Groups, target_shares
 from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate, step_unless
 from hpc_trainer.training.optim.clip import are_alike, clip_alike
@@ -22,6 +21,7 @@ from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.tensors import is_sharded
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

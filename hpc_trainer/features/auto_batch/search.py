@@ -38,7 +38,7 @@ from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state
 from hpc_trainer.training.telemetry.device_memory import MemoryProbe, device_name, is_out_of_memory, probe_of
-from hpc_trainer.training.tensor_bytes import num_bytes
+from hpc_trainer.training.tensors import num_bytes
 
 if TYPE_CHECKING:
     from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate

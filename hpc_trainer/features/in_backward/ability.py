@@ -18,7 +18,7 @@ from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.build import Group, Recipe, step_some
 from hpc_trainer.training.parallel.fully_sharded import share_of_fp32
-from hpc_trainer.training.tensor_bytes import num_bytes
+from hpc_trainer.training.tensors import num_bytes
 
 
 class InBackwardAbility(Ability):

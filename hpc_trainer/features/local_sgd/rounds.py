@@ -28,7 +28,7 @@ from hpc_trainer.training.parallel.fully_sharded import broadcast
 from hpc_trainer.training.parallel.share import StopVote
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
-from hpc_trainer.training.tensor_bytes import in_pieces
+from hpc_trainer.training.tensors import in_pieces
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 # Bytes of weights that are averaged in one message.

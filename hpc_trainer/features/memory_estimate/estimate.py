@@ -40,7 +40,7 @@ from hpc_trainer.training.optim.build import is_put_back
 from hpc_trainer.training.parallel.fully_sharded import blocks, share_of_fp32
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
-from hpc_trainer.training.tensor_bytes import num_bytes
+from hpc_trainer.training.tensors import num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

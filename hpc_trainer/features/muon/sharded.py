@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import num_flops
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
-from hpc_trainer.training.checkpoint.shards import local_tensor
+from hpc_trainer.training.tensors import local_tensor
 
 try:
     from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz

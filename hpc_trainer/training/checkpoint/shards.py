@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from hpc_trainer.errors import CheckpointError
+from hpc_trainer.training.tensors import local_tensor
 
 # Cells of the grid that pieces of one tensor make: their number for FSDP or a mesh, its square at the very worst.
 _MAX_CELLS = 10_000_000
@@ -129,12 +129,6 @@ class Shard:
     local: torch.Tensor | None
 
 
-def is_sharded(value: Any) -> bool:
-    """True of a DTensor: FSDP2, HSDP, tensor parallel. Never imports what nobody has used: it takes half a second."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
 def local_box(tensor: Any) -> Box:
     """Where a DTensor's local tensor lies in the whole. Raises CheckpointError: its sum is still to be taken."""
     if any(placement.is_partial() for placement in tensor.placements):
@@ -145,23 +139,6 @@ def local_box(tensor: Any) -> Box:
     # The protocol of torch's own checkpoints: uneven and strided shards are counted as DTensor counts them.
     (chunk,) = tensor.__create_chunk_list__()
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
-
-
-def local_tensor(tensor: Any) -> torch.Tensor:
-    """A DTensor's own memory on this rank, as a plain tensor; a plain tensor as it is."""
-    if not is_sharded(tensor):
-        return tensor  # type: ignore[no-any-return]
-    with torch.no_grad():  # an eighth of the time of detaching first, and a step asks for each weight
-        local: torch.Tensor = tensor.to_local()
-    return local
-
-
-def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
-    """`local`, a tensor of the shape and number format of `local_tensor(tensor)`, in its place; a plain one as it is.
-
-    `local` may be on another device than the mesh, and stays there: DTensor.from_local would move it.
-    """
-    return type(tensor)(local, tensor._spec, requires_grad=False) if is_sharded(tensor) else local
 
 
 def shard_of(tensor: Any) -> Shard:

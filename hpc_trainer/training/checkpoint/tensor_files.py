@@ -27,8 +27,9 @@ import torch
 
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.runs.files import check_trusted
-from hpc_trainer.training.checkpoint.shards import Box, is_sharded, local_box, local_tensor, runs
+from hpc_trainer.training.checkpoint.shards import Box, local_box, runs
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES
+from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 # A piece is summed while it is in the processor's cache, then written.
 _PIECE_BYTES = 1 << 22

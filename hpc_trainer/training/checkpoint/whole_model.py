@@ -17,8 +17,9 @@ from torch import nn
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.compare import RESUME
-from hpc_trainer.training.checkpoint.shards import Box, Shard, is_sharded, local_tensor
+from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack_sharded, unpack
+from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 _ATTRIBUTE = "pipeline_whole"
 Form = tuple[torch.dtype, tuple[int, ...]]

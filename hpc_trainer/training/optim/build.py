@@ -16,11 +16,11 @@ from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, Opti
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import CudaKind, kind_of
-from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
 from hpc_trainer.training.optim.skip_step import PutBack
+from hpc_trainer.training.tensors import is_sharded
 from hpc_trainer.training.without_dynamo import without_dynamo
 
 Group = dict[str, Any]

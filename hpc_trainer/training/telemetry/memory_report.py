@@ -13,11 +13,10 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.telemetry.device_memory import device_name, is_out_of_memory, peak_rss, profile_bytes
-from hpc_trainer.training.tensor_bytes import num_bytes
+from hpc_trainer.training.tensors import local_tensor, num_bytes
 
 if TYPE_CHECKING:
     from hpc_trainer.training.ability import Ability

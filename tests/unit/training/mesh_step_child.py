@@ -19,13 +19,13 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import for_evaluation
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 NUM_STEPS = 5
 SAVED_STEP = 5

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import for_evaluation
+from hpc_trainer.training.tensors import is_sharded
 
 NUM_STEPS = 4
 

@@ -24,12 +24,13 @@ from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_box
+from hpc_trainer.training.checkpoint.shards import local_box
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.optim.build import set_learning_rate, step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.tensors import is_sharded
 from tests.unit.features.muon.muon_ways import KINDS, MUON
 from tests.unit.training import mesh_builders, shard_builders
 from tests.unit.training.built_parts import optimizer_of

@@ -20,7 +20,7 @@ from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import put_back, to_trees
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
-from hpc_trainer.training.checkpoint.shards import local_tensor
+from hpc_trainer.training.tensors import local_tensor
 from tests.unit.training.built_parts import optimizer_of, place
 
 KINDS = {
