@@ -15,8 +15,9 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.target_shares import Groups, target_shares
-from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate, step_unless
+from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate
 from hpc_trainer.training.optim.clip import are_alike, clip_alike
+from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
 from hpc_trainer.training.precision.formats import autocast

@@ -64,7 +64,7 @@ def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return shared, own
 
 
-def put_back(
+def from_trees(
     objects: Mapping[str, Any],
     shared: Mapping[str, Any],
     own: Mapping[str, Any] | None,
@@ -111,13 +111,13 @@ def put_back(
 def take(objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool) -> tuple[int, dict[str, Any], Any]:
     """(step, every object by its name, this rank's random state) of what `RunContext.save` saved. Not collective.
 
-    Arguments as of `put_back`. The random state is None where it was not the same world. Raises as `put_back` does.
+    Arguments as of `from_trees`. The random state is None where it was not the same world. Raises as `from_trees` does.
     """
     check_keys("checkpoint", shared, {"step", "objects"})
     if own is not None:
         check_keys("checkpoint, this rank's part", own, {"rng", "objects"})
     mine = own or {"rng": None, "objects": None}
-    values = put_back(objects, shared["objects"], mine["objects"], is_same_world=is_same_world)
+    values = from_trees(objects, shared["objects"], mine["objects"], is_same_world=is_same_world)
     return shared["step"], values, whole_tree(mine["rng"]) if is_same_world else None
 
 

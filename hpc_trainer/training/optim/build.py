@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,11 +14,9 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
-from hpc_trainer.training.optim.skip_step import PutBack
 from hpc_trainer.training.tensors import is_sharded
 from hpc_trainer.training.without_dynamo import without_dynamo
 
@@ -178,42 +175,3 @@ def begin_momenta(optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.SGD) and group["fused"] and group["momentum"]:
             for weight in group["params"]:
                 optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-
-
-def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
-    """A step that changes nothing where `bad` (a bool on a GPU) is true.
-
-    torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; of others the step is put
-    back (`put_back`). The host waits on devices that nobody can ask late, and for optimizers whose state is not all in
-    `state` and groups: ZeRO's, and those with a state_dict of their own.
-    """
-    inner = inner_of(optimizer)
-    if getattr(inner, "_step_supports_amp_scaling", False):
-        inner.grad_scale, inner.found_inf = None, bad.float()
-        try:
-            optimizer.step()
-        finally:
-            del inner.grad_scale, inner.found_inf
-        return
-    kind = kind_of(bad.device)
-    if isinstance(kind, CudaKind) and is_put_back(optimizer):
-        if optimizer not in _PUT_BACK:
-            _PUT_BACK[optimizer] = PutBack(optimizer)
-        _PUT_BACK[optimizer].step_unless(bad)
-        return
-    kind.launch()
-    if not bad:
-        optimizer.step()
-
-
-def is_put_back(optimizer: torch.optim.Optimizer) -> bool:
-    """True if on a GPU `step_unless` copies weights and state before a step: it is nobody's part and tells all."""
-    asks_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return not asks_itself and not hasattr(optimizer, "optim") and _tells_all(optimizer)
-
-
-def _tells_all(optimizer: torch.optim.Optimizer) -> bool:
-    return getattr(optimizer.state_dict, "__func__", None) is torch.optim.Optimizer.state_dict
-
-
-_PUT_BACK: WeakKeyDictionary[torch.optim.Optimizer, PutBack] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from shard_builders import digests
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.mesh import Mesh
@@ -178,7 +178,7 @@ def load(kind: str, source: str, folder: Path, group: RankGroup) -> dict[str, st
     store = CheckpointStore(folder / f"saved-{source}", group=group, keep_last=1, attempt=0)
     info = store.newest_valid()
     assert info is not None
-    store.load(info, partial(put_back, state.objects(), is_same_world=False))
+    store.load(info, partial(from_trees, state.objects(), is_same_world=False))
     found: dict[str, str] = digests(state, group)["shared"]
     if source == "single":
         stepper.step(state, batches_of(mesh, 1), lr=0.01, wish_to_stop=False)  # what was loaded can be trained
@@ -206,7 +206,7 @@ def offloaded(kind: str, group: RankGroup, folder: Path) -> list[bool]:
         state, stepper, mesh = build(kind, group, seed=77, offload=offload)
         info = store.newest_valid()
         assert info is not None
-        store.load(info, partial(put_back, state.objects()))
+        store.load(info, partial(from_trees, state.objects()))
         stepper.step(state, batches_of(mesh, 1), lr=0.01, wish_to_stop=False)
         found.append(digests(state, group)["shared"])
     return [found[0] == found[1], found[2] == found[3], found[1] != found[2]]

@@ -26,8 +26,9 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import IGNORED, BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim import skip_step as put_back
-from hpc_trainer.training.optim.build import build_optimizer, step_unless
+from hpc_trainer.training.optim import skip_step
+from hpc_trainer.training.optim.build import build_optimizer
+from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
@@ -121,7 +122,7 @@ def test_nor_does_one_whose_optimizer_knows_no_bad_steps(target: str, monkeypatc
         sent.append(bad)
         return lambda: False
 
-    monkeypatch.setattr(put_back, "read_late", late)
+    monkeypatch.setattr(skip_step, "read_late", late)
     optim = CustomOptimConfig(_target_=target, kwargs=_CUSTOM[target], weight_decay=0.1)
     state, stepper = _build(StepGuard(10), 1.0, 1, None, optim)
     for _ in range(3):

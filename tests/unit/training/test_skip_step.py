@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.training.optim import skip_step as put_back
+from hpc_trainer.training.optim import skip_step
 from hpc_trainer.training.optim.skip_step import PutBack
 
 Weights = Iterable[nn.Parameter]
@@ -161,7 +161,7 @@ def _ask(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> list[torch.dev
 
         return read
 
-    monkeypatch.setattr(put_back, "read_late", late)
+    monkeypatch.setattr(skip_step, "read_late", late)
     return asked
 
 

@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import CheckpointError, DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
@@ -108,11 +108,11 @@ def state_of_its_own(group: RankGroup) -> dict[str, Any]:
     shared, own = to_trees(state.objects())
     other, _ = build(WAYS["diloco"], group)
     try:
-        put_back(other.objects(), shared, own, is_same_world=False)
+        from_trees(other.objects(), shared, own, is_same_world=False)
         refused = ""
     except CheckpointError as error:
         refused = str(error)
-    put_back(other.objects(), shared, own)
+    from_trees(other.objects(), shared, own)
     return {
         "shared": sorted(shared), "own": sorted(own), "refused": refused,
         "own_model": sorted(own["model"]), "same": weights_of(other) == weights_of(state),

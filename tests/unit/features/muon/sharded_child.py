@@ -23,10 +23,11 @@ from hpc_trainer.features.muon.sharded import ShardedMuon
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.shards import local_box
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.optim.build import set_learning_rate, step_unless
+from hpc_trainer.training.optim.build import set_learning_rate
+from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -196,7 +197,7 @@ def load(kind: str, source: str, folder: Path, group: RankGroup) -> Any:
     store = CheckpointStore(folder / f"saved-{source}", group=group, keep_last=1, attempt=0)
     info = store.newest_valid()
     assert info is not None
-    store.load(info, partial(put_back, state.objects(), is_same_world=False))
+    store.load(info, partial(from_trees, state.objects(), is_same_world=False))
     found = shard_builders.digests(state, group)["shared"]
     batches = mesh_builders.batches_of(mesh, 2)
     losses = [stepper.step(state, batches, lr=0.01, wish_to_stop=False).mean_loss(group) for _ in range(2)]

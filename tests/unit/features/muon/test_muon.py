@@ -15,8 +15,9 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.optim.build import set_learning_rate, step_unless
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
+from hpc_trainer.training.optim.build import set_learning_rate
+from hpc_trainer.training.optim.skip_step import step_unless
 from tests.unit.training.built_parts import optimizer_of
 
 _HIDDEN = ("attention.query_key_value", "attention.out", "mlp_in", "mlp_out")
@@ -123,7 +124,7 @@ def test_a_fresh_one_goes_on_from_what_was_saved() -> None:
     _give_gradients(other, 9)
     loaded.step()
     shared, own = to_trees({"model": model, "optimizer": optimizer})
-    put_back({"model": other, "optimizer": loaded}, copy.deepcopy(shared), own)
+    from_trees({"model": other, "optimizer": loaded}, copy.deepcopy(shared), own)
     for each, of in ((model, optimizer), (other, loaded)):
         _give_gradients(each, 5)
         set_learning_rate(of, 0.01)

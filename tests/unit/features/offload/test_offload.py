@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.training.checkpoint import optimizers
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer
 from hpc_trainer.training.tensors import local_tensor
 from tests.unit.training.built_parts import optimizer_of, place
@@ -51,7 +51,7 @@ def _train(config: OptimConfig, *, first: int = 0, state: Any = None) -> tuple[T
     model = Tied()
     optimizer = optimizer_of(config, model)
     if state is not None:
-        put_back({"model": model, "optimizer": optimizer}, *state)
+        from_trees({"model": model, "optimizer": optimizer}, *state)
     middle = None
     for step in range(6):
         inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
@@ -170,7 +170,7 @@ def test_a_gpus_moments_are_not_brought_to_it_by_loading(monkeypatch: pytest.Mon
         load(self, state)
 
     monkeypatch.setattr(type(loaded), "load_state_dict", spy)
-    put_back({"model": other, "optimizer": loaded}, shared, own)
+    from_trees({"model": other, "optimizer": loaded}, shared, own)
     assert seen
     assert all(not value.ndim for value in seen)
     assert _same(to_trees({"model": other, "optimizer": loaded})[0], shared)

@@ -14,7 +14,7 @@ from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.trees import pack, unpack
 from hpc_trainer.training.context import Restored
@@ -109,7 +109,7 @@ def test_a_resumed_run_has_the_same_bits(make_store: Callable[..., CheckpointSto
         assert info is not None
         shared, per_rank = store.load(info)
         state, rng = fresh(dtype, OPTIMIZERS[optim], seed=99), per_rank["rng"]
-        state.resume(Restored(info.step, put_back(state.objects(), shared, per_rank["own"])))
+        state.resume(Restored(info.step, from_trees(state.objects(), shared, per_rank["own"])))
         assert (state.step, state.samples_seen, state.best_metric) == (stop, stop * BATCH, 0.5)
     resumed_losses += advance(state, NUM_STEPS, dtype, rng)
     state.best_metric = None
@@ -136,7 +136,7 @@ def trees(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load(state: TrainState, shared: dict[str, Any], own: dict[str, Any]) -> None:
-    put_back(state.objects(), shared, own)
+    from_trees(state.objects(), shared, own)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_everything_that_a_person_may_save_comes_back() -> None:
     expected = _draw(objects)
 
     new = _objects()
-    values = put_back(new, *trees_of_it)
+    values = from_trees(new, *trees_of_it)
     assert _draw(new) == expected
     assert new["average"].values["mean"].tolist() == [1.5] * 3
     assert (new["average"].count, values["best"]) == (7, float("-inf"))
@@ -272,12 +272,12 @@ def test_everything_that_a_person_may_save_comes_back() -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], name: str) -> None:
     with pytest.raises(CheckpointError, match=name):
-        put_back({**_objects(), **change}, *_through_files(_objects()))
+        from_trees({**_objects(), **change}, *_through_files(_objects()))
 
 
 def test_a_weight_that_learns_is_filled_in_place() -> None:
     weight = torch.ones(2, requires_grad=True)
-    put_back({"weight": weight}, {"weight": torch.tensor([3.0, 4.0])}, {})
+    from_trees({"weight": weight}, {"weight": torch.tensor([3.0, 4.0])}, {})
     assert weight.tolist() == [3.0, 4.0]
     assert weight.requires_grad
 
@@ -306,10 +306,10 @@ def test_what_differs_by_rank_is_saved_by_rank_and_needs_as_many() -> None:
     for each in (other.model, other.optimizer, other.scaler):
         each.differs_by_rank = True  # type: ignore[union-attr]
     shared["model"] = {name: torch.zeros_like(value) for name, value in shared["model"].items()}  # another rank's
-    put_back(other.objects(), shared, own)
+    from_trees(other.objects(), shared, own)
     for name, value in state.model.state_dict().items():
         assert torch.equal(other.model.state_dict()[name], value)
     with pytest.raises(CheckpointError, match=r"model, optimizer, scaler differ from rank to rank"):
-        put_back(other.objects(), shared, own, is_same_world=False)
+        from_trees(other.objects(), shared, own, is_same_world=False)
     with pytest.raises(CheckpointError, match="saved but not here"):
-        put_back(fresh().objects(), shared, own)
+        from_trees(fresh().objects(), shared, own)
