@@ -33,6 +33,7 @@ def cut_out(model: nn.Module, building: Building) -> Stages:
         ConfigError: it cannot be cut into so many stages, or a stage would have nothing to train.
     """
     config, mesh = building.config, building.mesh
+    is_channels_last = config.train.channels_last and building.run is not None  # an estimate counts bytes
     stages = stages_of(
         model, mesh.shape.pp, inputs=_inputs(building), precision=config.precision,
         device_type=building.device.type, param_dtype=gathered_dtype(config.parallel),
@@ -52,7 +53,7 @@ def cut_out(model: nn.Module, building: Building) -> Stages:
         model,
         dataclasses.replace(whole, owned=frozenset(names[stage.index] - before), is_writer=mesh.is_first_of_stage),
     )
-    run_parts(model, stage, config.precision, channels_last=config.train.channels_last)
+    run_parts(model, stage, config.precision, channels_last=is_channels_last)
     shared = {
         name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
     }

@@ -1,4 +1,4 @@
-"""Pipeline stages in a checkpoint: a rank holds some of the model's names, the checkpoint holds all, as of one rank.
+"""The model of which ranks hold stages: its checkpoint has all names, as of one rank, and a rank some of them.
 
 Each stage builds the whole model before it lets go of the rest, so every rank knows all names, and what they are. What
 a rank does not hold stands in its tree as a `Shard` without memory: rank 0 describes all, each rank writes its own.
@@ -21,7 +21,7 @@ from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack_sharded, unpack
 from hpc_trainer.training.tensors import is_sharded, local_tensor
 
-_ATTRIBUTE = "pipeline_whole"
+_ATTRIBUTE = "whole_model"
 Form = tuple[torch.dtype, tuple[int, ...]]
 
 
