@@ -84,9 +84,9 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
+        state.samples_seen += config.train.global_batch_size
         for after_step in after_steps:
             after_step(state.step)
-        state.samples_seen += config.train.global_batch_size
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
             values = _step_metrics(run, result, lr) | speed.figures(state.step)
@@ -96,8 +96,7 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
-            run.agree_to_stop(state.step)
-            run.saver.save_at_stop(state.step, state.objects())
+            run.stop_here(state.step, **state.objects())
             return
         for look in looks:
             look(state.step)
@@ -131,7 +130,7 @@ def _goes_on(run: RunContext, task: Task, metrics: dict[str, float] | None) -> b
 def _mark_best(run: RunContext, state: TrainState) -> None:
     """The best metric goes into the state, and the checkpoint of its step is kept. Collective."""
     if run.keep_best is not None:
-        state.best_metric = run.saver.save_best(state.step, state.objects())
+        state.best_metric = run.save_best(state.step, **state.objects())
 
 
 def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
@@ -158,8 +157,7 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
             mesh=task.mesh,
         )
     if metrics is None:
-        run.agree_to_stop(step)
-        run.saver.save_at_stop(step, task.state.objects())
+        run.stop_here(step, **task.state.objects())
         return None
     run.log(step, metrics)
     return metrics

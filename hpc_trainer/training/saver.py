@@ -158,7 +158,7 @@ class Saver:
             print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
 
     def keep_regular(self, every_steps: int) -> None:
-        """From now on a checkpoint of a step that `every_steps` divides stands, and none is put off (`find_before`)."""
+        """From now on the newest checkpoint of a step that `every_steps` divides is kept, and none is put off."""
         saving = self.store.saving
         saving.retention = dataclasses.replace(saving.retention, newest_of_every_steps=every_steps)
         self.may_put_off = False

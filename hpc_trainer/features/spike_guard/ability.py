@@ -42,7 +42,7 @@ class SpikeGuardAbility(Ability):
         """Makes sure that there is a checkpoint to go back to."""
         if not self.config.train.guard.rolls_back:
             return
-        self._run.saver.keep_regular(self.config.checkpoint.every_steps)
+        self._run.keep_regular(self.config.checkpoint.every_steps)
         if self._run.saved_step is None:
             self._run.save(self._state.step, **self._state.objects())
 
