@@ -121,7 +121,7 @@ def _on_rank(
     for each in building.abilities:
         each.memory(held, building)
     there = held.trained // held.num_parts + held.optimizer_here
-    # Copies of what the step changes; of SGD, AdamW and Muon, and on CPUs, none does without.
+    # Copies of all that the step changes, if the device may find it bad; SGD, AdamW and Muon need none.
     is_put_back = held.is_put_back and not held.is_skipped_by_scaler
     return MemoryEstimate(
         micro_batch_size=micro,
