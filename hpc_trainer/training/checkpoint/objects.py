@@ -152,7 +152,7 @@ def differ_by_rank(*objects: Any) -> None:
 
 
 def _differs(value: Any) -> bool:
-    return _DIFFERING.get(id(value)) is value or getattr(value, "differs_by_rank", False) is True
+    return id(value) in _DIFFERING or getattr(value, "differs_by_rank", False) is True
 
 
 def _is_own(value: Any) -> bool:
