@@ -313,3 +313,8 @@ def test_what_differs_by_rank_is_saved_by_rank_and_needs_as_many() -> None:
         from_trees(other.objects(), shared, own, is_same_world=False)
     with pytest.raises(CheckpointError, match="saved but not here"):
         from_trees(fresh().objects(), shared, own)
+
+
+def test_nothing_is_the_same_on_all_ranks() -> None:
+    """On another number of ranks too: a run that has no best metric yet comes back on them."""
+    assert from_trees({"best_metric": None}, {"best_metric": None}, {}, is_same_world=False) == {"best_metric": None}
