@@ -114,8 +114,6 @@ def _rounds(config: TrainConfig) -> Iterator[str]:
             f"{key} has weights and moments for each rank, so parallel.elastic=true cannot change their number. "
             "Use parallel.elastic=false."
         )
-    if train.ema_decay is not None:
-        yield f"{key} averages weights itself, and train.ema_decay={train.ema_decay:g} does. Use train.ema_decay=null."
     if config.optim.in_backward:
         yield f"{key} and optim.in_backward=true do not go together. Use optim.in_backward=false."
     every = parallel.sync_every_steps
@@ -183,8 +181,6 @@ def _in_backward(config: TrainConfig) -> Iterator[str]:
         )
     if _accumulates(config):
         yield f"{key} takes a gradient at once, and train.grad_accum_steps adds some up. Use train.grad_accum_steps=1."
-    if train.compile:
-        yield f"{key} and train.compile=true do not go together: the compiled pass makes all gradients at once. {off}."
     if train.logical_ranks is not None:
         yield f"{key} and train.logical_ranks={train.logical_ranks} do not go together: gradients are added up. {off}."
     if config.optim.offload:

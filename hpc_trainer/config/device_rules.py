@@ -29,9 +29,6 @@ def device_problems(config: TrainConfig) -> Iterator[str]:
         )
     if config.precision.compute_dtype not in _WIDE:
         yield f"{where} knows fp32 and bf16, not precision={config.precision.compute_dtype.value}. Use precision=bf16."
-    if train.compile:
-        why = "XLA compiles each step by itself" if device is Device.xla else "torch's compiler is for CUDA and CPUs"
-        yield f"{where} and train.compile=true: {why}. Use train.compile=false."
     if train.is_batch_auto:
         yield (
             f"{where} counts no memory, so train.micro_batch_size=auto cannot see what fits. Use a number, as "

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+from hpc_trainer.config.choice import holds, shown, state, typed
 from hpc_trainer.config.schema.key import declared
 from hpc_trainer.config.schema.train import TrainConfig
-
-# As one types them: `schedule=wsd` chooses a file that sets schedule.name.
-_CHOSEN_BY_GROUP = {
-    "schedule.name": "schedule",
-    "precision.compute_dtype": "precision",
-    "parallel.strategy": "parallel",
-}
 
 
 class Limited(NamedTuple):
@@ -36,12 +30,12 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
         part = getattr(config, section)
         kind: Any = type(part)
         for limited in limited_keys(kind):
-            value = _at(part, limited.path)
-            if value != limited.default and not any(_holds(config, need) for need in limited.needs):
+            value = attrgetter(".".join(limited.path))(part)
+            if value != limited.default and not any(holds(config, need) for need in limited.needs):
                 key = ".".join((section, *limited.path))
                 yield (
-                    f"{key}={_shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{_state(config, limited.needs)}. Use {key}={_shown(limited.default)}, its default, or "
+                    f"{key}={shown(value)} is for {_listed(limited.needs)}, and has no effect with "
+                    f"{state(config, ' or '.join(limited.needs))}. Use {key}={shown(limited.default)}, its default, or "
                     f"{_first(limited.needs)}."
                 )
 
@@ -67,57 +61,15 @@ _FRESH: dict[str, Any] = {each.name: each.default_factory for each in dataclasse
 _SECTIONS = tuple(name for name, kind in _FRESH.items() if dataclasses.is_dataclass(kind))
 
 
-def _holds(config: TrainConfig, need: str) -> bool:
-    key, _, wanted = need.partition("=")
-    value, default = _value(config, key)
-    return _shown(value) == wanted if wanted else bool(value != default)
-
-
-def _value(config: TrainConfig, key: str) -> tuple[Any, Any]:
-    """Of a dotted key: what it is, and its default."""
-    section, *path = key.split(".")
-    part = getattr(config, section)
-    kind: Any = type(part)
-    return _at(part, path), _at(_fresh(kind), path)
-
-
-@functools.cache
-def _fresh(kind: Any) -> Any:
-    return kind()
-
-
-def _at(part: Any, path: tuple[str, ...] | list[str]) -> Any:
-    for name in path:
-        part = getattr(part, name)
-    return part
-
-
 def _listed(needs: tuple[str, ...]) -> str:
     """`parallel.sync=post_local_sgd or diloco`."""
     values: dict[str, list[str]] = {}
     for need in needs:
         key, _, value = need.partition("=")
-        values.setdefault(_typed(key), []).append(value)
+        values.setdefault(typed(key), []).append(value)
     return " or ".join(f"{key}={' or '.join(given) or '...'}" for key, given in values.items())
 
 
 def _first(needs: tuple[str, ...]) -> str:
     key, _, value = needs[0].partition("=")
-    return f"{_typed(key)}={value}" if value else f"another value of {_typed(key)}"
-
-
-def _state(config: TrainConfig, needs: tuple[str, ...]) -> str:
-    keys = dict.fromkeys(need.partition("=")[0] for need in needs)
-    return " ".join(f"{_typed(key)}={_shown(_value(config, key)[0])}" for key in keys)
-
-
-def _typed(key: str) -> str:
-    return _CHOSEN_BY_GROUP.get(key, key)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, enum.Enum):
-        return str(value.name)
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{typed(key)}={value}" if value else f"another value of {typed(key)}"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from hpc_trainer.config.rank_rules import num_parts, whole_batch, with_batch
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
-from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, TrainConfig
 
 _BLOCKS = {18: 8, 50: 16}
@@ -61,8 +60,6 @@ def pipeline_problems(config: TrainConfig) -> Iterator[str]:
             yield f"{named} and train.guard.{key}={value.value} do not go together yet. Use train.guard.{key}={usual}."
     if config.optim.in_backward:
         yield f"{named} and optim.in_backward=true do not go together yet. Use optim.in_backward=false."
-    if config.precision.compute_dtype is Dtype.fp8:
-        yield f"{named} and precision=fp8 do not go together yet. Use precision=bf16."
 
 
 def _micro_batches(config: TrainConfig) -> Iterator[str]:

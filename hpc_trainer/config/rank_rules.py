@@ -53,10 +53,8 @@ def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelCo
 
 
 def rank_problems(config: TrainConfig) -> Iterator[str]:
-    """What `train.logical_ranks`, `train.ema_decay` and `train.early_stop` break, a line each."""
+    """What `train.logical_ranks` and `train.early_stop` break, a line each."""
     train = config.train
-    if train.ema_decay is not None and not 0 < train.ema_decay < 1:
-        yield f"train.ema_decay={train.ema_decay:g} must be in (0, 1), both ends excluded. Use 0.999."
     if train.early_stop.patience is not None and not 1 <= train.early_stop.patience <= _LARGEST:
         yield f"train.early_stop.patience={train.early_stop.patience} must be 1 to {_LARGEST}. Use 3."
     if train.early_stop.patience is not None and train.eval_every_steps == 0:

@@ -39,11 +39,6 @@ def step_problems(config: TrainConfig) -> Iterator[str]:
             f"{config.parallel.tensor_parallel} shares it out. Use train.loss_chunk_size=null, or parallel=fsdp."
         )
     yield from at_least("train.max_skipped_steps", train.max_skipped_steps, 0, nullable=True)
-    if train.recompute.is_of_blocks and isinstance(model, (MlpConfig, CnnConfig)):
-        yield (
-            f"train.recompute={train.recompute.value} computes blocks again, and model={model.name} has none. "
-            "Use train.recompute=none, or model=gpt, resnet18 or resnet50."
-        )
     yield from _compile(config)
     yield from _budget(config)
     if train.channels_last and config.parallel.strategy is Strategy.fsdp:
@@ -87,12 +82,6 @@ def _compile(config: TrainConfig) -> Iterator[str]:
     scope, mode = train.compile_scope, train.compile_mode
     if not train.compile:
         return
-    if train.recompute.is_of_blocks and scope is CompileScope.model:
-        yield (
-            f"train.recompute={train.recompute.value} and train.compile=true do not go together: the compiler decides "
-            "itself what is computed again. Use train.recompute=budget, or train.compile=false, or compile blocks: "
-            "train.recompute=full train.compile_scope=blocks."
-        )
     if train.recompute is Recompute.selective and scope is CompileScope.blocks:
         yield (
             "train.recompute=selective chooses among operations, and of a compiled block there is one alone. "
@@ -174,13 +163,3 @@ def _fp8(config: TrainConfig) -> Iterator[str]:
     elif gpu is not None and not gpu.has_fp8:
         other = _half_of(gpu, hardware.gpu_type)
         yield f"{needs}, and hardware.gpu_type={hardware.gpu_type} is older. Use precision={other}."
-    if config.parallel.tensor_parallel > 1:
-        yield (
-            f"precision=fp8 needs whole layers on each rank, and parallel.tensor_parallel="
-            f"{config.parallel.tensor_parallel} divides them. Use precision=bf16, or parallel=fsdp."
-        )
-    if isinstance(config.model, (CnnConfig, ResnetConfig, MlpConfig)):
-        yield (
-            f"precision=fp8 is for the linear layers of blocks, and model={config.model.name} has none. Use "
-            "precision=bf16, or model=gpt."
-        )

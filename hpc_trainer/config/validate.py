@@ -16,6 +16,7 @@ from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.communication_rules import communication_problems
 from hpc_trainer.config.device_rules import device_problems
 from hpc_trainer.config.effect_rules import effect_problems
+from hpc_trainer.config.feature import feature_problems
 from hpc_trainer.config.fit_rules import fit_problems
 from hpc_trainer.config.fsdp_rules import fsdp_problems
 from hpc_trainer.config.guard_rules import guard_problems
@@ -116,6 +117,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from guard_problems(config)
     yield from rank_problems(config)
     yield from step_problems(config)
+    yield from feature_problems(config)
     yield from device_problems(config)
     yield from fit_problems(config)
     yield from monitor_problems(config)

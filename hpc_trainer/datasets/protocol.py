@@ -44,7 +44,7 @@ class MapDataset(Protocol):
         """Inputs [batch, *input_shape] and int64 targets, [batch] or [batch, seq_len].
 
         A target of -100 (padding) counts nothing: losses are means over the others, of a whole evaluation and, in
-        training, of a whole global batch, whatever it is cut into (training/target_shares.py).
+        training, of a whole global batch, whatever it is cut into (training/data/target_shares.py).
 
         Raises IndexError for an index outside 0 .. len - 1.
         """

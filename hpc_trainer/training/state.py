@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.early_stop import EarlyStop
-from hpc_trainer.training.ema import AveragedWeights
 from hpc_trainer.training.guard import StepGuard
 
 
@@ -18,9 +16,8 @@ from hpc_trainer.training.guard import StepGuard
 class TrainState:
     """The learning rate and the order of samples are functions of `step`; the random state is the RunContext's.
 
-    `model` is the bare module, without DDP around it. `ema` holds the averaged weights, `early_stop` the evaluations so
-    far, each None where the configuration does not ask for it; `guard` counts skipped steps. `step` counts optimizer
-    steps done, `samples_seen` the samples of all ranks in them.
+    `model` is the bare module, without DDP around it. `guard` counts skipped steps. `step` counts optimizer steps done,
+    `samples_seen` the samples of all ranks in them.
     """
 
     model: nn.Module
@@ -29,17 +26,14 @@ class TrainState:
     step: int = 0
     samples_seen: int = 0
     best_metric: float | None = None
-    ema: AveragedWeights | None = None
-    early_stop: EarlyStop | None = None
     guard: StepGuard = field(default_factory=StepGuard)
     settings: list[dict[str, Any]] = field(default_factory=list)
     """Of each group of the optimizer, what the configuration says now (`optim.chosen_settings`)."""
     more: dict[str, Any] = field(default_factory=dict)
-    """State of what ranks send each other, by name: PowerSGD's, the outer optimizer's."""
+    """State of features, by name."""
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
-        chosen = {"ema": self.ema, "early_stop": self.early_stop}
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -47,7 +41,6 @@ class TrainState:
             "samples_seen": self.samples_seen,
             "best_metric": self.best_metric,
             "guard": self.guard,
-            **{name: value for name, value in chosen.items() if value is not None},
             **self.more,
         }
 

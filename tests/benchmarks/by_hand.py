@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.schedule import learning_rate
+from hpc_trainer.training.optim.schedule import learning_rate
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -27,9 +27,9 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.flops import flops_per_sample, peak_flops
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.rng import seed_everything
+from hpc_trainer.training.telemetry.flops import flops_per_sample, peak_flops
 from tests.benchmarks.by_hand import Batch, train_by_hand
 
 _PRODUCTS, _REPEATS = 200, 7  # some 0.3 s on a GPU: clocks settle

@@ -26,7 +26,7 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.build import build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.loader import train_batches
+from hpc_trainer.training.data.loader import train_batches
 
 WORLD_SIZE = 2
 STEPS = 20

@@ -41,8 +41,8 @@ from hpc_trainer.training import loop as training_loop
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.optim import build_optimizer
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.optim.build import build_optimizer
 from tests.benchmarks.by_hand import log_line, train_by_hand
 
 WINDOW, WINDOWS = 50, 12

@@ -24,7 +24,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.compile_cache import cache_key
+from hpc_trainer.features.compile.cache import cache_key
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "keys.json"
 CONF = Path(__file__).parents[3] / "conf"

@@ -11,10 +11,10 @@ from hpc_trainer.config.schema.optim import SgdConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.mesh import build_mesh
-from hpc_trainer.training.optim import build_optimizer
-from hpc_trainer.training.parallel import StopVote, VotingLoss, share
-from hpc_trainer.training.precision import build_scaler
+from hpc_trainer.training.optim.build import build_optimizer
+from hpc_trainer.training.parallel.mesh import build_mesh
+from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
+from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 

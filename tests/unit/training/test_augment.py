@@ -14,9 +14,9 @@ from hpc_trainer.config.schema.data import DigitsConfig
 from hpc_trainer.datasets import digits
 from hpc_trainer.datasets.protocol import AugmentedDataset
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.augment import generator_of
-from hpc_trainer.training.loader import train_batches
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.augment import generator_of
+from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.data.order import BatchOrder
 
 
 class Noisy:

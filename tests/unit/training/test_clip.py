@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_trainer.training.clip import are_alike, clip_alike, clip_grad_norm
+from hpc_trainer.training.optim.clip import are_alike, clip_alike, clip_grad_norm
 
 SHAPES = [(33, 17), (17,), (3, 5, 2), (1,), ()]
 

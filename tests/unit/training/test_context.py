@@ -23,8 +23,8 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
-from hpc_trainer.training.life_signs import SupersededError
 from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.telemetry.life_signs import SupersededError
 
 Start = Callable[..., RunContext]
 

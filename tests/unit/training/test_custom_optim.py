@@ -11,7 +11,7 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.optim import build_optimizer
+from hpc_trainer.training.optim.build import build_optimizer
 
 
 class Undecaying(torch.optim.Optimizer):

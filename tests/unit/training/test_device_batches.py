@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.training.device_batches import DeviceBatches, PinnedCopies, copies_to, on_device
-from hpc_trainer.training.loader import BatchIterator
+from hpc_trainer.training.data.device_batches import DeviceBatches, PinnedCopies, copies_to, on_device
+from hpc_trainer.training.data.loader import BatchIterator
 
 
 def _batches() -> BatchIterator:

@@ -10,7 +10,7 @@ from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.models.resnet import Resnet
-from hpc_trainer.training.fully_sharded import blocks, is_fully_sharded
+from hpc_trainer.training.parallel.fully_sharded import blocks, is_fully_sharded
 
 IMAGE = {"input_shape": (3, 16, 16), "num_classes": 4}
 

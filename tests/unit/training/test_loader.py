@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.training.loader import BatchIterator, eval_indices, train_batches
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.loader import BatchIterator, eval_indices, train_batches
+from hpc_trainer.training.data.order import BatchOrder
 
 
 class Squares:
@@ -98,8 +98,8 @@ def test_a_program_that_forgets_to_close_still_ends(tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import torch
-            from hpc_trainer.training.loader import train_batches
-            from hpc_trainer.training.order import BatchOrder
+            from hpc_trainer.training.data.loader import train_batches
+            from hpc_trainer.training.data.order import BatchOrder
 
             class Data:
                 def __len__(self): return 8

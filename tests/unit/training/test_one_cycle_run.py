@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.training.schedule import learning_rate
+from hpc_trainer.training.optim.schedule import learning_rate
 from tests.unit.training.train_here import config_of, train_here
 
 

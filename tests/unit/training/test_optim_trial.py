@@ -13,7 +13,7 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training import memory
-from hpc_trainer.training.optim_trial import try_without_ranks
+from hpc_trainer.training.optim.trial import try_without_ranks
 from tests.unit.runs.builders import make_config
 
 HERE = __name__ if "." in __name__ else f"tests.unit.training.{__name__}"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_trainer.errors import DataError
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.order import BatchOrder
 
 # BatchOrder(8, 8, seed 0), step 0, and seed 12345, step 3, by numpy 2.4.6.
 GOLDEN = [[1, 2, 3, 7, 0, 4, 5, 6], [0, 2, 3, 5, 4, 7, 1, 6]]

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.features.float8.linear import use_float8
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.training import build
-from hpc_trainer.training.float8 import use_float8
 from tests.unit.training.train_here import config_of, train_here
 
 _NUM_STEPS = 16

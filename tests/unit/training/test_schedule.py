@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hpc_trainer.config.schema.schedule import ScheduleConfig, ScheduleName
-from hpc_trainer.training.optim import set_learning_rate, set_momentum
-from hpc_trainer.training.schedule import learning_rate, momentum
+from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
+from hpc_trainer.training.optim.schedule import learning_rate, momentum
 
 N = ScheduleName
 FALLING = (N.linear, N.cosine, N.wsd, N.one_cycle)

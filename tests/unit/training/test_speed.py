@@ -13,12 +13,12 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import flops, speed
 from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.flops import flops_per_sample, peak_flops
-from hpc_trainer.training.loader import BatchIterator
+from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.rng import rng_state
-from hpc_trainer.training.speed import FLOPS_FAILED, Speed
+from hpc_trainer.training.telemetry import flops, speed
+from hpc_trainer.training.telemetry.flops import flops_per_sample, peak_flops
+from hpc_trainer.training.telemetry.speed import FLOPS_FAILED, Speed
 from tests.unit.training.world_child import compose, play
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -40,7 +40,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(speed, "time", clock)
-    monkeypatch.setattr("hpc_trainer.training.loader.time", clock)
+    monkeypatch.setattr("hpc_trainer.training.data.loader.time", clock)
     return clock
 
 

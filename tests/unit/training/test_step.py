@@ -10,8 +10,8 @@ import torch
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.parallel import VotingLoss
-from hpc_trainer.training.precision import set_precision
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.precision.formats import set_precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 from step_builders import batches_of, build_step

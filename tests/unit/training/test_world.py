@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.training.order import BatchOrder
+from hpc_trainer.training.data.order import BatchOrder
 from tests.unit.training.ranks import play_jobs
 
 # Eleven processes, each of which imports torch: a minute on a quiet machine.

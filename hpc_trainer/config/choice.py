@@ -1,0 +1,108 @@
+"""Choices as one types them, as `parallel.sync` or `model=gpt|custom`, and whether a configuration makes them.
+
+    key                 any value but its default
+    key=a|b             one of these values, as on the command line
+    key!=a|b            none of these values
+    choice & choice     both
+    choice or choice    one of them; & binds more tightly
+
+`model`, `data` and `optim` are told by their kind (`model=resnet` is any of them); `precision`, `schedule` and
+`parallel` by the key that a file of the group sets. Properties count as keys: `hardware.device_type=cpu`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS
+
+_KEY_OF_GROUP = {
+    "schedule": "schedule.name",
+    "precision": "precision.compute_dtype",
+    "parallel": "parallel.strategy",
+}
+"""`schedule=wsd` chooses a file that sets schedule.name."""
+_GROUP_OF_KEY = {key: group for group, key in _KEY_OF_GROUP.items()}
+_KINDS = {kind: name for variants in VARIANTS.values() for name, kind in variants.items()}
+Test = Callable[[TrainConfig], bool]
+
+
+def holds(config: TrainConfig, choice: str) -> bool:
+    """True if `config` makes `choice`."""
+    return test_of(choice)(config)
+
+
+@functools.cache
+def test_of(choice: str) -> Test:
+    """Whether a configuration makes `choice`. Read once: a grid asks for each of its points."""
+    ways = [[_part(part) for part in way.split(" & ")] for way in choice.split(" or ")]
+    if len(ways) == 1 and len(ways[0]) == 1:
+        return ways[0][0]
+    return lambda config: any(all(part(config) for part in parts) for parts in ways)
+
+
+def _part(part: str) -> Test:
+    key, _, wanted = part.partition("=")
+    is_not, key = key.endswith("!"), key.removesuffix("!")
+    read = reader(key)
+    if not wanted:
+        return lambda config: bool(read(config) != default_of(config, key))
+    values = frozenset(wanted.split("|"))
+    return lambda config: (shown(read(config)) in values) is not is_not
+
+
+@functools.cache
+def reader(key: str) -> Callable[[TrainConfig], Any]:
+    """Takes the value of a key, or the kind of a group's choice, from a configuration."""
+    key = _KEY_OF_GROUP.get(key, key)
+    if key in VARIANTS:
+        return lambda config: _KINDS.get(type(getattr(config, key)), "")
+    return attrgetter(key)
+
+
+def default_of(config: TrainConfig, key: str) -> Any:
+    """What a key is where nobody sets it; of a section with variants, in the one that `config` has."""
+    section, _, rest = _KEY_OF_GROUP.get(key, key).partition(".")
+    kind: Any = type(getattr(config, section))
+    return attrgetter(rest)(_fresh(kind))
+
+
+@functools.cache
+def _fresh(kind: Any) -> Any:
+    return kind()
+
+
+@functools.cache
+def keys_of(choice: str) -> tuple[str, ...]:
+    """The keys that a choice speaks of, in its order."""
+    parts = (part for way in choice.split(" or ") for part in way.split(" & "))
+    return tuple(dict.fromkeys(part.partition("=")[0].removesuffix("!") for part in parts))
+
+
+def state(config: TrainConfig, choice: str) -> str:
+    """What `config` says of the keys of a choice, as typed: `parallel=ddp train.compile=true`."""
+    return " ".join(f"{typed(key)}={shown(_named(config, key))}" for key in keys_of(choice))
+
+
+def _named(config: TrainConfig, key: str) -> Any:
+    """Of `model` the name that one types, as `resnet18`."""
+    return getattr(config, key).name if key in VARIANTS else reader(key)(config)
+
+
+def typed(key: str) -> str:
+    """A key as it stands on the command line."""
+    return _GROUP_OF_KEY.get(key, key)
+
+
+def shown(value: Any) -> str:
+    """A value as it stands on the command line."""
+    if isinstance(value, enum.Enum):
+        return str(value.name)
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,42 @@
+"""Averaged weights in a run: beside the model's, taken along after each update, swapped in for evaluations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.tensors import num_bytes
+
+
+class AveragedWeightsAbility(Ability):
+    _average: AveragedWeights
+
+    def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
+        """After the weights became rank 0's."""
+        assert self.config.train.ema_decay is not None
+        self._average = AveragedWeights(state.model, self.config.train.ema_decay, module)
+        state.more["ema"] = self._average
+
+    def after_update(self) -> None:
+        """After a skipped step too: whether it was is not known before the GPU has told."""
+        self._average.update()
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        return self._average.swapped_in()
+
+    def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
+        return {"average": [*self._average.parameters(), *self._average.buffers()]}
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.average = held.weights // held.num_parts + held.buffers
+        held.checkpoint += num_bytes(held.model.parameters()) + held.buffers
+
+
+ABILITY = AveragedWeightsAbility

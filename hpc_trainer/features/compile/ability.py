@@ -1,0 +1,48 @@
+"""The compiler at work in a run: what it makes comes from the sweep's cache, and goes there after the first step."""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch import nn
+
+from hpc_trainer.config.schema.train import CompileScope, Recompute
+from hpc_trainer.features.compile.cache import CompileCache, open_cache
+from hpc_trainer.features.compile.graphs import compile_step, uncompiled
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
+
+
+class CompileAbility(Ability):
+    _cache: CompileCache | None = None
+
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        if self.config.train.compile_scope is CompileScope.blocks:
+            check_has_blocks(model, "train.compile_scope=blocks compiles", "train.compile_scope=model")
+
+    def on_loss(self, loss: nn.Module, building: Building) -> None:
+        """Collective. An estimate counts the step as it is written."""
+        if building.run is not None:
+            self._cache = open_cache(self.config, building.run)
+            compile_step(loss, self.config.train)
+
+    def trying(self) -> contextlib.AbstractContextManager[None]:
+        return uncompiled()
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """A budget says how much of what a pass keeps the compiler leaves out."""
+        if self.config.train.recompute is Recompute.budget:
+            again = int(held.kept * (1 - self.config.train.recompute_budget))
+            held.kept, held.peak, held.growing = held.kept - again, held.peak - again, held.growing - again
+
+    def after_step(self, step: int) -> None:
+        if self._cache is not None:
+            self._cache.save_once()
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+
+
+ABILITY = CompileAbility

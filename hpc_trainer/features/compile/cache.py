@@ -1,0 +1,198 @@
+"""What torch.compile made, kept in the sweep's folder: its first run compiles, other runs and restarts read.
+
+torch caches in a folder (TORCHINDUCTOR_CACHE_DIR). That folder is one of this rank's alone here, in the node's own
+temporary files: many nodes in one folder on a shared file system race, and lose (docs/decisions/0017-compile-cache.md).
+Before the first step it is filled from an archive in the sweep's folder, after it packed into one. An archive is
+written under another name and renamed, so who reads it gets all of it or nothing.
+
+An archive holds machine code and pickled graphs: reading one is running code. It is taken only if this user (or root)
+owns it and its folder and nobody else may write either, like the run's frozen code, and if its checksum is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.keys import KEYS
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.features.compile.graphs import graph_counts
+from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import narrow_default_acl
+from hpc_trainer.training.context import RunContext
+
+_HEAD = b"hpc_trainer compile cache 1\n"
+# Where torch and Triton write; both ask at each use.
+_FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_VARIABLES = {_FOLDER_VARIABLE: "", "TRITON_CACHE_DIR": "triton"}
+_TORCH_DEFAULT = "torchinductor_"  # torch sets the variable itself, when it is imported, to /tmp/torchinductor_<user>
+# Of the configuration, what can change a graph. A key too many costs a run one compilation, and no error.
+_IN_GRAPH = [name.split(".") for name, key in KEYS.items() if key.in_graph and "." in name]
+
+
+def cache_key(config: TrainConfig, facts: Mapping[str, Any]) -> str:
+    """16 hex digits. torch compares far more before it takes a graph: the key only says which archive may fit.
+
+    Args:
+        facts: of the resume contract: `code`, `versions`, `device`, `world_size`.
+    """
+    plain = to_plain(config)
+    parts: dict[str, Any] = {}
+    for section, name in _IN_GRAPH:
+        if name in plain[section]:  # a key of another variant is not
+            parts.setdefault(section, {})[name] = plain[section][name]
+    (parts["parallel"],) = parts["parallel"].values()  # a word by itself: as in keys of before
+    parts |= {name: facts.get(name) for name in ("code", "versions", "device", "world_size")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def open_cache(config: TrainConfig, run: RunContext) -> CompileCache | None:
+    """The cache of one rank, filled if the sweep has one that may fit; None where the environment names a folder.
+
+    Each local rank has an archive: where ranks see all GPUs of their node, its GPU's number is in what was compiled.
+    Close it at the end. Collective.
+    """
+    key = run.group.broadcast(cache_key(config, run.contract.facts) if run.is_rank_zero else None)
+    named = os.environ.get(_FOLDER_VARIABLE, "")
+    if named and not Path(named).name.startswith(_TORCH_DEFAULT):
+        print(f"torch.compile: {_FOLDER_VARIABLE}={named} is used, and not the sweep's cache")
+        return None
+    folder = SweepPaths(run.paths.folder.parent).compile_cache
+    cache = CompileCache(folder / f"{key}.{run.env.local_rank}.cache", writes=run.env.node_rank == 0)
+    cache.load()
+    return cache
+
+
+@dataclass(slots=True)
+class CompileCache:
+    """One rank's cache. `archive`: in the sweep's folder; `writes`: one rank of each archive packs it."""
+
+    archive: Path
+    writes: bool
+    folder: Path = field(init=False)
+    """The node's own."""
+    _loaded: frozenset[str] = frozenset()
+    _before: dict[str, str | None] = field(default_factory=dict)
+    _is_saved: bool = False
+    _begin: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        # Made with mode 0700, under a name that nobody can guess.
+        self.folder = Path(tempfile.mkdtemp(prefix="hpc_trainer-compile-", dir=os.environ.get("SLURM_TMPDIR")))
+        for name, below in _VARIABLES.items():
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = str(self.folder / below)
+
+    def load(self) -> bool:
+        """Fills the node's folder from the archive; False, with a line in the log, if there is none to be used."""
+        try:
+            content = read_archive(self.archive)
+        except (HpcTrainerError, OSError) as error:
+            print(f"WARNING: the compile cache is not used: {error}")
+            return False
+        if content is None:
+            return False
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            file.extractall(self.folder)
+        self._loaded = frozenset(_files(self.folder))
+        print(f"torch.compile: {len(self._loaded)} files of the sweep's cache, {len(content) / 2**20:.1f} MiB")
+        return True
+
+    def save_once(self) -> None:
+        """After the first step: packs what is new. A full or broken file system is a warning. Not collective."""
+        if self._is_saved:
+            return
+        self._is_saved = True
+        counts = graph_counts()
+        print(
+            f"torch.compile: first step {time.perf_counter() - self._begin:.1f} s after the start of compilation; "
+            f"{counts['graphs']} graphs, {counts['cached']} from the cache, {counts['made']} made"
+        )
+        names = _files(self.folder)
+        if not self.writes or not names.keys() - self._loaded:
+            return
+        try:
+            write_archive(self.archive, names)
+        except (HpcTrainerError, OSError) as error:
+            print(f"WARNING: the compile cache was not saved: {error}")
+
+    def close(self) -> None:
+        """Removes the node's folder. May be called again."""
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        self._before.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_archive(path: Path) -> bytes | None:
+    """The zip in an archive; None if there is none, or if it is damaged (it is written anew then).
+
+    Raises:
+        UntrustedFileError: another user owns it or its folder, or may write it, or it is a link.
+    """
+    if not path.exists():
+        return None
+    check_trusted(path.parent)
+    check_trusted(path)
+    data = path.read_bytes()
+    head, digest, content = data[: len(_HEAD)], data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 :]
+    if head != _HEAD or digest != hashlib.sha256(content).hexdigest().encode():
+        print(f"WARNING: {path} is damaged, and not used")
+        return None
+    return content
+
+
+def write_archive(path: Path, names: Mapping[str, Path]) -> None:
+    """Replaces the archive by one with these files, whole.
+
+    Raises:
+        UntrustedFileError: the folder is another user's, or others may write it.
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    narrow_default_acl(path.parent)
+    check_trusted(path.parent)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name, place in sorted(names.items()):
+            file.write(place, name)
+    content = buffer.getvalue()
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as out:
+            out.write(_HEAD + hashlib.sha256(content).hexdigest().encode() + content)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    fsync_folder(path.parent)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """What is worth keeping, by its name below `folder`: no locks, and nothing that is still being written."""
+    found = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if each != "locks"]
+        for name in names:
+            if not name.endswith((".tmp", ".lock")) and not name.startswith("."):
+                path = Path(parent, name)
+                found[str(path.relative_to(folder))] = path
+    return found

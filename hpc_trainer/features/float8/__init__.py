@@ -1,0 +1,19 @@
+"""`precision=fp8`: matrix products of linear layers in 8 bits."""
+
+from hpc_trainer.config.feature import Feature, Row
+
+FEATURE = Feature(
+    name="float8",
+    on="precision=fp8",
+    off="precision=bf16",
+    example="precision=fp8",
+    excludes=(
+        Row(what="parallel.tensor_parallel", why="it needs whole layers on each rank", use="parallel=fsdp"),
+        Row(what="parallel.pipeline_parallel", why="nobody has tried both"),
+        Row(
+            what="model=mlp|cnn|resnet",
+            why="it is for the linear layers of blocks, and there are none",
+            use="model=gpt",
+        ),
+    ),
+)

@@ -1,0 +1,60 @@
+"""Matrix products of linear layers in 8 bits: torchao's float8 training (Micikevicius et al. 2022)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.parallel.fully_sharded import blocks
+
+_MULTIPLE = 16
+"""Both sides of a weight: what the kernels of torch._scaled_mm take."""
+
+
+def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
+    """Replaces the linear layers in the blocks of `model`, in place; returns how many. Before DDP, FSDP, compilation.
+
+    Weights stay fp32, the same tensors under the same names: a checkpoint is that of any other precision, and there is
+    no state besides, as each tensor's scale is found anew at each product (tensorwise, dynamic). Layers outside of
+    blocks (an output layer) and those with a side that 16 does not divide stay as they are.
+
+    Args:
+        emulate: the same rounding by fp32 products; for tests, on any device.
+
+    Raises:
+        ConfigError: torchao is missing, this GPU has no fp8, or there is no such layer.
+    """
+    if not emulate and not _has_float8():
+        raise ConfigError(
+            "precision=fp8 needs a GPU from Ada or Hopper on (compute capability 8.9). Use precision=bf16."
+        )
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise ConfigError(
+            "precision=fp8 needs a package: pip install 'hpc_trainer[quantize]', or precision=bf16."
+        ) from error
+    inside = {id(module) for block in blocks(model) for module in block.modules()}
+    chosen = {id(each) for each in model.modules() if id(each) in inside and _fits(each)}
+    if not chosen:
+        raise ConfigError(
+            f"precision=fp8 is for linear layers in blocks whose sides {_MULTIPLE} divides, and {type(model).__name__} "
+            "has none. Use precision=bf16."
+        )
+    convert_to_float8_training(
+        model, config=Float8LinearConfig(emulate=emulate), module_filter_fn=lambda module, name: id(module) in chosen
+    )
+    return len(chosen)
+
+
+def _fits(module: nn.Module) -> bool:
+    if not isinstance(module, nn.Linear):
+        return False
+    return not (module.in_features % _MULTIPLE or module.out_features % _MULTIPLE)
+
+
+def _has_float8() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 9)

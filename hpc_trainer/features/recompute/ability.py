@@ -1,0 +1,22 @@
+"""Recomputation of blocks, around whatever they have become by then."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hpc_trainer.features.recompute.again import recompute_blocks
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
+
+
+class RecomputeAbility(Ability):
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        """A stage of it may have no blocks."""
+        mode = self.config.train.recompute.value
+        check_has_blocks(model, f"train.recompute={mode} computes again", "train.recompute=none")
+
+    def on_loss(self, loss: nn.Module, building: Building) -> None:
+        recompute_blocks(loss.get_submodule("model"), self.config.train.recompute)
+
+
+ABILITY = RecomputeAbility

@@ -1,0 +1,69 @@
+"""Activation checkpointing: a block keeps less for the backward pass, which computes it again (Chen et al. 2016)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from hpc_trainer.config.schema.train import Recompute
+from hpc_trainer.training.parallel.fully_sharded import blocks
+
+_ATEN = torch.ops.aten
+KEPT = frozenset((
+    _ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default,
+    _ATEN._scaled_mm.default,  # fp8
+    _ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default,
+    _ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+))  # fmt: skip
+"""Operations whose results `selective` keeps: much to compute, little to keep."""
+
+
+def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
+    """The blocks of `model` (layers of a transformer, of a ResNet) keep their inputs alone, or with `selective` also
+    the results of matrix products, until the backward pass. Names of weights stay. After compilation; before DDP and
+    FSDP.
+
+    Random numbers are drawn again as they were, and batch norm counts a batch once.
+    """
+    for block in blocks(model) if mode in (Recompute.full, Recompute.selective) else ():
+        context_fn = partial(_contexts, block, mode is Recompute.selective)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=context_fn)
+
+
+def _contexts(block: nn.Module, is_selective: bool) -> tuple[Any, Any]:
+    """(around the forward pass, around the second one)."""
+    if not is_selective:
+        return contextlib.nullcontext(), _statistics_kept(block)
+    first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    return first, _both(_statistics_kept(block), second)  # the copies are none of the operations that are counted
+
+
+@contextlib.contextmanager
+def _both(first: Any, second: Any) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+@contextlib.contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    """Batch norm moves its running statistics at each pass: the second one moves copies."""
+    norms = [each for each in block.modules() if isinstance(each, _NormBase) and each.training]
+    before = [dict(each._buffers) for each in norms]
+    for each in norms:
+        each._buffers.update({name: buffer.clone() for name, buffer in each._buffers.items() if buffer is not None})
+    try:
+        yield
+    finally:
+        for each, buffers in zip(norms, before, strict=True):
+            each._buffers.update(buffers)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

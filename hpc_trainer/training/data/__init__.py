@@ -1,0 +1,1 @@
+"""Batches: which samples, in what order, how they are loaded and handed to the device."""

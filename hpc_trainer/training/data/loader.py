@@ -1,0 +1,244 @@
+"""Batches of training samples in the fixed order, loaded in the rank itself or by worker processes."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import signal
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
+from hpc_trainer.training.data.augment import Augmented, WithEpoch
+from hpc_trainer.training.data.order import BatchOrder
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+IGNORED = -100
+"""A target that counts nothing: cross_entropy's default `ignore_index`."""
+# Slurm signals every process of a step. A worker that died of it would take the last save with it.
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_KILL_WAIT_S = 5.0
+
+
+def shares_of(rank: int, world_size: int, num_shares: int) -> range:
+    """The shares, of `num_shares` in all, that one rank takes: as many as any other, side by side.
+
+    Raises ValueError: they cannot be divided evenly.
+    """
+    each, rest = divmod(num_shares, world_size)
+    if rest or each < 1:
+        raise ValueError(f"num_shares={num_shares} must be a multiple of world_size={world_size}.")
+    return range(rank * each, (rank + 1) * each)
+
+
+def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
+    """The share of one rank in the evaluation samples: every world_size-th from `rank` on.
+
+    Shares differ in length by at most one and may be empty; together they are all samples, each once.
+    """
+    return range(rank, num_samples, world_size)
+
+
+class BatchIterator(Iterator[Batch]):
+    """Iterates over (inputs, targets); `close` stops the workers. Also a context manager.
+
+    `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
+    types, on no device; None before the first.
+    """
+
+    def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
+        self._batches = [batches]  # empty once closed
+        self._ahead: deque[Batch] = deque()
+        self.workers = workers
+        self.wait_s = 0.0
+        self.example: Batch | None = None
+        # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
+        self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
+
+    def __next__(self) -> Batch:
+        """Raises StopIteration at the end and after `close`."""
+        batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
+        if self.example is None:
+            self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
+        return batch
+
+    def targets_ahead(self, num_batches: int) -> list[int]:
+        """Of each of the next batches, the targets that count (are not -100). The batches come when they are asked for.
+
+        Raises StopIteration: there are fewer.
+        """
+        while len(self._ahead) < num_batches:
+            self._ahead.append(self._make())
+        return [int((targets != IGNORED).sum()) for _, targets in itertools.islice(self._ahead, num_batches)]
+
+    def _make(self) -> Batch:
+        if not self._batches:
+            raise StopIteration
+        begin = time.perf_counter()
+        batch = next(self._batches[0])
+        self.wait_s += time.perf_counter() - begin
+        return batch
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Of data sets whose targets are sequences of tokens, [batch, seq_len]; None of others."""
+        if self.example is None or self.example[1].ndim != 2:
+            return None
+        return self.example[1].shape[1]
+
+    def close(self) -> None:
+        """Stops the workers and waits for them: at most 10 s for each that hangs. May be called again."""
+        self._stop()
+
+    def __enter__(self) -> BatchIterator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def train_batches(
+    dataset: MapDataset,
+    order: BatchOrder,
+    *,
+    first_step: int,
+    num_steps: int,
+    rank: int,
+    world_size: int,
+    micro_batch_size: int,
+    grad_accum_steps: int,
+    num_workers: int,
+    num_shares: int | None = None,
+) -> BatchIterator:
+    """Micro-batches of one rank for the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
+
+    With `num_shares`, for each step those of this rank's logical ranks, one logical rank after the other. A data set
+    with a method `augment` (datasets/protocol.py) is asked for it here, in the rank or in its workers alike.
+    Draws nothing from the global random state of this process. Not collective.
+
+    Args:
+        dataset: its `__getitems__(indices)` makes a whole batch, from the indices alone; what it drew from a
+            worker's global random state would differ after a resume.
+        order: which samples.
+        first_step: steps done before, ≥ 0.
+        num_steps: `train.num_steps`, the end of the whole run, not a number of steps from here.
+        rank: 0 to world_size - 1.
+        world_size: ranks.
+        micro_batch_size: samples of one forward pass; × grad_accum_steps × world_size must be the global batch.
+        grad_accum_steps: forward passes a step, ≥ 1.
+        num_workers: processes, ≥ 0; with 0 each batch is made when it is asked for.
+        num_shares: take the place of world_size in that product; a multiple of it.
+
+    Raises:
+        ValueError: the sizes do not multiply to the global batch.
+    """
+    num_parts = num_shares or world_size
+    if micro_batch_size * grad_accum_steps * num_parts != order.global_batch_size:
+        raise ValueError(
+            f"global_batch_size={order.global_batch_size} must be micro_batch_size × grad_accum_steps × world_size, "
+            f"but {micro_batch_size} × {grad_accum_steps} × {num_parts} = "
+            f"{micro_batch_size * grad_accum_steps * num_parts}."
+        )
+    steps, parts = range(first_step, num_steps), shares_of(rank, world_size, num_parts)
+    indices: Any = _Indices(order, steps, parts, num_parts, micro_batch_size, grad_accum_steps)
+    source: Any = dataset
+    if isinstance(dataset, AugmentedDataset):
+        source, indices = Augmented(dataset, order.seed), WithEpoch(indices)
+    if num_workers == 0:
+        return BatchIterator((source.__getitems__(each) for each in indices), [])
+    return _start_workers(source, indices, num_workers)
+
+
+class _Indices:
+    """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used."""
+
+    def __init__(
+        self, order: BatchOrder, steps: range, parts: range, num_parts: int, micro_batch_size: int, accum: int
+    ) -> None:
+        self.order = order
+        self._steps, self._parts, self._num_parts = steps, parts, num_parts
+        self._micro_batch_size, self._grad_accum_steps = micro_batch_size, accum
+
+    def __len__(self) -> int:
+        return len(self._steps) * len(self._parts) * self._grad_accum_steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices for _, indices in self.with_steps())
+
+    def with_steps(self) -> Iterator[tuple[int, list[int]]]:
+        """Each micro-batch with its step."""
+        size = self._micro_batch_size
+        places = list(itertools.product(self._parts, range(self._grad_accum_steps)))
+        for step in self._steps:  # a product with the steps would hold a tuple of all of them, before the first
+            for part, accum in places:
+                found = self.order.micro_indices(
+                    step, accum=accum, rank=part, world_size=self._num_parts, micro_batch_size=size
+                )
+                yield step, found.tolist()
+
+
+def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:
+    loader: DataLoader[Any] = DataLoader(
+        dataset,  # torch's Dataset is nominal; it uses __getitems__ and __len__ only
+        batch_sampler=indices,
+        num_workers=num_workers,
+        collate_fn=_identity,
+        worker_init_fn=_init_worker,
+        # Without one of its own, the loader draws a seed from the global generator, and shifts every dropout mask.
+        generator=torch.Generator().manual_seed(0),
+        # A forked worker inherits the blocked signals below: there is no instruction at which one could kill it.
+        multiprocessing_context="fork",
+    )
+    before = set(multiprocessing.active_children())
+    with _blocked_signals(), warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside threads; torch forks its workers by default all the same.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        batches = iter(loader)
+    return BatchIterator(batches, [child for child in multiprocessing.active_children() if child not in before])
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Holds signals back until the end; none is lost. For this thread and what it forks."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _nothing() -> None:
+    """In place of what a plain generator has not."""
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _init_worker(worker: int) -> None:
+    del worker
+    torch.set_num_threads(1)
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
+
+
+def _stop_workers(batches: list[Iterator[Batch]], workers: list[BaseProcess]) -> None:
+    while batches:
+        # Private, and the one way: torch stops its workers when the iterator is deleted, but the traceback of an
+        # error keeps it alive, and a worker that is killed before raises a second error over the first.
+        getattr(batches.pop(), "_shutdown_workers", _nothing)()
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+    for worker in workers:
+        worker.join(_KILL_WAIT_S)

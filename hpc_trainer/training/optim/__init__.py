@@ -1,0 +1,1 @@
+"""Optimizers, their learning rates, gradients that are clipped, steps that are skipped."""

@@ -1,0 +1,181 @@
+"""How ranks share a step: the loss as one module with the stop vote in it, under DDP where there are more ranks."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.data.target_shares import by_share
+from hpc_trainer.training.late_flag import LateFlag
+from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_among_data_ranks
+from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.tensors import local_tensor
+from hpc_trainer.training.without_dynamo import ddp_without_dynamo
+
+_HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+SYNC_BUFFERS = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"
+"""torch 2.13 has renamed it, and warns of the old name in the log of every rank."""
+
+
+class VotingLoss(nn.Module):
+    """Model and loss as one module, with one more weight: the stop vote.
+
+    The vote is always 0, so the loss is untouched; its gradient is each rank's stop flag, and the averaging of
+    gradients that a step does anyway adds the flags up. No collective of its own, no step of difference between
+    ranks (docs/decisions/0003).
+
+    Under FSDP the vote has one element for each rank of dp_shard: gradients are summed in parts there, a part a rank,
+    and so every rank gets a sum of all flags. Where that is reduced in 16 bits it is inexact, or infinite times a loss
+    scale; nobody asks more than whether it is above 0, and it is 0 or positive in each part.
+    """
+
+    mean_loss: Callable[[nn.Module, torch.Tensor, torch.Tensor, float], torch.Tensor]
+    """(model, inputs, targets, label_smoothing) to the mean cross entropy; features may set another way to it."""
+
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.mean_loss = _mean_loss
+        self.model = model
+        self.label_smoothing = label_smoothing
+        self.vote = nn.Parameter(torch.zeros((), device=device))
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        flag: torch.Tensor | None = None,
+        share: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Mean cross entropy in nats, a scalar; without targets the logits: FSDP must see every forward pass from here.
+
+        Args:
+            inputs: what the model takes, [batch, ...].
+            targets: int64 class or token ids, [batch] or [batch, seq_len].
+            flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
+            share: of `target_shares`, whole numbers: FSDP hands others over in 16 bits. None: the mean as it is.
+        """
+        if targets is None:
+            return _logits(self.model, inputs)
+        loss = self.mean_loss(self.model, inputs, targets, self.label_smoothing)
+        if share is not None:
+            loss = by_share(loss, share)
+        if flag is None:
+            return loss
+        # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.
+        return loss + self.vote.float().sum() * flag.float()
+
+
+def _logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(inputs)
+    if not isinstance(logits, torch.Tensor):
+        raise ConfigError(
+            f"{type(model).__name__} returns a {type(logits).__name__}; the loop takes one tensor, the logits "
+            "[batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or write the loop "
+            "yourself (train.main, docs/own_loop.md)."
+        )
+    return logits
+
+
+def _mean_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    logits = _logits(model, inputs)
+    if logits.ndim > 2:  # asked, as flattening what is flat takes 14 µs
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+    return functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+
+
+class StopVote:
+    """Casts this rank's flag and counts all of them, from the gradient of `VotingLoss.vote`."""
+
+    def __init__(self, loss: VotingLoss, group: RankGroup, mesh: Mesh | None = None) -> None:
+        self._weight = loss.vote
+        self._model_group = None if mesh is None else mesh.model_group
+        self._alone = group.world_size == 1
+        self._flags = (torch.zeros((), device=group.device), torch.ones((), device=group.device))
+        self._wish = False
+        self._late = LateFlag()
+
+    def cast(self, wish: bool) -> torch.Tensor | None:
+        """The flag to hand to the loss in this step. Collective among ranks that hold one model together: gradients are
+        averaged between such groups, not inside of them.
+        """
+        self._wish = wish
+        if self._alone:
+            return None
+        if self._model_group is None:
+            return self._flags[wish]
+        flag = self._flags[wish].clone()
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._model_group)
+        return flag
+
+    def put(self, gradient: torch.Tensor) -> None:
+        """The sum of all flags, where it came another way than through the weight's gradient."""
+        self._weight.grad = gradient
+
+    def count(self) -> bool:
+        """True if any rank wished to stop; the same on all ranks, after backward and before gradients are cleared.
+
+        On a GPU the answer is that of the step before: reading this step's would wait for the device.
+        """
+        if self._alone:
+            return self._wish
+        gradient = self._weight.grad
+        self._weight.grad = None
+        assert gradient is not None
+        return self._late.read(local_tensor(gradient))
+
+
+def share(
+    loss: VotingLoss,
+    group: RankGroup,
+    mesh: Mesh,
+    parallel: ParallelConfig,
+    *,
+    deterministic: bool,
+) -> nn.Module:
+    """`loss` under DDP or FSDP2, or as it is on a single data-parallel rank. Collective: weights become rank 0's.
+
+    Build optimizers after it: FSDP replaces the weights.
+
+    With `deterministic`, gradients lie in the same buckets in every step: DDP otherwise lays them out anew after
+    the first step of each attempt, and with four ranks or more another layout is another order of summation, so
+    a resumed run would differ in the last bits. Looking for unused parameters is what keeps the layout fixed.
+
+    Never with static_graph: with it and no_sync, torch stops to reduce after the first step, and says nothing
+    (pytorch PR 187732).
+    """
+    if group.world_size == 1 or parallel.strategy is Strategy.none:
+        return loss
+    if mesh.devices is not None:
+        if mesh.num_data_ranks > 1:
+            loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device))
+        return share_among_data_ranks(loss, mesh, parallel)
+    if deterministic:
+        warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
+    on_gpu = group.device.type == "cuda"
+    sync_buffers: dict[str, Any] = {SYNC_BUFFERS: any(True for _ in loss.buffers())}
+    return ddp_without_dynamo(
+        lambda: DistributedDataParallel(
+            loss,
+            device_ids=[group.device] if on_gpu else None,
+            find_unused_parameters=deterministic,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=parallel.bucket_cap_mb,
+            **sync_buffers,
+        )
+    )
+
+
+def for_evaluation(module: nn.Module, model: nn.Module) -> nn.Module:
+    """What takes inputs to logits: the bare model, or FSDP's module, whose forward pass is collective."""
+    return module if is_fully_sharded(module) else model
