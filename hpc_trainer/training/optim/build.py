@@ -74,10 +74,14 @@ def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays:
     else:
         kind = partial(_refuse, config)
 
-    def make(groups: list[Group]) -> torch.optim.Optimizer:
-        built: torch.optim.Optimizer = without_dynamo(lambda: kind(groups, lr=config.lr, **values))
+    def build(groups: list[Group]) -> torch.optim.Optimizer:
+        built: torch.optim.Optimizer = kind(groups, lr=config.lr, **values)
         if isinstance(config, CustomOptimConfig):
             check_custom(config, built)
+        return built
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        built = without_dynamo(lambda: build(groups))
         begin_momenta(built)
         return built
 

@@ -47,7 +47,7 @@ def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
     said = " ".join((str(error).strip() or type(error).__name__).split())[:_LONGEST].rstrip(".!")
     found = _OPERATION.search(str(error))
     operation = last.name if found is None else found.group()
-    where = f"parallel={config.parallel.strategy.value} parallel.tensor_parallel={config.parallel.tensor_parallel}"
+    where = f"parallel={config.parallel.strategy.value} parallel.tensor_parallel={mesh.shape.tp}"
     raise ConfigError(
         f"optim._target_={config.optim._target_} must be able to update parts of weights (DTensor), as {where} gives "
         f"each rank a part ({_layout(devices)}), and its step fails on them in {operation}: {said}. "

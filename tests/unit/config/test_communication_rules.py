@@ -93,7 +93,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**ROUNDS, "train__ema_decay": 0.9},
-        "parallel.sync=diloco averages weights itself, and train.ema_decay=0.9 does. Use train.ema_decay=null.",
+        "train.ema_decay=0.9 does not go with parallel.sync=diloco: each of both averages weights. Use "
+        "parallel.sync=every_step, or train.ema_decay=null.",
     ),
     (
         {**ROUNDS, "parallel__sync_every_steps": 500, "train__num_steps": 200},
@@ -154,8 +155,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**IN_BACKWARD, "train__compile": True},
-        "optim.in_backward=true and train.compile=true do not go together: the compiled pass makes all gradients at "
-        "once. Use optim.in_backward=false.",
+        "train.compile=true does not go with optim.in_backward=true: the compiled pass makes all gradients at once. "
+        "Use optim.in_backward=false, or train.compile=false.",
     ),
     (
         {**IN_BACKWARD, "train__logical_ranks": 2},

@@ -237,7 +237,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"precision__compute_dtype": Dtype.fp8, "hardware__gpus_per_node": 1, "hardware__gpu_type": "h100"},
-        "precision=fp8 is for the linear layers of blocks, and model=mlp has none. Use precision=bf16, or model=gpt.",
+        "precision=fp8 does not go with model=mlp: it is for the linear layers of blocks, and there are none.",
     ),
     ({"train__loss_chunk_size": 0, "model": GptConfig()}, "train.loss_chunk_size=0 must be at least 1. Use 1."),
     (
@@ -269,7 +269,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"train__max_skipped_steps": -1}, "train.max_skipped_steps=-1 must be at least 0. Use 0."),
     (
         {"train__recompute": Recompute.full},
-        "train.recompute=full computes blocks again, and model=mlp has none. Use train.recompute=none, or model=gpt,",
+        "train.recompute=full does not go with model=mlp: it computes blocks again, and there are none. Use model=gpt,",
     ),
     (
         {"train__channels_last": True},
@@ -301,7 +301,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__recompute": Recompute.full, "train__compile": True, "model": ResnetConfig()},
-        "train.recompute=full and train.compile=true do not go together: the compiler decides itself what is computed",
+        "train.recompute=full does not go with train.compile=true train.compile_scope=model: the compiler decides",
     ),
     (
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "model": ResnetConfig(),

@@ -42,7 +42,7 @@ ORDER = BatchOrder(20, 8, 3)
 def _drawn(dataset: Any, *, first_step: int = 0, num_workers: int = 0, **layout: Any) -> dict[tuple[int, int], float]:
     """(step, sample) -> its input, over all ranks."""
     world_size, accum = layout.get("world_size", 1), layout.get("grad_accum_steps", 1)
-    parts = layout.get("logical_ranks") or world_size
+    parts = layout.get("num_shares") or world_size
     found = {}
     for rank in range(world_size):
         each_step = parts // world_size * accum
@@ -60,7 +60,7 @@ def _drawn(dataset: Any, *, first_step: int = 0, num_workers: int = 0, **layout:
     "changes",
     [
         {"num_workers": 2}, {"world_size": 2}, {"world_size": 4, "num_workers": 1}, {"grad_accum_steps": 4},
-        {"world_size": 2, "logical_ranks": 4, "grad_accum_steps": 2},
+        {"world_size": 2, "num_shares": 4, "grad_accum_steps": 2},
     ],
     ids=str,
 )  # fmt: skip

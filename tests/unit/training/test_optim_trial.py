@@ -12,7 +12,7 @@ import torch
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training import memory
+from hpc_trainer.features.memory_estimate import estimate
 from hpc_trainer.training.optim.trial import try_without_ranks
 from tests.unit.runs.builders import make_config
 
@@ -87,5 +87,5 @@ def test_one_that_can_and_one_that_cannot_step_at_all_are_let_go_on(way: str, na
 
 
 def test_the_estimate_at_plan_time_says_the_sentence() -> None:
-    answer = memory._answer(json.dumps(to_plain(_config("fsdp", "Masked"))))
+    answer = estimate._answer(json.dumps(to_plain(_config("fsdp", "Masked"))))
     assert "must be able to update parts of weights (DTensor)" in answer["error"]

@@ -297,7 +297,3 @@ def test_a_buffer_of_another_shape_is_said_before_anything_changes(now: torch.Te
         with pytest.raises(ConfigError, match=rf"counting.total had \[\] when the model was built, and {found}"):
             change()
     _assert_same(before, _bits(averaged))
-
-
-def test_without_a_decay_there_is_none() -> None:
-    assert AveragedWeights(_Net(), None) is None
