@@ -141,6 +141,10 @@ def test_a_sweep_that_loses_its_files_goes_on_and_is_submitted_once(driver: Driv
     assert driver.json("submit", *words)["submitted"] == 0
     for node in NODES:  # what is at work goes on, and nothing begins
         driver.slurm.set_node(node, "drain")
+    # One that has its node already reads its spec in these seconds; without specs.jsonl it ends with 78.
+    driver.slurm.wait_for(
+        lambda: not driver.slurm.run("squeue", "-h", "-t", "RUNNING,COMPLETING,CONFIGURING").stdout, 60, "idle nodes"
+    )
     whole = {name: (folder / name).read_bytes() for name in SWEEP_FILES}
     for gone in SUBSETS:
         for name, data in whole.items():

@@ -19,7 +19,7 @@ class CompileAbility(Ability):
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         if self.config.train.compile_scope is CompileScope.blocks:
-            check_has_blocks(model, "train.compile_scope=blocks compiles", "train.compile_scope=model")
+            check_has_blocks(model, "train.compile_scope=blocks compiles blocks", "train.compile_scope=model")
 
     def on_loss(self, loss: nn.Module, building: Building) -> None:
         """Collective. An estimate counts the step as it is written."""

@@ -13,7 +13,7 @@ class RecomputeAbility(Ability):
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """A stage of it may have no blocks."""
         mode = self.config.train.recompute.value
-        check_has_blocks(model, f"train.recompute={mode} computes again", "train.recompute=none")
+        check_has_blocks(model, f"train.recompute={mode} computes blocks again", "train.recompute=none")
 
     def on_loss(self, loss: nn.Module, building: Building) -> None:
         recompute_blocks(loss.get_submodule("model"), self.config.train.recompute)

@@ -155,7 +155,7 @@ def check_has_blocks(model: nn.Module, what: str, use: str) -> None:
     """
     if not any(True for _ in blocks(model)):
         raise ConfigError(
-            f"{what} blocks, and {type(model).__name__} has none: layers that are modules with layers of their own, in "
+            f"{what}, and {type(model).__name__} has none: layers that are modules with layers of their own, in "
             f"an nn.ModuleList or nn.Sequential. Use {use}."
         )
 
