@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from itertools import product
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 sys.path.insert(0, str(Path(__file__).parent))
 from shard_builders import KINDS
@@ -23,10 +24,7 @@ SAMPLE = ["single", "ddp2", "zero2", "fsdp2", "zero2_offload", "fsdp2_offload"]
 
 def run_child(program: str, folder: Path, *words: str) -> None:
     env = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / program), str(folder), *words],
-        capture_output=True, text=True, timeout=900, check=False, env=env,
-    )  # fmt: skip
+    done = warm.run([sys.executable, str(HERE / program), str(folder), *words], text=True, timeout=900, env=env)
     assert done.returncode == 0, done.stderr[-6000:]
 
 
