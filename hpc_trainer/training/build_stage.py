@@ -23,7 +23,6 @@ from hpc_trainer.training.optim import grouping_of
 from hpc_trainer.training.parallel import SYNC_BUFFERS
 from hpc_trainer.training.pipeline import Place, run_parts
 from hpc_trainer.training.stage_cut import Between, Stage, keep, stages_of
-from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 
 def cut_out(config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDataset, device_type: str) -> Stages:
@@ -89,14 +88,12 @@ class Stages:
         elif mesh.num_data_ranks > 1:
             # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
             no_buffers: dict[str, Any] = {SYNC_BUFFERS: False}  # the stepper hands them out, once a step
-            module = ddp_without_dynamo(
-                lambda: DistributedDataParallel(
-                    model,
-                    process_group=data_group,
-                    gradient_as_bucket_view=True,
-                    bucket_cap_mb=config.parallel.bucket_cap_mb,
-                    **no_buffers,
-                )
+            module = DistributedDataParallel(
+                model,
+                process_group=data_group,
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=config.parallel.bucket_cap_mb,
+                **no_buffers,
             )
         here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
         told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}

@@ -16,7 +16,6 @@ from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
 from hpc_trainer.training.decay import Grouping, decay_groups, decaying
 from hpc_trainer.training.fully_sharded import blocks
 from hpc_trainer.training.mesh import Mesh
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 
 class MuonWithAdamw(torch.optim.Optimizer):
@@ -112,15 +111,11 @@ def build_muon(
     kind = _kind_of_muon(model, mesh)
 
     def make(groups: list[dict[str, Any]]) -> MuonWithAdamw:
-        muon = without_dynamo(
-            lambda: kind(
-                groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
-                adjust_lr_fn=config.adjust_lr.value,
-            )
+        muon = kind(
+            groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
+            adjust_lr_fn=config.adjust_lr.value,
         )  # fmt: skip
-        adamw = without_dynamo(
-            lambda: torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
-        )
+        adamw = torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
         return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
 
     if not share_state:

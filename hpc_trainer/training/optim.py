@@ -20,7 +20,6 @@ from hpc_trainer.training.mesh import Mesh
 from hpc_trainer.training.muon import MuonWithAdamw, build_muon, hidden_and_others
 from hpc_trainer.training.put_back import PutBack
 from hpc_trainer.training.sharded_sgd import ShardedSgd
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 
 def build_optimizer(
@@ -73,13 +72,9 @@ def build_optimizer(
             begin_momenta(shared.optim)
             return shared
 
-        def make() -> torch.optim.Optimizer:
-            built: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
-            if isinstance(config, CustomOptimConfig):
-                check_custom(config, built)
-            return built
-
-        optimizer = without_dynamo(make)
+        optimizer: torch.optim.Optimizer = kind(groups, lr=config.lr, **values, **speed)
+        if isinstance(config, CustomOptimConfig):
+            check_custom(config, optimizer)
         begin_momenta(optimizer)
         return optimizer
     except ConfigError:  # a ValueError too
