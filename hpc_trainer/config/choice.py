@@ -1,8 +1,10 @@
 """Choices as one types them, as `parallel.sync` or `model=gpt|custom`, and whether a configuration makes them.
 
-    key             any value but its default
-    key=a|b         one of these values, as on the command line
-    choice & choice both
+    key                 any value but its default
+    key=a|b             one of these values, as on the command line
+    key!=a|b            none of these values
+    choice & choice     both
+    choice or choice    one of them; & binds more tightly
 
 `model`, `data` and `optim` are told by their kind (`model=resnet` is any of them); `precision`, `schedule` and
 `parallel` by the key that a file of the group sets. Properties count as keys: `hardware.device_type=cpu`.
@@ -12,6 +14,8 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
@@ -23,31 +27,49 @@ _KEY_OF_GROUP = {
     "parallel": "parallel.strategy",
 }
 """`schedule=wsd` chooses a file that sets schedule.name."""
-GROUP_OF_KEY = {key: group for group, key in _KEY_OF_GROUP.items()}
+_GROUP_OF_KEY = {key: group for group, key in _KEY_OF_GROUP.items()}
+_KINDS = {kind: name for variants in VARIANTS.values() for name, kind in variants.items()}
+Test = Callable[[TrainConfig], bool]
 
 
 def holds(config: TrainConfig, choice: str) -> bool:
     """True if `config` makes `choice`."""
-    return all(_holds(config, part) for part in choice.split(" & "))
+    return test_of(choice)(config)
 
 
-def _holds(config: TrainConfig, part: str) -> bool:
+@functools.cache
+def test_of(choice: str) -> Test:
+    """Whether a configuration makes `choice`. Read once: a grid asks for each of its points."""
+    ways = [[_part(part) for part in way.split(" & ")] for way in choice.split(" or ")]
+    if len(ways) == 1 and len(ways[0]) == 1:
+        return ways[0][0]
+    return lambda config: any(all(part(config) for part in parts) for parts in ways)
+
+
+def _part(part: str) -> Test:
     key, _, wanted = part.partition("=")
-    value, default = value_of(config, key)
-    return shown(value) in wanted.split("|") if wanted else bool(value != default)
+    is_not, key = key.endswith("!"), key.removesuffix("!")
+    read = reader(key)
+    if not wanted:
+        return lambda config: bool(read(config) != default_of(config, key))
+    values = frozenset(wanted.split("|"))
+    return lambda config: (shown(read(config)) in values) is not is_not
 
 
-def value_of(config: TrainConfig, key: str) -> tuple[Any, Any]:
-    """Of a dotted key, or of a group: what it is, and its default."""
+@functools.cache
+def reader(key: str) -> Callable[[TrainConfig], Any]:
+    """Takes the value of a key, or the kind of a group's choice, from a configuration."""
     key = _KEY_OF_GROUP.get(key, key)
-    section, *path = key.split(".")
-    part = getattr(config, section)
-    kind: Any = type(part)
-    if not path and section in VARIANTS:
-        return next((name for name, each in VARIANTS[section].items() if each is kind), ""), ""
-    if not path:
-        return part, getattr(_fresh(TrainConfig), section)
-    return at(part, path), at(_fresh(kind), path)
+    if key in VARIANTS:
+        return lambda config: _KINDS.get(type(getattr(config, key)), "")
+    return attrgetter(key)
+
+
+def default_of(config: TrainConfig, key: str) -> Any:
+    """What a key is where nobody sets it; of a section with variants, in the one that `config` has."""
+    section, _, rest = _KEY_OF_GROUP.get(key, key).partition(".")
+    kind: Any = type(getattr(config, section))
+    return attrgetter(rest)(_fresh(kind))
 
 
 @functools.cache
@@ -55,27 +77,26 @@ def _fresh(kind: Any) -> Any:
     return kind()
 
 
-def at(part: Any, path: tuple[str, ...] | list[str]) -> Any:
-    """The value below `part`."""
-    for name in path:
-        part = getattr(part, name)
-    return part
+@functools.cache
+def keys_of(choice: str) -> tuple[str, ...]:
+    """The keys that a choice speaks of, in its order."""
+    parts = (part for way in choice.split(" or ") for part in way.split(" & "))
+    return tuple(dict.fromkeys(part.partition("=")[0].removesuffix("!") for part in parts))
 
 
 def state(config: TrainConfig, choice: str) -> str:
     """What `config` says of the keys of a choice, as typed: `parallel=ddp train.compile=true`."""
-    keys = dict.fromkeys(part.partition("=")[0] for part in choice.split(" & "))
-    return " ".join(f"{typed(key)}={shown(_named(config, key))}" for key in keys)
+    return " ".join(f"{typed(key)}={shown(_named(config, key))}" for key in keys_of(choice))
 
 
 def _named(config: TrainConfig, key: str) -> Any:
     """Of `model` the name that one types, as `resnet18`."""
-    return getattr(config, key).name if key in VARIANTS else value_of(config, key)[0]
+    return getattr(config, key).name if key in VARIANTS else reader(key)(config)
 
 
 def typed(key: str) -> str:
     """A key as it stands on the command line."""
-    return GROUP_OF_KEY.get(key, key)
+    return _GROUP_OF_KEY.get(key, key)
 
 
 def shown(value: Any) -> str:

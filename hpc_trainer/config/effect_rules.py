@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.choice import at, holds, shown, typed, value_of
+from hpc_trainer.config.choice import holds, shown, state, typed
 from hpc_trainer.config.schema.effect import ONLY_WITH
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -29,12 +30,12 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
         part = getattr(config, section)
         kind: Any = type(part)
         for limited in limited_keys(kind):
-            value = at(part, limited.path)
+            value = attrgetter(".".join(limited.path))(part)
             if value != limited.default and not any(holds(config, need) for need in limited.needs):
                 key = ".".join((section, *limited.path))
                 yield (
                     f"{key}={shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{_state(config, limited.needs)}. Leave it out, or use {key}={shown(limited.default)}."
+                    f"{state(config, ' or '.join(limited.needs))}. Leave it out, or use {key}={shown(limited.default)}."
                 )
 
 
@@ -65,8 +66,3 @@ def _listed(needs: tuple[str, ...]) -> str:
         key, _, value = need.partition("=")
         values.setdefault(typed(key), []).append(value)
     return " or ".join(f"{key}={' or '.join(given) or '...'}" for key, given in values.items())
-
-
-def _state(config: TrainConfig, needs: tuple[str, ...]) -> str:
-    keys = dict.fromkeys(need.partition("=")[0] for need in needs)
-    return " ".join(f"{typed(key)}={shown(value_of(config, key)[0])}" for key in keys)

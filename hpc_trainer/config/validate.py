@@ -9,27 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.batch_rules import batch_problems
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
-from hpc_trainer.config.communication_rules import communication_problems
-from hpc_trainer.config.device_rules import device_problems
 from hpc_trainer.config.effect_rules import effect_problems
-from hpc_trainer.config.feature import feature_problems
-from hpc_trainer.config.fit_rules import fit_problems
-from hpc_trainer.config.fsdp_rules import fsdp_problems
-from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.metric_rules import metric_problems
-from hpc_trainer.config.monitor_rules import monitor_problems
 from hpc_trainer.config.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.origin import origin_problems, with_absolute_origin
 from hpc_trainer.config.own_code import param_problems, target_problems
-from hpc_trainer.config.parallel_rules import parallel_problems
-from hpc_trainer.config.rank_rules import rank_problems, with_batch
 from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import (
@@ -45,6 +37,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.step_rules import step_problems
+from hpc_trainer.config.table import feature_problems
 from hpc_trainer.config.text_file import window_problems
 from hpc_trainer.errors import ConfigError
 
@@ -93,19 +86,11 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
-    yield from parallel_problems(config)
     yield from mesh_problems(config)
-    yield from fsdp_problems(config)
-    yield from communication_problems(config)
     yield from batch_problems(config)
     yield from optim_problems(config)
-    yield from guard_problems(config)
-    yield from rank_problems(config)
     yield from step_problems(config)
     yield from feature_problems(config)
-    yield from device_problems(config)
-    yield from fit_problems(config)
-    yield from monitor_problems(config)
     yield from metric_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.feature import PACKAGE, Feature, features
+from hpc_trainer.config.feature import Feature
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table import PACKAGE, features
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset

@@ -1,6 +1,29 @@
 """`train.compile`: the step through torch.compile, and what was compiled kept for the sweep's other runs."""
 
+from collections.abc import Iterator
+
+from hpc_trainer.config.batch import accum_steps
+from hpc_trainer.config.checks import between
 from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.schema.train import CompileMode, Recompute, TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    train, dropout = config.train, getattr(config.model, "dropout", 0.0)
+    yield from between("train.recompute_budget", train.recompute_budget, 0, 1)
+    if train.recompute is Recompute.budget and dropout:
+        yield (
+            f"train.recompute=budget draws dropout anew when it computes again (a fault of torch up to 2.13), and "
+            f"model.dropout={dropout:g}. Use model.dropout=0, or train.recompute=full train.compile_scope=blocks."
+        )
+    accum = 1 if train.is_batch_auto else accum_steps(train, config.hardware, config.parallel)
+    if train.compile and train.compile_mode is not CompileMode.default and accum > 1:
+        mode = f"train.compile_mode={train.compile_mode.value}"
+        yield f"{mode} {_GRAPHS}: train.grad_accum_steps={accum} must be 1. Use 1, or train.compile_mode=default."
+
+
+# Gradients that are added up there are wrong without an error (pytorch issue 96693), or with one (169545).
+_GRAPHS = "captures CUDA graphs, whose results the next forward pass overwrites"
 
 FEATURE = Feature(
     name="compile",
@@ -11,5 +34,24 @@ FEATURE = Feature(
         Row(what="optim.in_backward", why="the compiled pass makes all gradients at once"),
         Row(what="hardware.device=mps", why="torch's compiler is for CUDA and CPUs"),
         Row(what="hardware.device=xla", why="XLA compiles each step by itself"),
+        Row(
+            when="train.compile_scope=blocks",
+            what="model=mlp|cnn",
+            why="it compiles blocks, and there are none",
+            use="train.compile_scope=model, or model=gpt, resnet18 or resnet50",
+        ),
+        Row(
+            when="train.compile_mode!=default",
+            what="hardware.device_type=cpu",
+            why="it is for GPUs",
+            use="train.compile_mode=default",
+        ),
+        Row(
+            when="train.compile_mode!=default",
+            what="train.micro_batch_size=auto",
+            why=f"it {_GRAPHS}, and there may be several in a step",
+            use="train.compile_mode=default, or a number",
+        ),
     ),
+    problems=_problems,
 )

@@ -1,11 +1,29 @@
 """`train.early_stop`: ends when an evaluation's metric no longer gets better."""
 
+from collections.abc import Iterator
+
 from hpc_trainer.config.feature import Feature
+from hpc_trainer.config.schema.train import TrainConfig
+
+_LARGEST = 2**20
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    patience, train = config.train.early_stop.patience, config.train
+    if patience is not None and not 1 <= patience <= _LARGEST:
+        yield f"train.early_stop.patience={patience} must be 1 to {_LARGEST}. Use 3."
+    if patience is not None and train.eval_every_steps == 0:
+        yield (
+            f"train.early_stop.patience={patience} counts evaluations, and train.eval_every_steps=0 "
+            f"evaluates at the end only. Use train.eval_every_steps={max(1, train.num_steps // 10)}."
+        )
+
 
 FEATURE = Feature(
     name="early_stop",
     on="train.early_stop.patience",
     off="train.early_stop.patience=null",
-    example="train.early_stop.patience=3",
+    example="train.early_stop.patience=3 train.eval_every_steps=1",
+    problems=_problems,
     has_ability=False,
 )
