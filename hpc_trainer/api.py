@@ -104,7 +104,7 @@ def submit(
 
 def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
     """`plan` of a grid that is frozen already."""
-    return _checked(grid, known_of(grid.sweep), retry_failed, must_answer=False)[0]
+    return _checked(grid, known_of(grid.sweep, grid), retry_failed, must_answer=False)[0]
 
 
 def submit_grid(
@@ -126,7 +126,7 @@ def submit_grid(
     with submit_lock(grid.sweep) as lock:
         status = _settled(grid.sweep) if grid.sweep.exists else None
         if fresh and status is not None:
-            _set_aside(grid, status.states)
+            _set_aside(grid, _known(status, grid).states)
             status = read_status(grid.sweep)
         if status is not None and _write_lost_specs(grid, status):
             status = dataclasses.replace(read_status(grid.sweep), faults=status.faults)
@@ -134,7 +134,7 @@ def submit_grid(
         if status is not None and status.waiting:
             before = _top_up(grid.sweep, lock)
             status = read_status(grid.sweep)
-        known = _known(status) if status is not None else Known()
+        known = _known(status, grid) if status is not None else Known()
         cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) is RunState.CANCELLED]
         if revive and cancelled:
             known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
@@ -207,7 +207,7 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) 
         RunStateError: the sweep has no such run.
         SubmitError, SlurmError: as `submit`.
     """
-    faults: Faults = []
+    faults = Faults()
     specs = read_specs(sweep, faults)
     missing = [run_id for run_id in run_ids if run_id not in specs]
     if missing or not run_ids:
@@ -267,12 +267,15 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     return read_status(sweep) if any(changes) else status
 
 
-def known_of(sweep: SweepPaths) -> Known:
+def known_of(sweep: SweepPaths, grid: Grid | None = None) -> Known:
     """What exists of a sweep; nothing if it was never submitted."""
-    return _known(read_status(sweep)) if sweep.exists else Known()
+    return _known(read_status(sweep), grid) if sweep.exists else Known()
 
 
-def _known(status: SweepStatus) -> Known:
+def _known(status: SweepStatus, grid: Grid | None = None) -> Known:
+    """What exists. Of a grid also runs that the sweep does not list: a job that no file tells of may have them."""
+    own = [spec.run_id for spec in grid.specs] if grid is not None else []
+    claimed = {run_id: why for run_id in own if run_id not in status.specs and (why := status.lost.cause(run_id))}
     waiting = frozenset(run.run_id for run in status.waiting)
     active: Counter[str] = Counter()
     successors: list[ActiveArray] = []
@@ -285,7 +288,7 @@ def _known(status: SweepStatus) -> Known:
     accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
     ids = {run_id for each in accepted for run_id in each.run_ids}
     return Known(
-        states=status.states,
+        states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
         waiting=waiting,
         elements=tuple(
             run.own_job for run in status.open_runs.values() if run.state.is_active and run.own_job is not None
@@ -305,7 +308,7 @@ def _known(status: SweepStatus) -> Known:
         shapes=frozenset(
             spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
         ),
-        notes=(*told_few(status.faults), *status.elsewhere),
+        notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
     )  # fmt: skip
 
 

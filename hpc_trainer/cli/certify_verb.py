@@ -16,6 +16,7 @@ from typing import Any
 
 from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.cli.common import print_json
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
@@ -58,7 +59,7 @@ def run_certify_verb(
     else:
         print("\n".join(_words(certificate)))
         if kept:
-            print(f"The runs are kept in {folder}: hpc-trainer logs --runs-dir {folder}")
+            print(as_typed(f"The runs are kept in {folder}: hpc-trainer logs --runs-dir {folder}"))
     if not certificate.is_identical:
         sys.exit(1)
 

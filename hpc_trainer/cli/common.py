@@ -15,11 +15,13 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.style import Style
 
-from hpc_trainer.cli.terminal import one_line, unfiltered, visible
+from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
 from hpc_trainer.config.user import read_user_config
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.operate.lost import told_few
 from hpc_trainer.operate.status import SweepStatus
-from hpc_trainer.runs.layout import default_runs_dir
+from hpc_trainer.runs.layout import default_runs_dir, is_run_id
 from hpc_trainer.runs.states import RunState
 
 _COLOURS = {
@@ -60,6 +62,11 @@ def warn(status: SweepStatus) -> None:
         print(f"Note: {fault}", file=sys.stderr)
 
 
+def print_next(words: str) -> None:
+    """The command to give next, to copy: not wrapped, and no markup in it."""
+    print(as_typed(f"Next: hpc-trainer {words}"))
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output; NaN and infinity, which JSON does not have, become null."""
     text = json.dumps(_finite(value), indent=2, allow_nan=False)
@@ -80,6 +87,27 @@ def resolve_runs_dir(option: Path | None) -> Path:
         return option
     own = None if os.environ.get("HPC_TRAINER_RUNS") else read_user_config().get("paths.runs_dir")
     return Path(str(own)).expanduser() if own else default_runs_dir()
+
+
+def refuse_names(verb: str, words: Sequence[str]) -> None:
+    """Says what a person meant who named a sweep, or a run, where overrides belong.
+
+    Raises:
+        ConfigError: one of the words is the name of a sweep or a run.
+    """
+    runs_dir = resolve_runs_dir(None)
+    for word in words:
+        what, whose, looks = "a sweep", "its failed and interrupted runs", "status"
+        if not find_sweep(runs_dir, word).exists:
+            within = (each for each in list_sweeps(runs_dir) if is_run_id(word) and each.run(word).folder.is_dir())
+            sweep = next(within, None)
+            if sweep is None:
+                continue
+            what, whose, looks = f"a run of the sweep {sweep.name}", "it", "why"
+        raise ConfigError(
+            f"`{verb}` takes KEY=VALUE words, as experiment=digits, and {word} is {what}. `hpc-trainer {looks} {word}` "
+            f"shows how it stands; `hpc-trainer retry {word}` submits {whose} again."
+        )
 
 
 def state_markup(state: RunState) -> str:

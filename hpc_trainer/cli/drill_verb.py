@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpc_trainer.api import retry
 from hpc_trainer.cli.common import print_json, resolve_runs_dir
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.drill import DrillReport, choose_run, run_drill
 from hpc_trainer.operate.drill_kinds import Drill
@@ -20,7 +21,7 @@ def run_drill_verb(
     """Exits 1 if the run did not come back, or went on at another step than was saved."""
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     if len(chosen) > 1 and names != [status.sweep.name]:
-        listed = ", ".join(run.run_id for run in chosen[:5])
+        listed = ", ".join(chosen[:5])
         raise RunStateError(f"a drill is for one run, and {len(chosen)} fit: {listed}. Name one, or its sweep.")
     report = run_drill(
         what, status.sweep, choose_run(status, chosen),
@@ -30,7 +31,7 @@ def run_drill_verb(
     if as_json:
         print_json({**dataclasses.asdict(report), "drill": report.drill.value})
     else:
-        print(_verdict(report))
+        print(as_typed(_verdict(report)))
     if report.problems:
         sys.exit(1)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.api import submit_grid
-from hpc_trainer.cli.common import console, print_json, print_table
+from hpc_trainer.cli.common import console, print_json, print_next, print_table
 from hpc_trainer.cli.grid_verbs import stop_queues
 from hpc_trainer.config.compose import override_value, overrides_for_here
 from hpc_trainer.config.lr_scaling import lr_factor
@@ -142,4 +142,4 @@ def _show(curve: Curve, spec: RunSpec, value: float | None, plot: Path, given: S
     out.print(f"Plot: {plot}", soft_wrap=True, markup=False, highlight=False)
     if value is not None:
         words = [each for each in given if not each.startswith("optim.lr=")]
-        print(f"Next: hpc-trainer train {shlex.join([*words, f'optim.lr={value:g}'])}")
+        print_next(f"train {shlex.join([*words, f'optim.lr={value:g}'])}")

@@ -15,6 +15,7 @@ from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
@@ -24,6 +25,7 @@ from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.status import SweepStatus, read_status
+from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
@@ -83,10 +85,18 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
     if take_back:
         again.add(RunState.CANCELLED)
-    wanted = [run.run_id for run in chosen if run.state in again or run.state.needs_submit]
+    states = {run_id: status.states[run_id] for run_id in chosen}
+    wanted = [run_id for run_id, state in states.items() if state in again or state.needs_submit]
+    unknown = next((run_id for run_id, state in states.items() if state is RunState.UNKNOWN), None)
+    if not wanted and unknown is not None:
+        told = explain(status, status.run(unknown), asks_slurm=False)
+        raise RunStateError(
+            f"{unknown} is UNKNOWN, and retry leaves such a run alone: another job could make two. "
+            f"{told.verdict} Cause: {told.cause}. Do: {'; or: '.join(told.advice)}"
+        )
     if not wanted:
-        cancelled = any(run.state is RunState.CANCELLED for run in chosen)
-        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if cancelled else ""
+        is_cancelled = RunState.CANCELLED in states.values()
+        hint = " A cancelled run is brought back by its own name: hpc-trainer retry RUN." if is_cancelled else ""
         raise RunStateError(
             f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )
@@ -164,7 +174,7 @@ def run_train(
         metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
         console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.step}/{spec.num_steps}  {metrics}")
         if run.warning is not None:
-            print(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}")
+            print(as_typed(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}"))
     _exit_by_outcome(grid, status, quiet=as_json)
 
 
@@ -175,7 +185,10 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
         if grid.executor is Executor.slurm or not job_ids:
-            print("\nNo longer watching; the runs go on. See: hpc-trainer status", file=sys.stderr)
+            print(
+                as_typed(f"\nNo longer watching; the runs go on. See: hpc-trainer status {grid.sweep.name}"),
+                file=sys.stderr,
+            )
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         stop_queues(job_ids)
@@ -202,4 +215,7 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
         sys.exit(1)
     if bad:
         causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.whole_reason or 'see its logs'}" for run in bad[:10])
-        raise HpcTrainerError(f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}")
+        more = "".join(f"\n{each}" for each in status.remarks)
+        raise HpcTrainerError(
+            f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}{more}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.drill_kinds import Drill
 
@@ -24,9 +26,29 @@ app = typer.Typer(
     epilog="Start with: hpc-trainer train experiment=digits debug=smoke",
 )
 
+
+def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | None:
+    """A sweep's or a run's name is no override; Hydra would complain of its grammar.
+
+    Raises:
+        ConfigError: a word is such a name.
+    """
+    bare = [word for word in words or () if "=" not in word and not word.startswith("~")]
+    if bare:
+        from hpc_trainer.cli.common import refuse_names
+
+        refuse_names(str(context.info_name), bare)
+    return words
+
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides; a=1,2 is an axis of the grid.", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Hydra overrides; a=1,2 is an axis of the grid.",
+        show_default=False,
+        callback=_no_names,
+    ),
 ]
 EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
@@ -310,8 +332,8 @@ def root(
 
 def main() -> None:
     """Entry point: errors become one clear message and an exit code (0 success, 2 usage, 1 otherwise)."""
-    from hpc_trainer.cli.terminal import visible_output
-
+    # What 10,000 runs are made of stays to the end: to look for rubbish in it all the time took a sixth of submit.
+    gc.set_threshold(100_000)
     with visible_output():
         _main()
 
@@ -324,7 +346,7 @@ def _main() -> None:
             print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         else:
             for line in str(error).splitlines():
-                print(f"error: {line}", file=sys.stderr)
+                print(f"error: {as_typed(line)}", file=sys.stderr)
         sys.exit(2 if error.exit_code == 2 else 1)
     except KeyboardInterrupt:
         sys.exit(1)

@@ -28,7 +28,7 @@ def run_report(
     """
     if warmup_steps is not None and warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
-    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     report = build_report(status, warmup_steps=WARMUP_STEPS if warmup_steps is None else warmup_steps)
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():

@@ -14,13 +14,14 @@ from hpc_trainer.cli.common import (
     counts_line,
     figure,
     print_json,
+    print_next,
     print_table,
     resolve_runs_dir,
     short_duration,
     short_number,
     warn,
 )
-from hpc_trainer.cli.terminal import unfiltered, visible_log_line
+from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
@@ -45,14 +46,14 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
         every_run: a line a run, however many there are.
     """
     sweep = find_sweep(resolve_runs_dir(runs_dir), name)
-    status = read_status(sweep)
+    status = read_status(sweep, is_look=True)
     if watch:
         from hpc_trainer.cli.live import watch as watch_sweep
 
         try:
             status = watch_sweep(sweep, set(status.states), quiet=as_json)
         except KeyboardInterrupt:
-            status = read_status(sweep)
+            status = read_status(sweep, is_look=True)
     if as_json:
         print_json(status_json(status))
     else:
@@ -73,6 +74,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
                 "attempt": len(run.attempts),
                 "job_id": run.job_id,
                 "cause": run.cause,
+                "pending_reason": run.pending_reason,
                 "node": run.node,
                 "metrics": dict(run.metrics),
                 "speed": dict(run.speed),
@@ -88,11 +90,11 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     is_long = len(status.specs) > MOST_LINES and not every_run
     _print_runs(_most_telling(status) if is_long else status.runs)
     if is_long:
-        out.print(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}")
+        print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {escape(note)}", soft_wrap=True)
-    out.print(f"Next: {_next_command(status)}")
+        out.print(f"Note: {escape(as_typed(note))}", soft_wrap=True)
+    print_next(_next_command(status))
 
 
 def _most_telling(status: SweepStatus) -> list[RunStatus]:
@@ -165,13 +167,13 @@ def _next_command(status: SweepStatus) -> str:
     bad = (RunState.FAILED, RunState.OUT_OF_MEMORY)
     failed = next((run for run in status.open_runs.values() if run.state in bad), None)
     if failed is not None:
-        return f"hpc-trainer why {failed.run_id}"
+        return f"why {failed.run_id}"
     if status.has_active:
-        return f"hpc-trainer status --watch {status.sweep.name}"
+        return f"status --watch {status.sweep.name}"
     stopped = next((run for run in status.open_runs.values() if run.state.needs_submit), None)
     if stopped is not None:
-        return f"hpc-trainer why {stopped.run_id}"
-    return f"hpc-trainer results {status.sweep.name}"
+        return f"why {stopped.run_id}"
+    return f"results {status.sweep.name}"
 
 
 def run_logs(
@@ -179,15 +181,15 @@ def run_logs(
     *, rank: int | None, follow: bool, tail: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Prints a run's logs; without a name those of the run that failed, runs, or started last."""
-    status, runs = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep)
-    warn(status)
-    run = runs[0] if len(runs) == 1 else _most_interesting(runs)
+    status, run_ids = select(resolve_runs_dir(runs_dir), [name] if name else [], sweep, is_look=True)
+    run = _most_interesting(status, run_ids)
     files = log_files(status, run, rank)
+    warn(status)
     if as_json:
         print_json({"run_id": run.run_id, "files": [str(path) for path in files]})
         return
-    if len(runs) > 1:
-        print(f"{len(runs)} runs fit; this is {run.run_id}.")
+    if len(run_ids) > 1:
+        print(f"{len(run_ids)} runs fit; this is {run.run_id}.")
     if follow:
         try:
             for line in follow_logs(status, run, rank):
@@ -204,37 +206,38 @@ def _print_log(line: str) -> None:
     print(visible_log_line(line), file=unfiltered(sys.stdout), flush=True)
 
 
-def _most_interesting(runs: list[RunStatus]) -> RunStatus:
-    order = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.RUNNING)
-    for state in order:
-        for run in runs:
-            if run.state is state:
-                return run
-    return max(runs, key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
+def _most_interesting(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
+    for state in (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.RUNNING):
+        for run_id in run_ids:
+            if status.states[run_id] is state:
+                return status.run(run_id)
+    return max(map(status.run, run_ids), key=lambda run: run.attempts[-1].start_time if run.attempts else 0.0)
 
 
 def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, save: bool, as_json: bool) -> None:
     """Cancels the named runs or sweep. Nothing undoes it, so nothing is guessed: a name must be given."""
     if not names and sweep is None:
         raise ConfigError("cancel needs a name: hpc-trainer cancel SWEEP, or cancel RUN. `status` shows them.")
-    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
+    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
     set_umask(status.sweep.is_group_readable)
-    cancelled = cancel_runs(status, runs, save=save)
+    is_whole = len(run_ids) == len(status.specs)
+    cancelled = cancel_runs(status, status.open_among(run_ids), save=save, is_whole=is_whole)
     if as_json:
         print_json({"sweep": status.sweep.name, "cancelled": cancelled})
         return
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
-    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {len(runs) - len(cancelled)} had ended before.")
-    print(f"Next: hpc-trainer status {status.sweep.name}")
+    num_ended = len(run_ids) - len(cancelled)
+    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {num_ended} had ended before.")
+    print_next(f"status {status.sweep.name}")
 
 
 def run_results(
     name: str | None, runs_dir: Path | None, *, sort: str | None, as_json: bool, every_run: bool = False
 ) -> None:
     """Prints the table of results; a line a run if asked for, however many there are."""
-    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name))
+    status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     if as_json:
         rows = result_rows(status)
         print_json(sort_rows(rows, sort) if sort else rows)
@@ -256,7 +259,8 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     )
     out = console()
     if len(shown) < len(rows):
-        out.print(f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}")
+        told = f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}"
+        print(as_typed(told))
     if by and rows and rows[0].get(by) is not None:
         out.print(f"Best {by}: [bold]{escape(figure(rows[0][by]))}[/] ({rows[0]['run_id']})")
     place = escape(str(status.sweep.folder))

@@ -12,7 +12,7 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.api import Submitted
-from hpc_trainer.cli.common import console, counts_line, print_table
+from hpc_trainer.cli.common import console, counts_line, print_next, print_table
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.plan import SweepPlan
@@ -115,7 +115,7 @@ def print_plan(plan: SweepPlan) -> None:
     for problem in plan.problems:
         out.print(f"[red]Problem:[/] {escape(problem)}", soft_wrap=True)
     if plan.num_to_submit and not plan.problems:
-        print(f"Next: hpc-trainer submit {shlex.join(_given_overrides())}")  # to copy: not wrapped, no markup in it
+        print_next(f"submit {shlex.join(_given_overrides())}")
 
 
 def _axes_line(axes: Mapping[str, str]) -> str:
@@ -184,4 +184,4 @@ def print_submitted(done: Submitted) -> None:
         out.print(f"{done.num_already} run(s) were there already.")
     _print_notes(plan, outcome.notes)
     at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
-    out.print(f"Next: hpc-trainer {'status' if at_work else 'results'} {grid.sweep.name}")
+    print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")

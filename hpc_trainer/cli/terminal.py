@@ -8,7 +8,10 @@ stay, and of a log its colours.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -68,6 +71,15 @@ def visible_output() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
+
+
+def as_typed(text: str) -> str:
+    """Commands of ours in a text, with the program as a person reaches it: `make demo` has none on its PATH."""
+    started, found = sys.argv[0], shutil.which("hpc-trainer")
+    is_ours = os.path.basename(started) == "hpc-trainer" and os.path.exists(started)  # noqa: PTH110, PTH119
+    if not is_ours or (found is not None and os.path.samefile(found, started)):  # noqa: PTH121
+        return text
+    return re.sub(r"(?<![\w/.-])hpc-trainer (?=[a-z-])", lambda _: f"{shlex.quote(started)} ", text)
 
 
 def unfiltered(stream: Any) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import console, counts_line, print_json, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.common import console, counts_line, print_json, print_next, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.status import RunStatus, SweepStatus
+from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.states import RunState
 
@@ -20,21 +22,22 @@ _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 
 def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
-    status, runs = select(resolve_runs_dir(runs_dir), names, sweep)
-    warn(status)
-    if len(runs) == 1:
-        why = explain(status, runs[0])
+    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
+    if len(run_ids) == 1:
+        why = explain(status, status.run(run_ids[0]))
+        warn(status)
         if as_json:
             print_json(_json(why))
         else:
             _print_one(why)
         return
-    chosen = [run for run in runs if run.state not in _AT_PEACE]
+    chosen = [run for run in status.open_among(run_ids) if run.state not in _AT_PEACE]
     found = [explain(status, run, asks_slurm=False) for run in chosen]
+    warn(status)
     if as_json:
         print_json({"sweep": status.sweep.name, "runs": [_json(each) for each in found]})
     else:
-        _print_many(status, runs, found)
+        _print_many(status, run_ids, found)
 
 
 def _json(why: Why) -> dict[str, Any]:
@@ -45,17 +48,20 @@ def _print_one(why: Why) -> None:
     out = console()
     out.print(f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}", soft_wrap=True)
     out.print(escape(why.verdict), soft_wrap=True)
-    for title, lines in (("Because", why.evidence), ("Do", why.advice), ("Story", why.timeline)):
+    for title, lines in (
+        ("Because", why.evidence),
+        ("Do", [as_typed(each) for each in why.advice]),
+        ("Story", why.timeline),
+    ):
         if lines:
             out.print(f"\n{title}:")
             for line in lines:
                 out.print(f"  {escape(line)}", soft_wrap=True)
 
 
-def _print_many(status: SweepStatus, runs: list[RunStatus], found: list[Why]) -> None:
+def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
     out = console()
-    counts = {state.value: sum(run.state is state for run in runs) for state in RunState}
-    out.print(f"Sweep {status.sweep.name}: {counts_line({state: n for state, n in counts.items() if n})}.")
+    out.print(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
     alike: dict[tuple[str, str], list[Why]] = {}
     for each in found:
         alike.setdefault((each.verdict, each.evidence[0]), []).append(each)
@@ -65,4 +71,8 @@ def _print_many(status: SweepStatus, runs: list[RunStatus], found: list[Why]) ->
         out.print(f"\n{len(group)} x {state_markup(group[0].state)}: {escape(verdict)}", soft_wrap=True)
         out.print(f"  {escape(evidence)}", soft_wrap=True)
         out.print(f"  {escape(names)}{more}", soft_wrap=True)
-    out.print(f"\nNext: hpc-trainer why {found[0].run_id}" if found else "Every run is complete, runs or waits.")
+    if found:
+        out.print()
+        print_next(f"why {found[0].run_id}")
+    else:
+        out.print("Every run is complete, runs or waits.")

@@ -21,12 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hpc_trainer.config.hydra_parts import HydraParts
-from hpc_trainer.config.load import to_typed
+from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.own_files import check_config_dir
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
 from hpc_trainer.config.unreadable import unreadable
 from hpc_trainer.config.user import read_user_config
+from hpc_trainer.config.wrong_value import wrong_value
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 ROOT = "train"
 _EXECUTOR = "cluster.executor"
+# Groups of which the last of several names would silently be taken; of others, as sweep and debug, files add up.
+_ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"sweep", *FREE_KEYS}
 # What OmegaConf says of a value that an enum has not.
 _NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
 
@@ -42,6 +45,10 @@ _ENDLESS = (
     "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
     "Look at the files of --config-dir that this command chooses."
 )
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
 
 
 def conf_dir() -> Path:
@@ -89,7 +96,7 @@ class Composer:
         """Overrides by Hydra's grammar, sweeps included.
 
         Raises:
-            ConfigError: an override does not follow the grammar.
+            ConfigError: an override does not follow the grammar, or lists choices of a group that has one.
         """
         loader = GlobalHydra.instance().config_loader()
         try:
@@ -99,6 +106,13 @@ class Composer:
         keyless = next((each.input_line for each in parsed if not each.key_or_group), None)
         if keyless is not None:
             raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
+        for each in parsed:
+            value: Any = each.value()
+            if each.key_or_group in _ONE_OF and _is_names(value):
+                one, names = each.key_or_group, ",".join(map(str, value))
+                raise ConfigError(
+                    f"{each.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
+                )
         return parsed
 
     def is_group(self, key: str) -> bool:
@@ -172,7 +186,9 @@ class Composer:
                     return ConfigError(
                         f"{cause.full_key}={value}: no such choice. {_nearest(value, known.split(', '))}"
                     )
-                return ConfigError(f"{cause.full_key or 'configuration'}: {text}")
+                given = [each.input_line for each in self.parse(overrides) if each.key_or_group == cause.full_key]
+                told = wrong_value(cause.full_key or "", text, given[-1] if given else None)
+                return ConfigError(told or f"{cause.full_key or 'configuration'}: {text}")
             cause = cause.__cause__
         return ConfigError(str(error).strip())
 

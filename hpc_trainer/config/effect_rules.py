@@ -1,4 +1,4 @@
-"""Keys that would have no effect: each says in the schema what it goes with (`schema/effect.py`)."""
+"""Keys that would have no effect: each says in the schema what it goes with (`schema/key.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.choice import holds, shown, state, typed
-from hpc_trainer.config.schema.effect import ONLY_WITH
+from hpc_trainer.config.schema.key import declared
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -35,7 +35,8 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
                 key = ".".join((section, *limited.path))
                 yield (
                     f"{key}={shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{state(config, ' or '.join(limited.needs))}. Leave it out, or use {key}={shown(limited.default)}."
+                    f"{state(config, ' or '.join(limited.needs))}. Use {key}={shown(limited.default)}, its default, or "
+                    f"{_first(limited.needs)}."
                 )
 
 
@@ -46,8 +47,9 @@ def limited_keys(kind: Any) -> tuple[Limited, ...]:
     fresh = kind()
     for each in dataclasses.fields(kind):
         value = getattr(fresh, each.name)
-        if ONLY_WITH in each.metadata:
-            found.append(Limited((each.name,), value, each.metadata[ONLY_WITH]))
+        said = declared(kind, each.name)
+        if said is not None and said.needs:
+            found.append(Limited((each.name,), value, said.needs))
         if dataclasses.is_dataclass(value):
             nested: Any = type(value)
             inner = limited_keys(nested)
@@ -66,3 +68,8 @@ def _listed(needs: tuple[str, ...]) -> str:
         key, _, value = need.partition("=")
         values.setdefault(typed(key), []).append(value)
     return " or ".join(f"{key}={' or '.join(given) or '...'}" for key, given in values.items())
+
+
+def _first(needs: tuple[str, ...]) -> str:
+    key, _, value = needs[0].partition("=")
+    return f"{typed(key)}={value}" if value else f"another value of {typed(key)}"

@@ -8,52 +8,21 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpc_trainer.config.keys import all_keys
+from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.train import TrainConfig
 
-# Where, when and how loudly a run runs does not change what it computes.
-_OTHER_SECTIONS = frozenset((
-    "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "local", "paths", "snapshot",
-    "sweep", "budget", "trust",
-))  # fmt: skip
-_OTHER_KEYS = {
-    "hardware": (
-        "name", "partition", "qos", "constraint", "exclude", "time_limit_min", "source", "checked",
-        "gpu_request",
-        "mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu",
-    ),
-    "data": ("num_workers", "keep_in_memory"),
-    "parallel": ("timeout_s",),
-}  # fmt: skip
-# Keys that came later count from the moment they are set: runs of before keep their ids.
-_NOT_SET: dict[str, Any] = {
-    "params": {},
-    "train": {
-        "main": None, "compile": False, "compile_scope": "model", "compile_mode": "default",
-        "logical_ranks": None, "ema_decay": None,
-        "early_stop": {"metric": "eval_loss", "mode": "min", "patience": None},
-        "label_smoothing": 0.0, "max_skipped_steps": 10, "recompute": "none", "channels_last": False,
-        "recompute_budget": 0.5, "memory_margin": 0.1,
-        "loss_chunk_size": None,
-        "guard": {
-            "on_spike": "none", "spike_factor": 10.0, "spike_window": 100, "on_divergence": "stop", "max_rollbacks": 3,
-        },
-        "batch_per_rank": False,
-    },
-    "schedule": {"decay_steps": None, "every_steps": None, "gamma": 0.1, "cycle_momentum": None},
-    "parallel": {
-        "zero1": False, "elastic": False,
-        "tensor_parallel": 1, "pipeline_parallel": 1, "pipeline_schedule": "1f1b",
-        "data_parallel_replicate": 1, "bucket_cap_mb": None,
-        "param_dtype": "fp32", "reduce_dtype": "fp32", "reshard_after_forward": True,
-        "comm_hook": "none", "powersgd_rank": 1,
-        "powersgd_start_step": 1000, "powersgd_error_feedback": True, "sync": "every_step", "sync_every_steps": 16,
-        "sync_warmup_steps": 0, "outer_lr": 0.7, "outer_momentum": 0.9,
-    },
-    "model": {"vocab_multiple": 1},
-    "data": {"max_shift": 0},
-    "optim": {"lr_scaling": "none", "lr_base_batch": None, "in_backward": False, "offload": False},
-}  # fmt: skip
+# Section, or "" for the root -> its fields that do not count, and first defaults of those that count once they are set.
+_LEFT_OUT: dict[str, set[str]] = {}
+_NOT_SET: dict[str, dict[str, Any]] = {}
+for _each in all_keys():
+    _section, _, _name = _each.name.rpartition(".")
+    if _each.key.identity is Identity.apart:
+        _LEFT_OUT.setdefault(_section, set()).add(_name)
+    if _each.key.identity is Identity.once_set:
+        _NOT_SET.setdefault(_section, {})[_name] = plain_value(_each.default)
 # What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
 _OF_ANY_WORLD = ("device", "gpu_type")
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
@@ -75,7 +44,7 @@ def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
     parts = [
         f'"{name}":{of(write[name], name, value) if isinstance(value, dict) else _text(value)}'
         for name, value in sorted(plain.items())
-        if name not in _OTHER_SECTIONS and value != _NOT_SET.get(name, ...)
+        if name not in _LEFT_OUT[""] and value != _NOT_SET[""].get(name, ...)
     ]
     origin = plain.get("checkpoint", {}).get("resume_from")
     if origin is not None:  # of a section that does not count, the one key that does
@@ -84,7 +53,7 @@ def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
 
 
 def _section_text(name: str, section: Mapping[str, Any]) -> str:
-    left_out, not_set = _OTHER_KEYS.get(name, ()), _NOT_SET.get(name, {})
+    left_out, not_set = _LEFT_OUT.get(name, ()), _NOT_SET.get(name, {})
     return _text(
         {key: value for key, value in section.items() if key not in left_out and value != not_set.get(key, ...)}
     )

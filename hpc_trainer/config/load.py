@@ -25,6 +25,8 @@ ROOT_KEYS = {
     for each in dataclasses.fields(TrainConfig)
 }
 
+BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
+
 
 def to_typed(composed: DictConfig) -> TrainConfig:
     """A composed configuration as dataclasses, interpolations resolved.
@@ -56,21 +58,30 @@ def to_plain(config: TrainConfig, memo: Memo | None = None) -> dict[str, Any]:
     With a `memo`, configurations that share a section share its plain form too.
     """
     # By hand: OmegaConf's own way (to_container of structured) takes 16 ms a point, this 0.1 ms.
-    of = (memo or Memo()).of
-    return {
-        name: of(_plain, getattr(config, name)) if is_section else _plain(getattr(config, name))
-        for name, is_section in ROOT_KEYS.items()
-    }
+    memo = memo or Memo()
+    shared = memo.of(_plain_but_seed, memo, *but_seed(config))
+    return {**shared, "seed": config.seed}
 
 
-def _plain(value: Any) -> Any:
+def but_seed(config: TrainConfig) -> list[Any]:
+    """The values of all keys of the root but `seed`, of which most grids have many: all else is seen to once."""
+    return [getattr(config, name) for name in BUT_SEED]
+
+
+def _plain_but_seed(memo: Memo, *parts: Any) -> dict[str, Any]:
+    values = dict(zip(BUT_SEED, parts, strict=True))
+    return {name: memo.of(plain_value, values.get(name)) for name in ROOT_KEYS}
+
+
+def plain_value(value: Any) -> Any:
+    """A value of a configuration, or a section, as what JSON can hold."""
     if dataclasses.is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {each.name: plain_value(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {key: plain_value(item) for key, item in value.items()}
+    return [plain_value(item) for item in value] if isinstance(value, list) else value
 
 
 def from_plain(plain: Mapping[str, Any]) -> TrainConfig:

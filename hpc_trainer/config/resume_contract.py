@@ -10,71 +10,32 @@ Reads no file and imports no torch: the facts are gathered in `training/contract
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
 
-
-class Effect(str, enum.Enum):
-    """What a difference does to the training that goes on."""
-
-    safe = "safe"
-    schedule = "changes-the-schedule"
-    incompatible = "incompatible"
-
-
-# Keys of the configuration as one types them, then facts that are no keys. A name stands for all below it, and the
-# longest that fits counts. What is not here at all is incompatible.
-TABLE: dict[Effect, tuple[str, ...]] = {
-    Effect.safe: (
-        # where, when and how loudly it runs
-        "experiment_name", "sweep_name", "cluster", "checkpoint", "monitor", "tracker", "snapshot", "local", "paths",
-        "sweep", "budget", "trust", "parallel.timeout_s", "parallel.elastic", "parallel.reshard_after_forward",
-        "train.eval_every_steps", "train.memory_margin", "train.batch_per_rank",
-        "hardware.name", "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude",
-        "hardware.time_limit_min", "hardware.source", "hardware.checked", "hardware.gpu_request",
-        "hardware.mem_gb_per_node", "hardware.mem_gb_per_gpu", "hardware.mem_gb_per_cpu",
-        # batches are made from their indices alone; a file that moved is told by its content (dataset.digest)
-        "data.num_workers", "data.path", "data.keep_in_memory",
-        # their random generators are the same in all releases that we run on (NEP 19 for numpy's)
-        "versions.python", "versions.numpy",
-    ),
-    Effect.schedule: (
-        "schedule", "optim", "train.num_steps", "train.global_batch_size", "train.max_grad_norm", "model.dropout",
-        "precision.init_scale", "precision.growth_interval",
-        # the same samples in each step, summed in another order, or with other random numbers
-        "train.micro_batch_size", "train.grad_accum_steps", "train.deterministic", "train.compile",
-        "train.compile_scope", "train.compile_mode", "parallel.strategy",
-        "parallel.zero1", "parallel.tensor_parallel", "parallel.pipeline_parallel", "parallel.pipeline_schedule",
-        "parallel.data_parallel_replicate", "parallel.param_dtype", "parallel.reduce_dtype",
-        "parallel.bucket_cap_mb", "parallel.comm_hook", "parallel.powersgd_start_step",
-        "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
-        "train.logical_ranks", "train.ema_decay", "train.early_stop", "data.max_shift",
-        "train.label_smoothing", "train.max_skipped_steps", "train.recompute", "train.channels_last",
-        "train.recompute_budget", "train.loss_chunk_size", "train.guard.spike_factor", "train.guard.max_rollbacks",
-        "hardware.num_nodes", "hardware.gpus_per_node", "hardware.tasks_per_node", "hardware.cpus_per_gpu",
-        "hardware.cpus_per_task", "hardware.gpu_type", "hardware.device", "world_size", "device",
-        "fit",  # the micro-batch that train.micro_batch_size=auto has found
-        # other kernels; other code, of which nobody can say here what it changes
-        "versions", "code",
-    ),
-    Effect.incompatible: (
-        "seed", "model", "data", "optim.name", "optim._target_", "precision.compute_dtype", "train.main", "params",
-        "train.guard",
-        "dataset", "eval_dataset",
-        # each rank has a state of its own, of this form
-        "parallel.powersgd_rank", "parallel.powersgd_error_feedback", "parallel.sync",
-    ),
-}  # fmt: skip
-FACTS = frozenset({"versions", "code", "world_size", "device", "fit", "dataset", "eval_dataset"})
-"""The names in the table that are not keys of the configuration."""
+# Facts that are no keys of the configuration. A name stands for all below it.
+FACTS: dict[str, Effect] = {
+    "world_size": Effect.schedule,
+    "device": Effect.schedule,
+    "fit": Effect.schedule,  # the micro-batch that train.micro_batch_size=auto has found
+    # Other kernels; other code, of which nobody can say here what it changes.
+    "versions": Effect.schedule,
+    "code": Effect.schedule,
+    # Their random generators are the same in all releases that we run on (NEP 19 for numpy's).
+    "versions.python": Effect.safe,
+    "versions.numpy": Effect.safe,
+    "dataset": Effect.incompatible,
+    "eval_dataset": Effect.incompatible,
+}
 ABSENT = "(none)"
 _POWERSGD = "powersgd"
-_EFFECTS = {key: effect for effect, keys in TABLE.items() for key in keys}
+_EFFECTS = FACTS | {name: key.resume for name, key in KEYS.items() if key.resume is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +54,7 @@ class Difference:
 
 
 def effect_of(key: str) -> Effect:
-    """What a difference in `key` does; of keys that the table does not have, the worst is assumed."""
+    """What a difference in `key` does: as its field says, else its section; of all others the worst is assumed."""
     while key:
         if key in _EFFECTS:
             return _EFFECTS[key]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
 from hydra.errors import OverrideParseException
 
+from hpc_trainer.config.wrong_value import as_sweep
+
 _OPEN = (",", "=", "(", "[", "{", ":")
 _GOES_ON = (",", "=", ")", "]", "}", ":")
 _LONGEST = 200
+_KEY = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
 _FORM = "An override reads KEY=VALUE, as optim.lr=1e-3; a value with spaces is put in quotes."
 
 
@@ -22,6 +26,13 @@ def unreadable(overrides: Sequence[str], error: Exception) -> str:
         return (
             f"{' '.join(parts)}: a space begins a new word, and these {len(parts)} are one override. Write "
             f"{shlex.quote(''.join(parts))} without the space."
+        )
+    key, _, value = error.override.partition("=")
+    sweep = as_sweep(value)
+    if key and sweep is not None:
+        return (
+            f"{error.override}: several values are parted by single commas, without brackets or spaces. "
+            f"Use {key}={sweep}."
         )
     return f"{error.override}: Hydra's grammar of overrides does not read this: {_said(error)}. {_FORM}"
 
@@ -44,4 +55,5 @@ def _parted(words: Sequence[str], index: int) -> Sequence[str]:
 
 
 def _is_one(left: str, right: str) -> bool:
-    return left.endswith(_OPEN) or right.startswith(_GOES_ON)
+    is_next = _KEY.match(right) is not None  # a comma too many before another override
+    return (left.endswith(_OPEN) and not is_next) or right.startswith(_GOES_ON)

@@ -16,6 +16,7 @@ from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.effect_rules import effect_problems
 from hpc_trainer.config.item_rules import item_problems
+from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.metric_rules import metric_problems
@@ -77,8 +78,22 @@ def _with_absolute_path(data: DataConfig) -> DataConfig:
 
 
 def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
-    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s."""
+    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s.
+
+    With a `memo`, points that share all but their seed are looked at once.
+    """
     memo = memo or Memo()
+    yield from _between("seed", config.seed, 0, 2**32 - 1)
+    yield from memo.of(_without_seed, memo, *but_seed(config))
+
+
+def _without_seed(memo: Memo, *parts: Any) -> tuple[str, ...]:
+    # None: a rule that looked at the seed would fail at once, instead of taking one point's for another's.
+    config: Any = {"seed": None, **dict(zip(BUT_SEED, parts, strict=True))}
+    return tuple(_find_problems(TrainConfig(**config), memo))
+
+
+def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     wrong = list(item_problems(config, memo))
     if wrong:  # the rules below take types for granted
         yield from wrong
@@ -102,7 +117,6 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
 
 
 def _general(config: TrainConfig) -> Iterator[str]:
-    yield from _between("seed", config.seed, 0, 2**32 - 1)
     yield from _at_least("train.num_steps", config.train.num_steps, 1)
     yield from _at_least("train.eval_every_steps", config.train.eval_every_steps, 0)
     if config.train.max_grad_norm is not None:

@@ -56,6 +56,10 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
     memo = Memo()
+
+    def with_trust(of_file: list[str]) -> list[str]:
+        return [*of_file, *trust]
+
     own_trust = read_user_config().get("trust") or []
     with Composer(config_dirs) as composer:
         expansion = expand_grid(composer, overrides)
@@ -68,7 +72,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                 num_excluded += 1
                 continue
             _check_trust(config, own_trust)
-            config.trust = [*config.trust, *trust]
+            config.trust = memo.of(with_trust, config.trust)
             try:
                 validate(config, memo)
             except ConfigError as error:

@@ -46,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     stop = StopFlag()
     stop.install()
     paths = SweepPaths(arguments.sweep_dir)
-    faults: Faults = []
+    faults = Faults()
     specs = read_specs(paths, faults)
-    set_umask(any(spec.config["paths"]["group_readable"] for spec in specs.values()))
+    set_umask(paths.is_group_readable)
     wanted = [specs[run_id] for run_id in arguments.run_ids if run_id in specs]
     for run_id in arguments.run_ids:
         if run_id not in specs:

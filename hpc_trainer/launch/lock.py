@@ -15,6 +15,7 @@ from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, process_name
 from hpc_trainer.runs.modes import make_folder, set_file_mode
+from hpc_trainer.runs.reading import Faults
 
 # Renewed before each sbatch, which gives up after 90 s. On another host we cannot look, so we wait for this long.
 _EXPIRY_S = 300.0
@@ -100,7 +101,7 @@ def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
 
 
 def _remove_if_dead(paths: SweepPaths) -> None:
-    held = read_json(paths.lock, [])
+    held = read_json(paths.lock, Faults())
     try:
         info, age = paths.lock.lstat(), age_on_disk(paths.lock)
     except FileNotFoundError:

@@ -40,7 +40,7 @@ def settle_intents(paths: SweepPaths) -> None:
         SlurmError: Slurm does not answer; submitting again now could submit twice.
     """
     unsettled = _of_this_cluster(read_ledger(paths).unsettled)
-    quiet_s = age_on_disk(paths.submissions) if unsettled else 0.0
+    quiet_s = age_on_disk(paths.submissions) if unsettled and paths.submissions.exists() else 0.0
     for intent in unsettled:
         on_slurm = intent.executor == Executor.slurm.value
         job_id = _find_job(paths, intent, quiet_s) if on_slurm else find_process(intent.uuid)
@@ -77,8 +77,6 @@ def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
     if all(each.cluster is None for each in intents):
         return list(intents)
     here = cluster_name()
-    if here is None:
-        raise SlurmError("scontrol did not say which cluster this is: an earlier submission may be another one's.")
     return [each for each in intents if each.cluster in (None, here)]
 
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.known_ends import read_ends
 from hpc_trainer.operate.run_folder import RunFolder
-from hpc_trainer.operate.run_state import End, SchedulerView, decide
+from hpc_trainer.operate.run_state import End, SchedulerView, decide, last_sign
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.runs.submissions import CLOCKS_S
 from hpc_trainer.slurm.queue import QueueEntry, array_of, cluster_name, find_by_uuid, read_accounting, read_queue
 
 
 def ask_slurm(
     sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
-    faults: Faults, *, must_ask: bool,
+    faults: Faults, *, must_ask: bool, is_look: bool,
 ) -> SchedulerView:  # fmt: skip
     """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
 
@@ -34,16 +36,24 @@ def ask_slurm(
         notes: gets what could not be asked.
         faults: gets what cannot be read of the ends that Slurm has told before.
         must_ask: there is something to ask besides these folders.
+        is_look: nobody acts on the answer. Nothing is asked then if every end is known: a Slurm that is silent takes
+            30 s to say so.
     """
     asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
-    if not asked and not must_ask:
-        return SchedulerView({}, {})
     begin = time.time()
+    damage = Faults()
+    remembered = read_ends(sweep, damage) if asked else {}
+    faults += damage
+    are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
+    if not must_ask and (are_over or not asked):
+        return SchedulerView({}, {}, remembered)
     try:
         queue = read_queue()
     except SlurmError as error:
         notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
-        return SchedulerView(None, {}, asked_time=begin)
+        # Markers are written all the same: not of runs that are surely another cluster's.
+        named = _with_cluster(SchedulerView(None, {}, asked_time=begin), [folders[run_id] for run_id in asked])
+        return dataclasses.replace(named, unnamed=None)
     view = SchedulerView(queue, {}, asked_time=begin)
     _take_found_jobs(folders, asked, queue)
     left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
@@ -51,18 +61,44 @@ def ask_slurm(
         folders[run_id] = _read_again(folders[run_id], read)
     left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
     try:
-        ids = (folders[run_id].job_id for run_id in left)
-        rows = read_accounting([array_of(job_id) for job_id in ids if job_id is not None])
+        gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
+        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
+        rows = read_accounting(jobs, min(jobs.values(), default=begin))
         view = SchedulerView(queue, rows, asked_time=begin)
     except SlurmError as error:
         notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
         view = SchedulerView(queue, None, asked_time=begin)
     if left:
-        view = dataclasses.replace(view, remembered=read_ends(sweep, faults))
-    unknown = [folders[run_id] for run_id in left if not view.knows(folders[run_id])]
-    if any(each.submission and each.submission.cluster and not view.is_young(each) for each in unknown):
-        view = dataclasses.replace(view, cluster=cluster_name())
-    return view
+        view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
+    return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
+    """With the name of this cluster, if one of these runs' jobs is not known here, and may be another cluster's."""
+    if not any(each.submission and each.submission.cluster and not view.knows(each) for each in folders):
+        return view
+    try:
+        return dataclasses.replace(view, cluster=cluster_name())
+    except SlurmError as error:
+        return dataclasses.replace(view, unnamed=str(error))
+
+
+# After this nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, 300 s by default.
+OVER_S = CLOCKS_S
+
+
+def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
+    """True if a run has ended, by what is known without Slurm, and nothing brings it back unasked."""
+    if folder.doubt is not None or folder.untold_job is not None:
+        return False
+    if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
+        return True
+    if folder.is_settled and folder.current is not None:
+        told = folder.current.end_time
+    else:
+        told = remembered[folder.job_key][1] if folder.job_key in remembered else None
+        told = None if told is None or told <= last_sign(folder) else told
+    return told is not None and now - told > OVER_S
 
 
 def decide_now(

@@ -13,11 +13,14 @@ from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
 
 
-def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False) -> list[str]:
+def cancel_runs(
+    status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = False, is_whole: bool = False
+) -> list[str]:
     """Cancels those of `runs` that are not over, and returns their ids. Nothing brings them back by itself.
 
     The marker comes first, whatever the state: a run that was interrupted is one that somebody may be bringing back in
@@ -27,13 +30,15 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
     Args:
         save: let those that run save a checkpoint, however long it takes. Without, Slurm kills them after KillWait (30
             s by default): most save in that time, too.
+        is_whole: all runs of the sweep are meant: also what is the sweep's and stands in none of its files.
 
     Raises:
-        RunStateError: jobs are on another cluster. Nothing of their runs was touched; the other runs are cancelled.
-        SlurmError: squeue did not answer or scancel failed; the markers stand, and the same command may be given again.
+        RunStateError: jobs are, or may be, on another cluster. Their runs were not touched; the others are cancelled.
+        SlurmError: squeue did not answer, submissions.jsonl was not to be read, or scancel failed; the markers stand,
+            and the same command may be given again.
     """
     here = [run for run in runs if run.elsewhere is None]
-    cancelled = _cancel_here(status, here, save=save)
+    cancelled = _cancel_here(status, here, save=save, is_whole=is_whole)
     if len(here) < len(runs):
         raise RunStateError(_elsewhere([run for run in runs if run.elsewhere is not None], cancelled))
     return cancelled
@@ -41,15 +46,12 @@ def cancel_runs(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool = 
 
 def _elsewhere(runs: Sequence[RunStatus], cancelled: Sequence[str]) -> str:
     listed = ", ".join(run.run_id for run in runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-    clusters = " and ".join(sorted({str(run.elsewhere) for run in runs}))
+    words = " and ".join(sorted({str(run.elsewhere) for run in runs}))
     done = f" Cancelled here: {', '.join(cancelled)}." if cancelled else ""
-    return (
-        f"{len(runs)} run(s) were submitted on the cluster {clusters}, which is not this one: {listed}. Nothing of "
-        f"them was touched: give the same command there.{done}"
-    )
+    return f"{len(runs)} run(s) were {words}. Nothing of them was touched: {listed}. Give the same command there.{done}"
 
 
-def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) -> list[str]:
+def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, is_whole: bool) -> list[str]:
     for run in runs:
         if run.state is RunState.CANCELLED:  # by scancel, perhaps: Slurm forgets that, and the marker does not
             _mark(status, run)
@@ -64,12 +66,13 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
     cancelled = {run.run_id for run in chosen}
     if status.top_up_job is not None and all(run.run_id in cancelled for run in status.waiting):
         jobs.append(status.top_up_job)  # nothing is left for it to bring in
-    if len(runs) == len(status.specs):  # the whole sweep: also what is the sweep's and stands in none of its files
-        jobs += status.lost_jobs
-    if status.queue_error is not None and any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked)):
+    if is_whole:
+        jobs += status.lost.arrays
+    may_have_jobs = any(run.job_id and run.job_id[:1].isdecimal() for run in (*chosen, *marked))
+    if status.queue_error is not None and (may_have_jobs or status.ledger.unread is not None):
         raise SlurmError(
-            f"{status.queue_error} Whether jobs with the ids of these runs are still theirs is not known, so none was "
-            "cancelled; the runs are marked, and end when they look. Give the same command again when squeue answers."
+            f"{status.queue_error.rstrip('.')}. Whether jobs with the ids of these runs are still theirs is not known, "
+            "so none was cancelled; the runs are marked, and end when they look. Give the same command again."
         )
     cancel_jobs(jobs)
     cancel_jobs(_jobs(saving), signal="USR2")
@@ -82,7 +85,7 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool) 
 def _mark(status: SweepStatus, run: RunStatus) -> None:
     paths = status.sweep.run(run.run_id)
     make_folder(paths.folder)
-    if not paths.marker(CANCEL).exists():
+    if not exists(paths.marker(CANCEL), Faults()):
         # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
         write_json(paths.marker(CANCEL), {"time": time.time()}, sync=bool(run.attempts))
 

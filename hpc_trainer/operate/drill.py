@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -68,15 +68,17 @@ class DrillReport:
     problems: list[str] = field(default_factory=list)
 
 
-def choose_run(status: SweepStatus, runs: list[RunStatus]) -> RunStatus:
+def choose_run(status: SweepStatus, run_ids: Sequence[str]) -> RunStatus:
     """The one run that a drill is for: the named one, or of a sweep the first that trains.
 
     Raises:
         RunStateError: none of them trains now.
     """
-    training = [run for run in runs if run.state is RunState.RUNNING and run.attempts and run.step > 0]
+    open_runs = status.open_among(run_ids)
+    training = [run for run in open_runs if run.state is RunState.RUNNING and run.attempts and run.step > 0]
     if not training:
-        seen = ", ".join(f"{run.run_id} is {run.state.value} at step {run.step}" for run in runs[:3])
+        first = map(status.run, run_ids[:3])
+        seen = ", ".join(f"{run.run_id} is {run.state.value} at step {run.step}" for run in first)
         raise RunStateError(f"a drill needs a run that trains, past its first step, in {status.sweep.name}: {seen}.")
     return training[0]
 

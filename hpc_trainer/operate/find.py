@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.lost import known_specs
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.operate.status import SweepStatus, read_status
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.submissions import read_ledger
 
 
@@ -34,9 +35,13 @@ def _folders(runs_dir: Path) -> list[Path]:
 
 def _is_ours(folder: Path) -> bool:
     """Of what another user owns, or may not be looked into, nothing is ours; root's is the site's."""
+    sweep = SweepPaths(folder)
     try:
-        owners = {path.stat().st_uid for path in (folder / name for name in SWEEP_FILES) if path.exists()}
-        return bool(owners) and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
+        owners = {path.stat().st_uid for path in sweep.signs}
+    except OSError:  # one that is not to be seen just now: its folder is ours
+        owners = set()
+    try:
+        return sweep.exists and {folder.stat().st_uid, *owners} <= {os.getuid(), 0}
     except OSError:
         return False
 
@@ -44,9 +49,9 @@ def _is_ours(folder: Path) -> bool:
 def _newest_change(folder: Path) -> float | None:
     """When the newest of a sweep's own files was written; None if they went in this moment."""
     times = []
-    for name in SWEEP_FILES:
+    for path in SweepPaths(folder).signs:
         with contextlib.suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
+            times.append(path.stat().st_mtime)
     return max(times, default=None)
 
 
@@ -69,33 +74,35 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
     return SweepPaths(sweeps[0].folder.absolute())
 
 
-def select(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[SweepStatus, list[RunStatus]]:
-    """The runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
+def select(
+    runs_dir: Path, names: Sequence[str], sweep: str | None, *, is_look: bool = False
+) -> tuple[SweepStatus, list[str]]:
+    """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
 
-    Without `sweep`, runs are looked for in the newest sweep first, then in the others.
+    Without `sweep`, runs are looked for in the newest sweep first, then in the others. `is_look` is of `read_status`.
 
     Raises:
         RunStateError: a name fits nothing.
     """
     if sweep is None and len(names) == 1 and SweepPaths(runs_dir / names[0]).exists:
-        status = read_status(find_sweep(runs_dir, names[0]))
-        return status, status.runs
+        status = read_status(find_sweep(runs_dir, names[0]), is_look=is_look)
+        return status, [*status.specs]
     if sweep is not None or not names:
-        status = read_status(find_sweep(runs_dir, sweep))
+        status = read_status(find_sweep(runs_dir, sweep), is_look=is_look)
         return status, find_runs(status, names)
     for candidate in list_sweeps(runs_dir):
         # Specs tell names without asking the scheduler.
         if all(any(fits(run_id, name) for run_id in _run_ids(candidate)) for name in names):
-            status = read_status(SweepPaths(candidate.folder.absolute()))
+            status = read_status(SweepPaths(candidate.folder.absolute()), is_look=is_look)
             return status, find_runs(status, names)
-    status = read_status(find_sweep(runs_dir, None))
+    status = read_status(find_sweep(runs_dir, None), is_look=is_look)
     return status, find_runs(status, names)
 
 
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:
     """Of a sweep that others may have changed none: who names it is told so."""
     try:
-        return known_specs(sweep, read_ledger(sweep), [])
+        return known_specs(sweep, read_ledger(sweep, may_fail=True), Faults())
     except UntrustedFileError:
         return ()
 
@@ -105,15 +112,15 @@ def fits(run_id: str, name: str) -> bool:
     return bool(name) and (run_id.startswith(name) or run_id.endswith(name))
 
 
-def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
-    """The runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
+def find_runs(status: SweepStatus, names: Iterable[str]) -> list[str]:
+    """The ids of the runs whose id is, or else begins or ends with, one of `names`; all runs if there are none.
 
     Raises:
         RunStateError: a name fits no run.
     """
     wanted = list(names)
     if not wanted:
-        return status.runs
+        return [*status.specs]
     found: dict[str, None] = {}
     for name in wanted:
         chosen = [name] if name in status.specs else [run_id for run_id in status.specs if fits(run_id, name)]
@@ -121,4 +128,4 @@ def find_runs(status: SweepStatus, names: Iterable[str]) -> list[RunStatus]:
             listed = ", ".join([*status.specs][:10]) or "none"
             raise RunStateError(f"no run of {status.sweep.name} is named {name!r}. Runs: {listed}.")
         found.update(dict.fromkeys(chosen))
-    return [status.run(run_id) for run_id in found]
+    return [*found]

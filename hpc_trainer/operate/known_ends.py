@@ -16,7 +16,7 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.run_folder import RunFolder, journal_settles
 from hpc_trainer.operate.run_state import End, SchedulerView
-from hpc_trainer.runs.files import append_lines, check_trusted
+from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, as_text, as_time, records, tell
 from hpc_trainer.runs.states import CANCEL, RunState
@@ -29,10 +29,9 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
     """
     ends: dict[tuple[str, str], tuple[End, float]] = {}
     try:
-        if not sweep.ends.exists():
+        if not is_ours(sweep.ends, faults):
             return ends
-        check_trusted(sweep.ends)
-    except (HpcTrainerError, OSError) as error:
+    except HpcTrainerError as error:
         faults.append(f"{sweep.ends.name} is not read: {error}")
         return ends
     for number, record in records(sweep.ends, faults):

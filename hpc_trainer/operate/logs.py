@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.runs.reading import exists, list_folder
 
 # Files are ours to read each second; the state may cost the scheduler a squeue.
 _ASK_EVERY_S = 10.0
@@ -21,19 +23,23 @@ def log_files(status: SweepStatus, run: RunStatus, rank: int | None = 0) -> list
         rank: only this rank's logs; None: every rank's.
     """
     folder = status.sweep.run(run.run_id).logs
-    found = [(match, path) for path in folder.glob("attempt-*.log") if (match := _LOG_NAME.match(path.name))]
+    names = list_folder(folder, status.faults) or ()
+    found = [(match, folder / name) for name in names if (match := _LOG_NAME.match(name))]
     # The rank that failed first has the error, whichever rank was asked for.
     failed = run.failure.get("rank", rank)
     chosen = [(int(m[1]), int(m[2]), path) for m, path in found if rank is None or int(m[2]) in (rank, failed)]
     batch = status.sweep.scripts / f"{run.job_id}.out"
-    return [*([batch] if batch.exists() else []), *(path for _, _, path in sorted(chosen))]
+    return [*([batch] if exists(batch, status.faults) else []), *(path for _, _, path in sorted(chosen))]
 
 
 def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
     """The lines of all files, a header before each; only the last `tail` lines of each if given."""
     for path in files:
         yield f"==> {path} <=="
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError as error:
+            lines = [f"{path.name} cannot be read: {error.strerror or error}"]
         yield from lines if tail is None else lines[max(0, len(lines) - tail) :]
 
 
@@ -61,7 +67,8 @@ def _new_lines(path: Path, offsets: dict[Path, int]) -> Iterator[str]:
     start = offsets.get(path, 0)
     if path not in offsets:
         yield f"==> {path} <=="
-    with path.open("rb") as file:
+    data = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # the next look may find it
         file.seek(start)
         data = file.read()
     end = data.rfind(b"\n") + 1  # a line that is still being written waits for the next look

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,12 +17,13 @@ import psutil
 
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
-from hpc_trainer.runs.reading import Faults, read_bytes, read_json
-from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, lost_spec, read_specs
+from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
+from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
 from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
 
 LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
+NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"
 _TOLD = 10
 _UUID = re.compile(r"[0-9a-f]{32}")
 _HEAD = re.compile(r"-([0-9a-f]{8})\Z")  # of a uuid, at the end of a job's name
@@ -31,26 +33,31 @@ _ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
 
 def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, RunSpec]:
     """Every run of the sweep: those of specs.jsonl, then those that submissions.jsonl or their own folder tells of."""
-    specs = read_specs(sweep, faults)
+    damage = Faults()
+    specs = read_specs(sweep, damage)
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
-    listed = (read_json(sweep.sweep, []) or {}).get("run_ids")
+    listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
     names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
-    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys()), "?")
-    if lost and not faults:
-        faults.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
+    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys(), damage), "?")
+    if lost and not damage:
+        damage.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
+    # A damaged line says no more whose it was, perhaps: where every run has its spec, it was written anew.
+    faults += damage if lost else [each for each in damage if not each.endswith(NAMELESS)]
+    faults.refusal = faults.refusal or damage.refusal
     return specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}
 
 
-def _run_folders(sweep: SweepPaths, known: Collection[str]) -> list[str]:
+def _run_folders(sweep: SweepPaths, known: Collection[str], faults: Faults) -> list[str]:
     try:
         names = sorted(set(os.listdir(sweep.folder)) - set(known))  # noqa: PTH208  (10,000 names, not 10,000 paths)
     except OSError:
         return []
     runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
-    return [run.run_id for run in runs if run.attempts.exists() or run.heartbeat.exists() or run.logs.exists()]
+    signs = ((run.run_id, (run.attempts, run.heartbeat, run.logs)) for run in runs)
+    return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
 
 
 def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
@@ -104,7 +111,7 @@ class LostJobs:
                 f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
                 f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
             )
-        return self.unseen
+        return None if self.unseen is None else f"squeue did not answer, and a job may have it: {self.unseen}"
 
     def job_of(self, run_id: str) -> str | None:
         """The id of the job in Slurm that has a run, if it is known."""
@@ -114,21 +121,23 @@ class LostJobs:
 
 def find_lost_jobs(
     sweep: SweepPaths, ledger: Ledger, known: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
-    *, needs_submit: bool,
+    faults: Faults, *, needs_submit: bool,
 ) -> LostJobs:  # fmt: skip
     """Looked for in squeue's answer, and, where a run would be submitted, among this machine's processes.
 
     Args:
         known: the newest submission of each run.
     """
-    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values())
-    if needs_submit and sweep.local_logs.is_dir():
+    if ledger.unread is not None:
+        return LostJobs(unseen=ledger.unread)
+    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults)
+    if needs_submit and exists(sweep.local_logs, faults) is not False:
         return replace(found, runs={**_runs_of_queues(sweep, ledger), **found.runs})
     return found
 
 
 def _jobs_in_queue(
-    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry]
+    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults
 ) -> LostJobs:
     """The jobs in the queue that carry the uuid of a batch script of this sweep, and of no submission."""
     told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
@@ -141,13 +150,15 @@ def _jobs_in_queue(
         if head is None or job_id in arrays or _is_told(entry, told.get(head)):
             continue
         if scripts is None:  # one listing: the queue may show 10,000 jobs of other sweeps
-            scripts = {each.name[:8]: each for each in sweep.scripts.glob("*.sh")}
+            scripts = {name[:8]: sweep.scripts / name for name in list_folder(sweep.scripts, faults) or ()}
+            if faults.refusal is not None:
+                return LostJobs(unseen=faults[-1])
         script = scripts.get(head)
         if script is None:
             continue  # of another sweep
         if "_" in entry.job_id:
             arrays[job_id] = None
-        elif found := _OF_ONE_RUN.search(read_bytes(script, []) or b""):
+        elif found := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
             runs[found[1].decode()] = f"job {job_id}"
     return LostJobs(arrays=tuple(arrays), runs=runs)
 
@@ -176,6 +187,22 @@ def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, str]:
         if intents and not intents <= known and ("--sweep-dir", str(sweep.folder)) in pairs:
             runs |= dict.fromkeys(words, f"the queue of process {process.pid}")
     return runs
+
+
+def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
+    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same.
+
+    Args:
+        causes: those of the UNKNOWN runs.
+        jobs: of the runs that say themselves which job has them.
+    """
+    for cause, count in Counter(each for each in causes if "submissions.jsonl has " in each).items():
+        yield f"{count} run(s) are left alone: {cause}."
+    for job_id, count in Counter(map(array_of, jobs)).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
 
 
 def told_few(faults: Faults) -> list[str]:

@@ -98,7 +98,7 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     Args:
         warmup_steps: at the start of each attempt, left out of speeds, ≥ 0.
     """
-    faults: Faults = []
+    faults = Faults()
     axes = find_axes([run.spec for run in status.runs])
     runs = [_run(status, run, axes[run.run_id], warmup_steps, faults) for run in status.runs]
     scaling = find_scaling(runs)
@@ -115,7 +115,7 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
 
 
 def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int, faults: Faults) -> RunReport:
-    damage: Faults = []
+    damage = Faults()
     records = read_metrics(status.sweep.run(run.run_id).metrics, damage)
     faults += [f"{run.run_id}: {each}" for each in damage]
     resumed = [attempt.resumed_step or 0 for attempt in run.attempts]

@@ -10,6 +10,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 
 # Metrics of one moment of training; a table of results wants the outcome.
@@ -53,7 +54,11 @@ def newest_metrics(
         return outcome_metrics(run), run.step if run.state is RunState.COMPLETED else None
     found: dict[str, Any] = {}
     newest = None
-    for record in read_metrics(status.sweep.run(run.run_id).metrics) if records is None else records:
+    if records is None:
+        faults = Faults()
+        records = read_metrics(status.sweep.run(run.run_id).metrics, faults)
+        status.faults.extend(f"{run.run_id}: {fault}" for fault in faults)
+    for record in records:
         step = record["step"]
         if step > run.step:
             continue

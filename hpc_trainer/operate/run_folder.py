@@ -12,7 +12,7 @@ from hpc_trainer.operate.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.runs.beat import read_heartbeat, read_result
 from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import CLOCKS_S, Ledger, Submission, Waiting, newest_in, read_ledger
 from hpc_trainer.runtime.decide import UNEXPLAINED
@@ -38,6 +38,8 @@ class RunFolder:
     """What of its files cannot be read."""
     doubt: str | None = None
     """What is lost that may tell of a later attempt or a later end than what was read."""
+    unread: str | None = None
+    """Why its heartbeat was not to be read just now: it may live."""
     untold_job: str | None = None
     """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
@@ -93,11 +95,14 @@ def read_folder(
     """
     faults, journal_faults = Faults(), Faults()
     heartbeat = read_heartbeat(paths.heartbeat, faults)
+    unread = faults[0] if faults.refusal is not None else None
     book = _read_book(paths)
     story = Journal(paths).read_story(journal_faults)
-    lost = _lost_attempt(paths, story.attempts, heartbeat)
-    faults += [*book.damage, *journal_faults, *lost]
-    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost]
+    unseen = Faults()
+    markers = frozenset(name for name in (DONE, CANCEL) if exists(paths.marker(name), unseen))
+    lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
+    faults += [*book.damage, *journal_faults, *lost, *unseen]
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
     if latest is None and book.submissions:
         waiting = None  # the array that these follow took it out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
@@ -109,7 +114,6 @@ def read_folder(
         doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
     told = submission_told_by(story.attempts, submission, all_jobs)
     submission, index = (told, 0) if told is not None else (submission, index)
-    markers = frozenset(name for name in (DONE, CANCEL) if paths.marker(name).exists())
     return RunFolder(
         paths=paths,
         submission=submission,
@@ -122,6 +126,7 @@ def read_folder(
         waits=None if waiting is None else waiting.reason,
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
+        unread=unread,
         untold_job=story.attempts[-1].job_id if is_unknown and told is None else None,
     )
 
@@ -138,17 +143,17 @@ def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, wai
 def _read_book(paths: RunPaths) -> Ledger:
     """The run's own submissions.jsonl; one that others may have changed costs this run only."""
     try:
-        return read_ledger(paths)
+        return read_ledger(paths, may_fail=True)
     except UntrustedFileError as error:
         return Ledger(damage=(str(error),))
 
 
-def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> Faults:
+def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any], unseen: Faults) -> list[str]:
     """An attempt that has left a sign of life or an error, and no line in the journal."""
     number = attempts[-1].attempt + 1 if attempts else 0
     if heartbeat.get("attempt", -1) >= number:
         return [f"attempts.jsonl has lost attempt {heartbeat['attempt']}"]
-    return ["attempts.jsonl has lost attempt 0"] if not attempts and paths.failure(0).exists() else []
+    return ["attempts.jsonl has lost attempt 0"] if not attempts and exists(paths.failure(0), unseen) else []
 
 
 def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:

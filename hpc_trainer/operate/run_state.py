@@ -30,10 +30,14 @@ class SchedulerView:
     accounting: Mapping[str, AccountingEntry] | None
     remembered: Mapping[tuple[str, str], tuple[End, float]] = field(default_factory=dict)
     """(uuid, job id) -> what the accounting said of the job before, and when: it may have forgotten it."""
+    unread: str | None = None
+    """Why `remembered` was not to be read just now."""
     asked_time: float = field(default_factory=time.time)
     """Seconds since the epoch before the first question: what is younger may not show in the answers."""
     cluster: str | None = None
     """What the cluster that answered calls itself; None if nobody had to know, or it did not say."""
+    unnamed: str | None = None
+    """Why it did not say, if it was asked and did not."""
     _arrays: dict[str, list[AccountingEntry]] = field(init=False, default_factory=dict)
     _own: dict[tuple[str, str], list[AccountingEntry]] = field(init=False, default_factory=dict)
 
@@ -70,9 +74,13 @@ class SchedulerView:
         return self.job_of(folder) is not None or bool(self.rows_of_array(folder))
 
     def elsewhere(self, folder: RunFolder) -> str | None:
-        """The cluster that the run's job was given to, if that is not this one."""
-        there = folder.submission.cluster if folder.submission else None
-        return there if None not in (there, self.cluster) and there != self.cluster and not self.knows(folder) else None
+        """Words after "it was": why the run's job may be on another cluster; None if it is none of another's."""
+        there = folder.submission.cluster if folder.submission and folder.waits is None else None
+        if there in (None, self.cluster) or self.knows(folder):
+            return None
+        if self.cluster is not None:
+            return f"submitted on the cluster {there}, and this is {self.cluster}: ask there"
+        return f"submitted on the cluster {there}, and {self.unnamed}: ask again, or there" if self.unnamed else None
 
     def is_young(self, folder: RunFolder) -> bool:
         """True if the run's job may be too young to show."""
@@ -87,9 +95,9 @@ class SchedulerView:
         untold = self.queue.get(folder.untold_job or "")
         if untold is not None and _is_of_sweep(untold, folder):
             return folder.untold_job
-        # sbatch has named it moments ago: nobody else can have it.
-        is_new = self.is_young(folder) and not self.has_foreign_job(folder) and self.elsewhere(folder) is None
-        return folder.job_id if is_new else None
+        # This cluster's sbatch has named it moments ago: nobody else can have it.
+        is_here = folder.submission is not None and folder.submission.cluster == self.cluster is not None
+        return folder.job_id if is_here and self.is_young(folder) and not self.has_foreign_job(folder) else None
 
 
 def _is_its(entry: QueueEntry | AccountingEntry, folder: RunFolder) -> bool:
@@ -117,7 +125,9 @@ def decide(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None
     else:
         (state, cause), node = _decide_local(folder), None
     if folder.doubt is not None and not (state.is_active and _is_seen_alive(folder, view)):
-        state, cause = RunState.UNKNOWN, folder.doubt
+        # A silent squeue first: the job may be in the queue, and that would settle it.
+        is_silent = folder.is_on_slurm and view.queue is None
+        state, cause = RunState.UNKNOWN, "squeue did not answer" if is_silent else folder.doubt
     if CANCEL in folder.markers and state is not RunState.RUNNING:
         return RunState.CANCELLED, "cancelled", node
     if state is RunState.COMPLETED:  # by the journal, and DONE is gone: the last step's checkpoint will bring it back
@@ -189,30 +199,30 @@ _NOT_ENDED = {*_AT_WORK, "PENDING", "REQUEUED"}
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
-    there = view.elsewhere(folder)
-    elsewhere = f"it was submitted on the cluster {there}, and this is {view.cluster}: ask there"
+    elsewhere = view.elsewhere(folder)
     if folder.job_id is None:
         # An intent without an answer, and no job in the queue carries its uuid (yet).
-        return RunState.UNKNOWN, elsewhere if there else _INTERRUPTED, None
+        return RunState.UNKNOWN, f"it was {elsewhere}" if elsewhere else _INTERRUPTED, None
     current = folder.current
     is_successor = folder.submission is not None and folder.submission.kind == SUCCESSOR
     cause = current.cause if current else None
     entry = view.job_of(folder)
     if entry is not None:
-        return (
-            _state_in_queue(entry, current, is_successor=is_successor),
-            cause if current and current.has_ended else None,
-            entry.node or None,
-        )
+        state = _state_in_queue(entry, current, is_successor=is_successor)
+        if state is RunState.UNKNOWN:
+            return state, f"squeue calls its job {entry.state}, a word that is not known here", entry.node or None
+        return state, cause if current and current.has_ended else None, entry.node or None
     if journal_settles(current):
         assert current is not None
         return current.state or RunState.UNKNOWN, cause, None
+    if elsewhere:  # what Slurm does not know here says nothing
+        return RunState.UNKNOWN, f"it was {elsewhere}", None
     if view.queue is None or view.accounting is None:
         return RunState.UNKNOWN, f"{'squeue' if view.queue is None else 'sacct'} did not answer", None
     account = view.row_of(folder)
-    if account is None and not there and folder.job_key in view.remembered:
+    if account is None and folder.job_key in view.remembered:
         end, told_time = view.remembered[folder.job_key]
-        if told_time > _last_sign(folder):  # else somebody has requeued it since
+        if told_time > last_sign(folder):  # else somebody has requeued it since
             return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
@@ -221,8 +231,6 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
     if account is not None and (ended := _ended_by_accounting(account, current)):
         told = None if ended_before_it_began(folder, ended) else cause
         return ended, told or f"Slurm: {account.state} ({account.exit_code})", account.node
-    if there:
-        return RunState.UNKNOWN, elsewhere, None
     if view.is_young(folder):
         return RunState.PENDING, None, None
     return _decide_absent(folder, view)
@@ -230,7 +238,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
 
 def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
-    quiet_s = view.asked_time - _last_sign(folder)
+    quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)
     if account is not None and account.state in _NOT_ENDED and (
         quiet_s < _ACCOUNTING_LAG_S or account.state == "PENDING"
@@ -243,6 +251,9 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, st
     if quiet_s < _ALIVE_S:
         said = f"{max(0.0, quiet_s):.0f} s ago it gave a sign of life, and Slurm does not know its job: ask again"
         return RunState.UNKNOWN, said, None
+    unread = folder.unread or view.unread
+    if unread is not None:
+        return RunState.UNKNOWN, unread, None
     # Over, and not by DONE. Without accounting nobody can say whether it crashed or was cancelled while it waited,
     # so nothing brings it back unasked: --retry-failed does.
     cause = "gone from the queue without a word, and sacct does not know the job"
@@ -259,7 +270,7 @@ def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEn
     return next(rows, None)
 
 
-def _last_sign(folder: RunFolder) -> float:
+def last_sign(folder: RunFolder) -> float:
     """When the run last wrote anything, seconds since the epoch; 0.0 if it never did."""
     beat = folder.heartbeat.get("time", 0.0)
     return float(max(beat, folder.current.start_time if folder.current else 0.0))

@@ -15,19 +15,28 @@ from typing import Any
 from hpc_trainer.errors import ExitCode, RunStateError
 from hpc_trainer.operate.ask import ask_slurm, decide_now
 from hpc_trainer.operate.known_ends import record_ends
-from hpc_trainer.operate.lost import LOST_SPEC, LostJobs, find_lost_jobs, known_specs, told_few
+from hpc_trainer.operate.lost import (
+    LOST_SPEC,
+    NO_SUBMISSION,
+    LostJobs,
+    find_lost_jobs,
+    known_specs,
+    lost_notes,
+    told_few,
+)
 from hpc_trainer.operate.run_folder import RunFolder, read_folder, unstarted_folder
 from hpc_trainer.operate.run_state import End, SchedulerView, decide, ended_before_it_began
 from hpc_trainer.operate.unstarted import last_words
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
 from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import find_by_uuid
+from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
+from hpc_trainer.slurm.reasons import explain_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +68,9 @@ class RunStatus:
     waiting_job: str | None = None
     """The id of its Slurm job, if the queue shows that it has not begun."""
     elsewhere: str | None = None
-    """The cluster that has its job, if another one answers here."""
+    """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
+    pending_reason: str | None = None
+    """Slurm's own word for why its job waits; None if none of its jobs does."""
 
     @property
     def run_id(self) -> str:
@@ -73,9 +84,15 @@ class RunStatus:
 
     @property
     def reason(self) -> str | None:
-        """Why the run is not complete, in a line: the first error that it recorded, else the cause; None if neither."""
-        whole = self._failure_text
-        return self.cause if whole is None else whole.splitlines()[0]
+        """Why the run is not complete, in a line; None if nothing tells that.
+
+        The first error that it recorded, else the cause and what its job waits for.
+        """
+        if self._failure_text is not None:
+            return self._failure_text.splitlines()[0]
+        word = self.pending_reason
+        waits = None if word is None else f"{word}: {explain_reason(word).says}"
+        return "; ".join(each for each in (self.cause, waits) if each is not None) or None
 
     @property
     def warning(self) -> str | None:
@@ -115,14 +132,18 @@ class SweepStatus:
     ledger: Ledger = field(default_factory=Ledger)
     top_up_job: str | None = None
     """The job in the queue that will submit what waits, if there is one that has not begun."""
-    faults: list[str] = field(default_factory=list)
+    tending_job: str | None = None
+    """As `top_up_job`, or one that is at work; None if nobody will submit what waits."""
+    silence: str | None = None
+    """What Slurm did not answer, if it was asked and did not."""
+    faults: Faults = field(default_factory=Faults)
     """What cannot be read of the sweep's files and its runs', as far as they were read; `notes` begins with it."""
-    lost_jobs: tuple[str, ...] = ()
-    """Arrays of this sweep in the queue of which no file tells what runs they are for."""
+    lost: LostJobs = field(default_factory=LostJobs)
+    """What waits or works for this sweep and stands in none of its files."""
     queue_error: str | None = None
-    """Why squeue did not answer, if it was asked and did not."""
-    elsewhere: list[str] = field(default_factory=list)
-    """The notes, among `notes`, about runs that another cluster has."""
+    """Why nobody knows which jobs are these runs': squeue did not answer, or submissions.jsonl was not to be read."""
+    left_alone: list[str] = field(default_factory=list)
+    """The notes, among `notes`, about runs that another cluster has, or may have, or a job of which no line is left."""
 
     @functools.cached_property
     def runs(self) -> list[RunStatus]:
@@ -133,6 +154,10 @@ class SweepStatus:
         """One run."""
         found = self.open_runs.get(run_id)
         return self.read_done(run_id) if found is None else found
+
+    def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
+        """Those of these runs that are not done."""
+        return [self.open_runs[run_id] for run_id in run_ids if run_id in self.open_runs]
 
     @property
     def notes(self) -> list[str]:
@@ -161,18 +186,20 @@ class SweepStatus:
         return any(run.state.is_active for run in self.open_runs.values())
 
 
-def read_status(sweep: SweepPaths) -> SweepStatus:
+def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """Reads a sweep: its folders, at most one squeue, at most one sacct.
 
-    A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more
-    after its answer: what they wrote at their end is there then. Where neither squeue nor sacct knows a job, one
-    scontrol asks which cluster this is.
+    A run goes on while it is looked at: the folders of those that a scheduler no longer has are read once more after
+    its answer. Where neither squeue nor sacct knows a job, one scontrol asks which cluster this is.
+
+    Args:
+        is_look: nobody acts on what it says: Slurm is not asked about a sweep of which every end is known.
 
     Raises:
         RunStateError: there is no such sweep.
     """
-    ledger = read_ledger(sweep)
-    faults: Faults = []
+    ledger = read_ledger(sweep, may_fail=True)
+    faults = Faults()
     specs = known_specs(sweep, ledger, faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
@@ -183,16 +210,20 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
         return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
 
     notes: list[str] = []
-    folders = _first_look(sweep, specs, read, submissions, ledger)
+    folders = _first_look(sweep, specs, read, submissions, ledger, faults)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
-    is_torn = bool(ledger.damage) or any(each.submission is None for each in folders.values())
-    was_on_slurm = is_torn and sweep.scripts.is_dir()
-    view = ask_slurm(sweep, folders, read, notes, faults, must_ask=bool(ledger.waiting) or was_on_slurm)
+    is_told = not ledger.damage and ledger != Ledger()
+    may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
+    is_torn = bool(may_live and not is_told) or any(each.submission is None for each in may_live)
+    was_on_slurm = is_torn and exists(sweep.scripts, faults) is not False
+    view = ask_slurm(
+        sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
+    )
     decided = {run_id: decide_now(run_id, folders, view, read) for run_id in folders}
     record_ends(sweep, view, ((folders[run_id], end) for run_id, end in decided.items()))
 
     def status_of(run_id: str, folder: RunFolder, end: End) -> RunStatus:
-        return _status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id))
+        return _status_of(specs[run_id], folder, view, end, ledger.refused.get(run_id), faults)
 
     @functools.cache  # asked for once more, it neither reads again nor tells its faults twice
     def read_done(run_id: str) -> RunStatus:
@@ -202,20 +233,26 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
 
     runs = [status_of(run_id, folder, decided[run_id]) for run_id, folder in folders.items()]
     lost = find_lost_jobs(
-        sweep, ledger, [run.submission for run in runs if run.submission], view.queue,
-        needs_submit=any(run.state.needs_submit for run in runs),
+        sweep, ledger, [run.submission for run in runs if run.submission], view.queue, faults,
+        needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
-    if ledger.damage and was_on_slurm and view.queue is None:
-        lost = dataclasses.replace(lost, unseen=ledger.damage[0])
+    if not is_told and was_on_slurm and view.queue is None:
+        lost = dataclasses.replace(lost, unseen=next(iter(ledger.damage), NO_SUBMISSION))
     faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
     elsewhere = [
-        f"{count} run(s) were submitted on the cluster {cluster}, and this is {view.cluster}: ask there."
-        for cluster, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
+        f"{count} run(s) were {words}."
+        for words, count in Counter(run.elsewhere for run in runs if run.elsewhere is not None).items()
     ]
+    open_runs = {run.run_id: _doubted(run, lost) for run in runs}
+    active = [run for run in open_runs.values() if run.state.is_active]
+    causes = [run.cause for run in active if run.cause is not None and run.state is RunState.UNKNOWN]
+    told = [run.own_job for run in active if run.own_job is not None and run.submission and not run.submission.uuid]
+    left_alone = [*elsewhere, *lost_notes(causes, told)]
     status = SweepStatus(
-        sweep=sweep, specs=specs, open_runs={run.run_id: _doubted(run, lost) for run in runs}, read_done=read_done,
-        remarks=[*notes, *elsewhere], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
-        lost_jobs=lost.arrays, queue_error=notes[0] if view.queue is None else None, elsewhere=elsewhere,
+        sweep=sweep, specs=specs, open_runs=open_runs, read_done=read_done,
+        remarks=[*notes, *left_alone], ledger=ledger, top_up_job=_top_up_job(ledger, view), faults=faults,
+        tending_job=_top_up_job(ledger, view, may_work=True), silence=notes[0] if notes else None,
+        lost=lost, queue_error=notes[0] if view.queue is None else ledger.unread, left_alone=left_alone,
     )  # fmt: skip
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
@@ -224,13 +261,11 @@ def read_status(sweep: SweepPaths) -> SweepStatus:
 
 def _first_look(
     sweep: SweepPaths, run_ids: Iterable[str], read: Callable[[str], RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger,
+    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, faults: Faults,
 ) -> dict[str, RunFolder]:  # fmt: skip
     """The folders of runs that are not done. One listing of the sweep's tells which runs have none yet."""
-    try:
-        present = set(os.listdir(sweep.folder))  # noqa: PTH208  (10,000 names, not 10,000 paths)
-    except OSError:
-        present = set()
+    listed = list_folder(sweep.folder, faults)
+    present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
     return {
         run_id: read(run_id)
@@ -258,24 +293,21 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
     return run
 
 
-def _top_up_job(ledger: Ledger, view: SchedulerView) -> str | None:
-    pending = [entry for entry in (view.queue or {}).values() if entry.state == "PENDING"]
-    found = (find_by_uuid(pending, each.uuid) for each in reversed(ledger.top_ups))
+def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:
+    entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == "PENDING"]
+    found = (find_by_uuid(entries, each.uuid) for each in reversed(ledger.top_ups))
     return next((each for each in found if each is not None), None)
 
 
 def _reason(ledger: Ledger, run_id: str) -> str | None:
-    waiting = ledger.waiting.get(run_id)
-    return None if waiting is None else waiting.reason
+    return ledger.waiting[run_id].reason if run_id in ledger.waiting else None
 
 
 def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
     count = f"{len(status.waiting)} run(s) wait in the sweep's own queue"
     if view.queue is None:
         return f"{count}."
-    running = (find_by_uuid(view.queue.values(), each.uuid) for each in status.ledger.top_ups)
-    job_id = status.top_up_job or next((each for each in running if each is not None), None)
-    if job_id is not None:
+    if (job_id := status.top_up_job or status.tending_job) is not None:
         return f"{count}: job {job_id} submits them as runs end."
     return (
         f"{count}, and no top-up job is queued. The submit command brings them in, or: "
@@ -285,22 +317,25 @@ def _waiting_note(status: SweepStatus, view: SchedulerView) -> str:
 
 def _no_sweep(sweep: SweepPaths) -> str:
     parent = sweep.folder.parent
-    known = sorted({each.parent.name for name in SWEEP_FILES for each in parent.glob(f"*/{name}")})
+    known = sorted(each.name for each in parent.glob("*") if SweepPaths(each).exists)
     listed = f"Sweeps in {parent}: {', '.join(known)}." if known else f"{parent} holds no sweep."
     return f"there is no sweep {sweep.name}. {listed} $HPC_TRAINER_RUNS names another folder of sweeps."
 
 
-def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None) -> RunStatus:
+def _status_of(
+    spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None, faults: Faults
+) -> RunStatus:
     state, cause, node = decided
-    failure = _first_failure(folder) if state is RunState.FAILED else {}
+    failure = _first_failure(folder, faults) if state is RunState.FAILED else {}
     if ended_before_it_began(folder, state):
-        failure = last_words(folder)
+        failure = last_words(folder, faults)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
         state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
     beat, newest = folder.heartbeat, folder.attempts[-1] if folder.attempts else None
     seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
+    waiting = _waiting_entry(folder, view)
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
@@ -321,20 +356,26 @@ def _status_of(spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: E
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
-        waiting_job=_waiting_job(folder, view),
+        waiting_job=waiting.job_id if waiting is not None else None,
+        pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
         elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
 
 
-def _waiting_job(folder: RunFolder, view: SchedulerView) -> str | None:
+# With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
+_WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
+_NOT_BEGUN = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+
+def _waiting_entry(folder: RunFolder, view: SchedulerView) -> QueueEntry | None:
     entry = view.job_of(folder)
-    return entry.job_id if entry is not None and entry.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD") else None
+    return entry if entry is not None and entry.state in _NOT_BEGUN else None
 
 
-def _first_failure(folder: RunFolder) -> Mapping[str, Any]:
+def _first_failure(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
     """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
     newest = folder.attempts[-1] if folder.attempts else None
-    return read_failure(folder.paths.failure(newest.attempt), []) if newest else {}
+    return read_failure(folder.paths.failure(newest.attempt), faults) if newest else {}
 
 
 def _stop_s(beat: Mapping[str, Any]) -> float | None:

@@ -29,15 +29,13 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.PENDING: Verdict("It waits for its turn.", ("nothing: it starts by itself",)),
     RunState.RUNNING: Verdict("It is running.", ("hpc-trainer status --watch {sweep}",)),
     RunState.REQUEUED: Verdict(
-        "It was interrupted and goes back into the queue by itself; Slurm holds it for two minutes.", ("nothing",)
+        "It was interrupted and goes back into the queue by itself.", ("nothing: it goes on by itself",)
     ),
     RunState.COMPLETED: Verdict("It is complete.", ("hpc-trainer results {sweep}",)),
     RunState.CANCELLED: Verdict(
         "It was cancelled, by `hpc-trainer cancel` or scancel: it never comes back unasked.", (_RETRY,)
     ),
-    RunState.HELD: Verdict(
-        "Slurm holds its job: a person did that, or it failed to start too often.", ("scontrol release {job}",)
-    ),
+    RunState.HELD: Verdict("Slurm holds its job.", ("scontrol release {job}",)),
     RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
         "Its time limit ended it, and nobody could bring it back.",
@@ -54,15 +52,66 @@ BY_STATE: dict[RunState, Verdict] = {
     ),
     RunState.FAILED: Verdict("It failed.", (_LOGS, _MEND)),
     RunState.UNKNOWN: Verdict(
-        "How it stands is not known now: the scheduler did not answer, or another host has it.", ("ask again later",)
+        "A file of it is damaged, and what is lost may tell how it stands.",
+        ("hpc-trainer cancel {run}, then " + _RETRY + ": it goes on from its newest checkpoint",),
     ),
 }
 
-DAMAGED = Verdict(
-    "A file of it is damaged, and what is lost may tell how it stands.",
-    ("hpc-trainer cancel {run}, then " + _RETRY + ": it goes on from its newest checkpoint",),
+SILENT = Verdict("Slurm does not answer, so how it stands is not known now.", ("ask again later: its job goes on",))
+TAKEN = Verdict(
+    "A job or a local queue has it, and the line that says so is lost.",
+    (
+        "nothing: it goes on; once that has ended, the same `hpc-trainer submit`",
+        "to end it: hpc-trainer cancel {run}",
+    ),
 )
-"""Of UNKNOWN, where a file of the run leaves it open."""
+_ANEW = "hpc-trainer cancel {run}, then " + _RETRY
+# Of UNKNOWN: by words of the cause. BY_STATE is of what is left, lost lines of the run's own files.
+_BY_WORDS = {
+    "did not answer": SILENT,
+    "has it, and submissions.jsonl has lost": TAKEN,
+    "is in the queue, and submissions.jsonl has lost": Verdict(
+        "A job of the sweep may have it: the line that tells which runs that is for is lost.",
+        ("the scancel that the cause names, then the same `hpc-trainer submit`; runs that are at work go on",),
+    ),
+    "its line in specs.jsonl is lost": Verdict(
+        "It was interrupted, and the line that holds its configuration is lost or damaged.",
+        ("the same `hpc-trainer submit`: it writes the line anew, and the run goes on",),
+    ),
+    "its submission was interrupted": Verdict(
+        "A submit was killed before it knew whether the run was taken.",
+        ("the same `hpc-trainer submit`: it asks, and submits what nobody has",),
+    ),
+    "it was submitted on the cluster": Verdict(
+        "Another cluster has it.",
+        ("the same command there", "if that cluster is gone: touch {folder}/CANCEL, then " + _RETRY),
+    ),
+    "it was started on another host": Verdict(
+        "Another host has it.", ("the same command there", "if that host is gone: " + _ANEW)
+    ),
+    "it has left the queue, and sacct still says": Verdict(
+        "Slurm's queue no longer has its job, and its accounting does not know the end yet.",
+        ("ask again in ten minutes", "if it stays so for a day: " + _ANEW),
+    ),
+    "gave a sign of life, and Slurm does not know": Verdict(
+        "It lived a moment ago, and Slurm does not know its job.",
+        ("ask again in a minute; on its own cluster, if this is another one",),
+    ),
+    "a word that is not known here": Verdict(
+        "Slurm has its job, in a state that is not known here.", ("ask again later", "squeue -j {job} shows the job")
+    ),
+}
+
+
+def of_unknown(cause: str | None, job_id: str | None) -> Verdict:
+    """What an UNKNOWN run is told, by its cause.
+
+    Args:
+        job_id: the job in Slurm's queue that is surely its own; None if there is none.
+    """
+    found = next((verdict for words, verdict in _BY_WORDS.items() if words in (cause or "")), None)
+    return found or (BY_STATE[RunState.UNKNOWN] if job_id is None else TAKEN)
+
 
 INCOMPATIBLE_RESUME = "incompatible_resume"
 INVALID_CONFIG = "invalid_config"

@@ -14,12 +14,13 @@ from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.status import RunStatus, SweepStatus
 from hpc_trainer.operate.unstarted import NOT_STARTED
-from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, DAMAGED, REFUSALS, Verdict
+from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.jobs import show_preemption
+from hpc_trainer.slurm.reasons import Reason, explain_reason
 
 _TRACEBACK_LINES = 4
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
@@ -34,6 +35,7 @@ class Why:
     state: RunState
     verdict: str
     cause: str | None
+    pending_reason: str | None
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
@@ -46,7 +48,10 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
     verdict, memory = _verdict(status, run), _memory(status, run)
-    words = {"run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run)}
+    words = {
+        "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
+        "folder": str(status.sweep.run(run.run_id).folder),
+    }  # fmt: skip
     evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
@@ -61,6 +66,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         state=run.state,
         verdict=verdict.says,
         cause=run.cause,
+        pending_reason=run.pending_reason,
         evidence=evidence,
         advice=advice,
         timeline=[line for attempt in run.attempts for line in _story(attempt)],
@@ -68,16 +74,27 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
 
 
 def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
-    if run.state is RunState.UNKNOWN and f"{run.run_id}: {run.cause}" in status.faults:
-        return DAMAGED
+    if run.state is RunState.UNKNOWN:
+        return of_unknown(run.cause, run.own_job)
+    if run.waits_in_sweep:
+        job_id = status.tending_job
+        by = "the same `hpc-trainer submit` brings it in" if job_id is None else f"nothing: job {job_id} submits it"
+        return Verdict("It waits in the sweep's own queue until Slurm has room for it.", (by,))
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
     if run.warning is not None:
         return BY_CAUSE[NOT_FINITE]
+    if run.pending_reason is not None:
+        return _waits(run.state, explain_reason(run.pending_reason))
     if run.state is not RunState.FAILED:
         return BY_STATE[run.state]
     cause = NOT_STARTED if run.failure.get("cause") == NOT_STARTED else run.cause
     return BY_CAUSE.get(cause or "", BY_STATE[RunState.FAILED])
+
+
+def _waits(state: RunState, reason: Reason) -> Verdict:
+    verdict = BY_STATE[state]
+    return Verdict(f"{verdict.says} {reason.says[0].upper()}{reason.says[1:]}.", reason.advice or verdict.advice)
 
 
 def _met_its_end(run: RunStatus) -> bool:
@@ -92,7 +109,7 @@ def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
     """Of a run whose memory was not enough: what the rank told at its end, over what it told after its first steps."""
     if not _met_its_end(run):
         return None
-    before = read_json(status.sweep.run(run.run_id).memory) or {}
+    before = read_json(status.sweep.run(run.run_id).memory, status.faults) or {}
     at_end = {key: value for key, value in (run.error.get("memory") or {}).items() if value is not None}
     return {**before, **at_end}
 

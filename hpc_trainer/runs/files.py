@@ -17,11 +17,11 @@ from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.modes import has_default_acl, set_file_mode
-from hpc_trainer.runs.reading import TORN, is_storage_error, read_json, read_lines, seal
+from hpc_trainer.runs.reading import TORN, Faults, exists, is_storage_error, read_json, read_lines, seal
 
 __all__ = [
-    "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_storage_error", "read_json",
-    "read_lines", "write_atomic", "write_json",
+    "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_ours", "is_storage_error",
+    "read_json", "read_lines", "write_atomic", "write_json",
 ]  # fmt: skip
 
 
@@ -151,6 +151,19 @@ def check_trusted(path: Path, group_may_write: bool = False) -> None:
             f"{', by a default ACL of the folder' if by_acl else ''}, so it may not be what was "
             f"submitted. Look at it, then: chmod {what}"
         )
+
+
+def is_ours(path: Path, faults: Faults | None = None) -> bool:
+    """True if there is such a file, as `check_trusted` wants it; False if there is none, or none is to be seen now.
+
+    Raises:
+        UntrustedFileError: others may have changed the file.
+        OSError: without `faults` to tell it to: the file system failed.
+    """
+    found = exists(path, faults)
+    if found:
+        check_trusted(path)
+    return bool(found)
 
 
 def check_place(folder: Path) -> None:

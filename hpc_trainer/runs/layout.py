@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.runs.reading import Faults, exists
+
 
 def default_runs_dir() -> Path:
     """$HPC_TRAINER_RUNS, else ./runs."""
@@ -15,6 +17,8 @@ def default_runs_dir() -> Path:
 
 SWEEP_FILES = ("specs.jsonl", "submissions.jsonl", "sweep.json")
 """What tells that a folder is a sweep's: any of them may be lost."""
+_UUID, _RUN = "[0-9a-f]" * 32, f"*-{'[0-9a-f]' * 10}"
+_SIGNS = (f"submissions/{_UUID}.json", f"slurm/{_UUID}.sh", f"{_RUN}/attempts.jsonl", f"{_RUN}/logs")
 
 
 def is_run_id(name: str) -> bool:
@@ -154,6 +158,15 @@ class SweepPaths:
         return self.folder / "submissions.jsonl"
 
     @property
+    def intents(self) -> Path:
+        """A file for each submission, which tells its elements which run they are: the copy of its lines."""
+        return self.folder / "submissions"
+
+    def intent(self, uuid: str) -> Path:
+        """The copy of one submission."""
+        return self.intents / f"{uuid}.json"
+
+    @property
     def ends(self) -> Path:
         """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
         return self.folder / "ends.jsonl"
@@ -189,9 +202,20 @@ class SweepPaths:
         return bool(self.folder.stat().st_mode & 0o040)
 
     @property
+    def signs(self) -> list[Path]:
+        """What tells that there is a sweep: its files, or, if they are all lost, what was submitted and what ran."""
+        files = [path for path in (self.folder / name for name in SWEEP_FILES) if exists(path, Faults()) is not False]
+        return files or [path for pattern in _SIGNS for path in self.folder.glob(pattern)]
+
+    @property
     def exists(self) -> bool:
-        """True if anything tells that there is a sweep: one of its files may be lost."""
-        return any((self.folder / name).exists() for name in SWEEP_FILES)
+        """True if anything tells that there is a sweep: a file may be lost, or not to be seen just now."""
+        if exists(self.folder, Faults()) is False:
+            return False
+        try:
+            return bool(self.signs)
+        except OSError:
+            return True
 
     def requeue_request(self, job_id: str, restart_count: int) -> Path:
         """A worker's wish, where it cannot ask itself: the batch script outside requeues when it finds this file.

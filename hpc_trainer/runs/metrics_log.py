@@ -45,7 +45,7 @@ class MetricsLog:
         self._waiting = deque((each for each in self._waiting if each["step"] <= step), maxlen=_MAX_WAITING)
         if not self._path.exists():
             return
-        faults: Faults = []
+        faults = Faults()
         kept = [record for record in read_metrics(self._path, faults) if record["step"] <= step]
         for fault in faults:
             _LOG.warning("WARNING: %s; the line is left out", fault)

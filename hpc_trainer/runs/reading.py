@@ -17,8 +17,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-Faults = list[str]
-"""Sentences about what could not be read, in the order of reading."""
+
+class Faults(list[str]):
+    """Sentences about what could not be read, in the order of reading."""
+
+    refusal: OSError | None = None
+    """The first error of the file system among them: what it hides is there at another time, and is not lost."""
+
+    def refuse(self, path: Path, error: OSError, line: int | None = None) -> None:
+        """Adds that the file system refused."""
+        tell(self, path, error.strerror or error, line)
+        self.refusal = self.refusal or error
+
 
 MAX_LINE = 64 * 2**20
 """Bytes of a line; an intent of 100,000 runs has 5 MB."""
@@ -33,6 +43,8 @@ _SEAL, _SEAL_SIZE = b', "crc": "', 20
 
 # Of a file system that is full, over quota, broken, read-only after an error, or away (NFS); `ulimit -f`.
 _STORAGE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_NO_FILE = {errno.ENXIO: "it is a socket, not a file", errno.ELOOP: os.strerror(errno.ELOOP)}
 _KINDS = (
     (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"),
     (stat.S_ISBLK, "device"),
@@ -118,14 +130,51 @@ def open_file(path: Path, faults: Faults | None = None) -> io.BufferedReader | N
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        if faults is None and is_storage_error(error):
-            raise
-        why = "it is a socket, not a file" if error.errno == errno.ENXIO else error.strerror or str(error)
+        if error.errno not in _NO_FILE:
+            _refused(faults, path, error)
+            return None
+        why = _NO_FILE[error.errno]
     tell(faults, path, why)
     return None
 
 
-def tell(faults: Faults | None, path: Path, why: object, line: int | None = None) -> None:
+def _refused(faults: Faults | None, path: Path, error: OSError, line: int | None = None) -> None:
+    if faults is not None:
+        faults.refuse(path, error, line)
+    elif is_storage_error(error):
+        raise error
+
+
+def exists(path: Path, faults: Faults | None = None) -> bool | None:
+    """True or False as the file system says; None, which is a fault, if it does not say.
+
+    Raises:
+        OSError: without `faults` to tell it to.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        if faults is None:
+            raise
+        faults.refuse(path, error)
+        return None
+    return True
+
+
+def list_folder(path: Path, faults: Faults) -> list[str] | None:
+    """The names in a folder, in order; [] if there is none; None, which is a fault, if it cannot be listed."""
+    try:
+        return sorted(os.listdir(path))  # noqa: PTH208  (10,000 names, not 10,000 paths)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return []
+        faults.refuse(path, error)
+        return None
+
+
+def tell(faults: list[str] | None, path: Path, why: object, line: int | None = None) -> None:
     """Adds a fault: `specs.jsonl line 17 cannot be read: it is not UTF-8`."""
     if faults is not None:
         place = path.name if line is None else f"{path.name} line {line}"
@@ -141,9 +190,7 @@ def read_bytes(path: Path, faults: Faults | None = None, limit: int = MAX_FILE) 
         with file:
             data = file.read(limit + 1)
     except OSError as error:
-        if faults is None and is_storage_error(error):
-            raise
-        tell(faults, path, error.strerror or error)
+        _refused(faults, path, error)
         return None
     if len(data) > limit:
         tell(faults, path, f"it has more than {limit // 2**20} MiB")
@@ -180,9 +227,7 @@ def raw_lines(path: Path, faults: Faults | None = None) -> Iterator[Line]:
                     yield Line(number, offset, data)
                 offset += size
     except OSError as error:
-        if faults is None and is_storage_error(error):
-            raise
-        tell(faults, path, error.strerror or error, number + 1)
+        _refused(faults, path, error, number + 1)
 
 
 def is_torn(data: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.runs.files import append_texts, check_trusted
+from hpc_trainer.runs.files import append_texts, check_trusted, is_ours
 from hpc_trainer.runs.frozen_config import LateConfig
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import (
@@ -216,30 +217,40 @@ def _shape_text(shape: Shape) -> str:
 def read_specs(paths: SweepPaths, faults: Faults | None = None) -> dict[str, RunSpec]:
     """Every spec of the sweep by run id, in order of submission; {} for a sweep that does not exist.
 
-    A line that cannot be read costs its own run: it is set aside, and told to `faults`.
+    A line that cannot be read costs its own run: it is set aside, and told to `faults`, but for one of a run of which
+    a later line can be read. Where no run that is read has it, the fault ends with `NAMELESS`.
 
     Raises:
         UntrustedFileError: others may have changed the file.
     """
-    if not paths.specs.exists():
+    if not is_ours(paths.specs, faults):
         return {}
-    check_trusted(paths.specs)
     specs: dict[str, RunSpec] = {}
     shapes: dict[bytes, Shape] = {}
+    damaged: list[tuple[Line, ValueError]] = []
+    newest: dict[str, int] = {}
     for line in raw_lines(paths.specs, faults):
-        spec = _read_line(paths, line, shapes, faults)
-        if spec is not None:
+        try:
+            spec = _quickly(paths, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
+        except ValueError as error:  # noqa: PERF203  (a damaged line costs no other)
+            if not is_torn(line.data):
+                damaged.append((line, error))
+        else:
             specs[spec.run_id] = spec
+            newest[spec.run_id] = line.number
+    for line, why in damaged:
+        found = _NAMES.search(line.data)
+        read = newest.get(found[1].decode()) if found else None
+        if read is None:
+            tell(faults, paths.specs, f"{why}{NAMELESS}", line.number)
+        elif read < line.number:
+            tell(faults, paths.specs, why, line.number)
     return specs
 
 
-def _read_line(paths: SweepPaths, line: Line, shapes: dict[bytes, Shape], faults: Faults | None) -> RunSpec | None:
-    try:
-        return _quickly(paths, line, shapes) or _parse(parse_record(line.data.removesuffix(TORN)))
-    except ValueError as error:
-        if not is_torn(line.data):
-            tell(faults, paths.specs, error, line.number)
-        return None
+_NAMES = re.compile(rb'"run_id": ?"([A-Za-z0-9._-]+)"')
+NAMELESS = "; no other line has its run"
+"""How the fault of a damaged line of specs.jsonl ends, if no line of its run can be read."""
 
 
 def _quickly(paths: SweepPaths, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | None:
@@ -279,7 +290,7 @@ def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
     """
     check_trusted(paths.specs)
     mention = json.dumps(run_id).encode()
-    faults: Faults = []
+    faults = Faults()
     newest = None
     for number, _, data in raw_lines(paths.specs, faults):
         if mention in data:

@@ -4,24 +4,42 @@ An intent is written before sbatch, with a uuid that the job carries; the confir
 killed in between leaves an intent alone, and the uuid tells whether Slurm has the job. Runs that the site's limits
 keep out for now are recorded as waiting: the sweep's own queue, which a small top-up job and every later command
 work off.
+
+Of each submission of a sweep there is a copy in a file of its own, submissions/UUID.json: jobs that begin weeks later
+learn from it which run they are. Either is enough, for a line may be lost, and a file too.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpc_trainer.runs.files import append_lines, check_trusted
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
 from hpc_trainer.runs.layout import RunPaths, SweepPaths, is_run_id
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, records, tell
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import (
+    Faults,
+    as_count,
+    as_text,
+    as_time,
+    is_number,
+    list_folder,
+    read_json,
+    records,
+    seal,
+    tell,
+)
 
 TOP_UP = "top-up"
 SUCCESSOR = "successor"
 Book = SweepPaths | RunPaths
 """Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
+_Told = list[tuple[int | None, dict[str, Any] | None]]
+"""Numbers of lines, None for what a copy tells, and their records, None for a line that cannot be read."""
 CLOCKS_S = 600.0
 """By this much clocks of login nodes and nodes may differ; no controller comes to the same job id again as soon."""
 
@@ -85,6 +103,9 @@ class Ledger:
     damage: tuple[str, ...] = ()
     """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
 
+    unread: str | None = None
+    """Why the file, or its rest, was not to be read just now (`may_fail`): it may say anything."""
+
     @property
     def unsettled(self) -> list[Submission]:
         """Intents without an answer."""
@@ -102,43 +123,53 @@ def write_intent(
         kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
         cluster=cluster,
     )  # fmt: skip
-    record = {
-        "event": "intent", "kind": kind, "uuid": intent.uuid, "executor": executor, "hardware": hardware,
-        "run_ids": list(run_ids), "parallelism": parallelism, "code": code, "cluster": cluster, "time": intent.time,
-        **({"after": after} if after else {}), **({"num_attempts": list(num_attempts)} if num_attempts else {}),
-    }  # fmt: skip
-    append_lines(paths.submissions, [record], sealed=True)
+    append_lines(paths.submissions, [_record(intent)], sealed=True)
+    _write_copy(paths, intent)
     return intent
 
 
 def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
     """Records the scheduler's answer."""
-    record = {"event": "confirmed", "uuid": intent.uuid, "job_id": job_id, "time": time.time()}
-    append_lines(paths.submissions, [record], sealed=True)
+    _append(paths, "confirmed", uuid=intent.uuid, job_id=job_id)
+    _write_copy(paths, replace(intent, job_id=job_id))
 
 
 def write_doubt(paths: Book, intent: Submission) -> None:
     """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
-    record = {"event": "doubt", "uuid": intent.uuid, "time": time.time()}
-    append_lines(paths.submissions, [record], sealed=True)
+    _append(paths, "doubt", uuid=intent.uuid)
+    _write_copy(paths, replace(intent, doubt_time=time.time()))
 
 
 def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
     """Records that waiting runs wait no longer: the scheduler would refuse them tomorrow too."""
-    record = {"event": "refused", "run_ids": list(run_ids), "reason": reason, "time": time.time()}
-    append_lines(paths.submissions, [record], sealed=True)
+    _append(paths, "refused", run_ids=list(run_ids), reason=reason)
 
 
 def write_dropped(paths: Book, intent: Submission, reason: str) -> None:
     """Records that the scheduler does not have this intent and never will."""
-    record = {"event": "dropped", "uuid": intent.uuid, "reason": reason, "time": time.time()}
-    append_lines(paths.submissions, [record], sealed=True)
+    _append(paths, "dropped", uuid=intent.uuid, reason=reason)
+    if isinstance(paths, SweepPaths):
+        paths.intent(intent.uuid).unlink(missing_ok=True)
 
 
 def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: str | None) -> None:
     """Records that these runs are to be submitted as soon as there is room, by whoever looks next."""
-    record = {"event": "waiting", "run_ids": list(run_ids), "reason": reason, "code": code, "time": time.time()}
-    append_lines(paths.submissions, [record], sealed=True)
+    _append(paths, "waiting", run_ids=list(run_ids), reason=reason, code=code)
+
+
+def _append(paths: Book, event: str, **said: Any) -> None:
+    append_lines(paths.submissions, [{"event": event, **said, "time": time.time()}], sealed=True)
+
+
+def _record(intent: Submission) -> dict[str, Any]:
+    told = ((name, getattr(intent, name)) for name in Submission.__slots__)
+    return {"event": "intent", **{name: value for name, value in told if value or name == "run_ids"}}
+
+
+def _write_copy(paths: Book, intent: Submission) -> None:
+    if isinstance(paths, SweepPaths):
+        make_folder(paths.intents)
+        write_atomic(paths.intent(intent.uuid), f"{seal(to_json(_record(intent)))}\n")
 
 
 def read_submissions(paths: Book) -> list[Submission]:
@@ -146,32 +177,79 @@ def read_submissions(paths: Book) -> list[Submission]:
     return read_ledger(paths).submissions
 
 
-def read_ledger(paths: Book) -> Ledger:
+def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
     """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
 
-    A damaged line hides no other; `damage` tells of it.
+    A damaged line hides no other; `damage` tells of it. Of a lost one the copy tells.
+
+    Args:
+        may_fail: the caller only looks: where the file system refuses, `unread` says so, and there is no error.
 
     Raises:
         UntrustedFileError: others may have changed the file.
+        OSError: the file system refused: what it hides may be a submission.
     """
-    if not paths.submissions.exists():
-        return Ledger()
-    check_trusted(paths.submissions)
-    book, damage = _Reader(), Faults()
-    for number, record in records(paths.submissions, damage):
-        if record is not None:
-            try:
-                book.take(record)
-            except (KeyError, ValueError) as error:
-                tell(damage, paths.submissions, f"{type(error).__name__}: {error}", number)
+    damage, faults = Faults(), Faults()
+    is_there = is_ours(paths.submissions, damage)
+    told: _Told = [*records(paths.submissions, damage)] if is_there else []
+    book = _read(paths, told, faults)
+    lost = _lost_copies(paths, book, damage)
+    if lost:
+        faults.clear()
+        book = _read(paths, _with_copies(told, lost, book.intents), faults)
+    if damage.refusal is not None and not may_fail:
+        raise damage.refusal
     kept = [each for each in book.intents.values() if not each.dropped]
     return Ledger(
         submissions=[each for each in kept if each.kind != TOP_UP],
         top_ups=[each for each in kept if each.kind == TOP_UP],
         waiting=book.waiting,
         refused=book.refused,
-        damage=tuple(damage),
+        damage=(*damage, *faults),
+        unread=damage[0] if damage.refusal is not None else None,
     )
+
+
+def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
+    book = _Reader()
+    for number, record in told:
+        if record is not None:
+            try:
+                book.take(record)
+            except (KeyError, ValueError) as error:
+                tell(faults, paths.submissions, f"{type(error).__name__}: {error}", number)
+    return book
+
+
+def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, Any]]:
+    """What the copies tell beyond the lines: submissions without a line, or without an answer. Else none is read."""
+    if not isinstance(paths, SweepPaths):
+        return []
+    settled = {uuid for uuid, each in book.intents.items() if each.job_id is not None or each.dropped}
+    found = []
+    for name in list_folder(paths.intents, faults) or ():
+        path = paths.intents / name
+        if path.suffix != ".json" or path.stem in settled:
+            continue
+        try:
+            record = read_json(path, faults) if is_ours(path, faults) else None
+            if record is not None and _parse_intent(record).uuid == path.stem:
+                found.append(record)
+        except (KeyError, ValueError, RunStateError, UntrustedFileError) as error:
+            tell(faults, path, error)
+    return sorted(found, key=lambda record: float(record["time"]))
+
+
+def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
+    """Each copy before the lines about its submission, or else by its time. Of a `known` one it adds to them."""
+    merged = list(told)
+    for copy in copies:
+        lines = [(place, each) for place, (_, each) in enumerate(merged) if each is not None]
+        own = [place for place, each in lines if each.get("uuid") == copy["uuid"]]
+        later = [place for place, each in lines if is_number(each.get("time")) and each["time"] > copy["time"]]
+        place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
+        merged.insert(place, (None, copy))
+    return merged
 
 
 class _Reader:
@@ -207,8 +285,12 @@ class _Reader:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
     def _take_intent(self, intent: Submission) -> None:
-        if intent.uuid in self.intents:
-            return  # the line stands there twice: it takes no answer back
+        known = self.intents.get(intent.uuid)
+        if known is not None:  # the line stands there twice, or this is its copy: it takes no answer back
+            self.intents[intent.uuid] = replace(
+                known, job_id=known.job_id or intent.job_id, doubt_time=known.doubt_time or intent.doubt_time
+            )
+            return
         self.intents[intent.uuid] = intent
         for run_id in intent.run_ids:
             self.refused.pop(run_id, None)
@@ -216,6 +298,8 @@ class _Reader:
 
     def _take_answer(self, event: str, record: Mapping[str, Any]) -> None:
         uuid = as_text(record["uuid"])
+        if uuid not in self.intents and event == "dropped":
+            return  # its line is lost, and took no run out of the queue
         if uuid not in self.intents:
             raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
         if event == "confirmed":
@@ -245,6 +329,8 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
         after=_optional_text(record.get("after")),
         num_attempts=_counts(record.get("num_attempts")),
         cluster=_optional_text(record.get("cluster")),
+        job_id=_optional_text(record.get("job_id")),
+        doubt_time=None if record.get("doubt_time") is None else as_time(record["doubt_time"]),
     )
 
 

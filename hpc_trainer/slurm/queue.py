@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.runs.submissions import CLOCKS_S
 from hpc_trainer.slurm.commands import run_slurm
 
 # A header, and a mark at the end of each row: without them an empty answer, and one that was cut, would look whole.
 _END = "|end"
 _QUEUE_FORMAT = f"%i|%T|%N|%r|%k|%j{_END}"
-_ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,ElapsedRaw,Cluster,JobName,Comment"
+_ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment"
 _ACCOUNTING_END = "|"
 """What `sacct -p` puts there by itself."""
 
@@ -98,8 +99,6 @@ class AccountingEntry:
     state: str
     exit_code: str
     node: str
-    elapsed_s: int
-    cluster: str = ""
     name: str = ""
     comment: str = ""
 
@@ -115,11 +114,14 @@ class AccountingEntry:
         return any(pair is None or int(pair[1]) <= index <= int(pair[2] or pair[1]) for pair in pairs)
 
 
-def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, AccountingEntry]:
+def read_accounting(job_ids: Iterable[str], since: float, *, timeout_s: float = 30.0) -> dict[str, AccountingEntry]:
     """What the accounting says of these jobs (array ids stand for all their elements), in one call.
 
     Ids come again: whose job a row is about, `is_of` says. Returns {} where the site keeps no accounting: other
     sources must do then.
+
+    Args:
+        since: seconds since the epoch; jobs that ended before it are left out.
 
     Raises:
         SlurmError: there is accounting, or may be, and it did not answer, or not to the end.
@@ -127,11 +129,14 @@ def read_accounting(job_ids: Iterable[str], *, timeout_s: float = 30.0) -> dict[
     ids = sorted(set(job_ids))
     if not ids:
         return {}
-    argv = ["sacct", "-p", "-X", "-S", "now-30days", "-o", _ACCOUNTING_FIELDS, "-j", ",".join(ids)]
-    return _accounting(argv, timeout_s)
+    return _accounting(["-j", ",".join(ids)], since, timeout_s)
 
 
-def _accounting(argv: list[str], timeout_s: float) -> dict[str, AccountingEntry]:
+def _accounting(words: list[str], since: float, timeout_s: float) -> dict[str, AccountingEntry]:
+    # So many seconds ago, not a time of the wall clock: that comes twice in the night in which summer time ends. With
+    # -S also beside -j: what sacct takes without it has changed.
+    start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
+    argv = ["sacct", "-p", "-X", "-S", start, "-o", _ACCOUNTING_FIELDS, *words]
     try:
         return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
     except SlurmError as error:
@@ -147,19 +152,17 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
         SlurmError: this is not what sacct prints, or not all of it.
     """
     entries = {}
-    for row in _rows("sacct", text, first="JobID", num_columns=8, end=_ACCOUNTING_END):
-        parts = row.split("|", 7)
-        if len(parts) != 8 or not _is_job(parts[:6]):
+    for row in _rows("sacct", text, first="JobID", num_columns=6, end=_ACCOUNTING_END):
+        parts = row.split("|", 5)
+        if len(parts) != 6 or not _is_job(parts[:4]):
             raise _unreadable("sacct", row)
-        job_id, state, exit_code, node, elapsed, cluster, name, comment = parts
+        job_id, state, exit_code, node, name, comment = parts
         word = state.split()[0].rstrip("+") if state.split() else "UNKNOWN"
         entries[job_id] = AccountingEntry(
             job_id=job_id,
             state=word,
             exit_code=exit_code,
             node="" if node == "None assigned" else node,
-            elapsed_s=int(elapsed) if elapsed.isdecimal() else 0,
-            cluster=cluster,
             name=name,
             comment=comment,
         )
@@ -199,10 +202,7 @@ def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) 
     Raises:
         SlurmError: there is accounting, or may be, and it did not answer.
     """
-    # A minute earlier: clocks of login node and controller differ.
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 60))
-    argv = ["sacct", "-p", "-X", "-S", start, "--name", job_name(sweep, uuid), "-o", _ACCOUNTING_FIELDS]
-    entries = _accounting(argv, timeout_s)
+    entries = _accounting(["--name", job_name(sweep, uuid)], since, timeout_s)
     return next((array_of(entry.job_id) for entry in entries.values() if is_of(entry, uuid)), None)
 
 
@@ -215,12 +215,19 @@ def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
     return True
 
 
-def cluster_name(*, timeout_s: float = 15.0) -> str | None:
-    """What the cluster that answers here calls itself (ClusterName); None if it does not say."""
+def cluster_name(*, timeout_s: float = 15.0) -> str:
+    """What the cluster that answers here calls itself (ClusterName).
+
+    Raises:
+        SlurmError: it does not say.
+    """
     try:
-        return parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
-    except SlurmError:
-        return None
+        found = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
+    except SlurmError as error:
+        raise SlurmError(f"scontrol does not say which cluster this is ({error})") from error
+    if found is None:
+        raise SlurmError("scontrol does not say which cluster this is (no ClusterName)")
+    return found
 
 
 def parse_cluster_name(config: str) -> str | None:

@@ -28,6 +28,7 @@ from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
 from hpc_trainer.training.logical import LogicalStepper
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings
+from hpc_trainer.training.optim.trial import try_on_parts
 from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
@@ -73,6 +74,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     """
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
+    try_on_parts(config, mesh)
     train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     active = abilities(config)

@@ -38,6 +38,7 @@ from hpc_trainer.training.live_memory import LiveBytes, PassBytes, measure_pass
 from hpc_trainer.training.memory_shares import Shares, find_shares
 from hpc_trainer.training.muon import MuonWithAdamw, num_flops
 from hpc_trainer.training.optim.build import build_optimizer, is_put_back
+from hpc_trainer.training.optim.trial import try_without_ranks
 from hpc_trainer.training.optim_place import PIECE
 from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype, share_of_fp32
 from hpc_trainer.training.parallel.share import VotingLoss
@@ -376,6 +377,7 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
             config = from_plain(json.loads(line))
+            try_without_ranks(config)
             return asdict(with_evaluation(config, estimate(config)))
     except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
         return {"error": f"{type(error).__name__}: {error}"}

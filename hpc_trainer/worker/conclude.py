@@ -45,6 +45,8 @@ from hpc_trainer.training.save_plan import DEADLINE
 _SUCCESSOR_TIMEOUT_S = 120.0
 # sacct tells of an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us in KillWait, 30 s by default.
 _ASK_AGAIN_S = (0.3, 0.6, 1.2)
+# Its own job ends in this moment, by the clock of its node.
+_DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +296,7 @@ def _facts(stop: Stop) -> StopFacts:
 def _accounting(job_id: str) -> tuple[str | None, bool]:
     """The job's state by sacct, None if it does not say; and False if the site keeps no accounting."""
     try:
-        entry = read_accounting([job_id], timeout_s=WORKER_TIMEOUT_S).get(job_id)
+        entry = read_accounting([job_id], time.time() - _DAY_S, timeout_s=WORKER_TIMEOUT_S).get(job_id)
     except SlurmError:
         return None, True
     # Ids come again, and our own row may not be there yet.

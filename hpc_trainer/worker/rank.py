@@ -145,7 +145,7 @@ def _run_of_element(sweep: SweepPaths, uuid: str) -> str:
     for submission in read_submissions(sweep):
         if submission.uuid == uuid and index.isdecimal() and int(index) < len(submission.run_ids):
             return submission.run_ids[int(index)]
-    raise RunStateError(f"{sweep.submissions} holds no run for array {uuid}, element {index!r}.")
+    raise RunStateError(f"{sweep.folder} holds no run for array {uuid}, element {index!r}.")
 
 
 def _redirect_output(paths: RunPaths, attempt: int, env: RankEnv) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.runs.layout import SWEEP_FILES
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
-from tests.slurm.testbed.spec import HOST_RELEASE
+from tests.slurm.testbed.spec import HOST_RELEASE, NODES
+from tests.unit.api.damaged_sweeps import SUBSETS
 
 TINY = (
     "experiment=digits", "cluster=testbed", "hardware=testbed_x1", "model=mlp", "train.num_steps=2",
@@ -126,6 +128,34 @@ def test_an_orphan_that_has_ended_already_is_found(driver: Driver) -> None:
     driver.slurm.wait_for(lambda: any(folder.glob("*/DONE")), 120, "the orphan's end")
     assert driver.json("submit", *words)["submitted"] == 0
     assert driver.only_run("orphan")["state"] == "COMPLETED"
+
+
+def test_a_sweep_that_loses_its_files_goes_on_and_is_submitted_once(driver: Driver) -> None:
+    """A flipped bit ended the elements that had not begun; without its files it was a new sweep, and all was sent."""
+    words = (*TINY, "cluster.array_parallelism=1", "seed=range(0,5)", "sweep_name=robbed")
+    folder = driver.folder / "runs" / "robbed"
+    driver.run("submit", *words)
+    lines = (folder / "submissions.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "submissions.jsonl").write_bytes(lines[0].replace(b"intent", b"intdnt") + b"".join(lines[1:]))
+    driver.slurm.wait_for(lambda: len([*folder.glob("*/DONE")]) == 2, 120, "the end of two runs")
+    assert driver.json("submit", *words)["submitted"] == 0
+    for node in NODES:  # what is at work goes on, and nothing begins
+        driver.slurm.set_node(node, "drain")
+    whole = {name: (folder / name).read_bytes() for name in SWEEP_FILES}
+    for gone in SUBSETS:
+        for name, data in whole.items():
+            (folder / name).write_bytes(data)
+        for name in gone:
+            (folder / name).unlink()
+        states = {run["state"] for run in driver.status("robbed").values()}
+        assert states <= {"COMPLETED", "RUNNING", "PENDING"}, gone
+        again = driver.json("submit", *words)
+        assert (again["submitted"], again["already"], len(again["arrays"])) == (0, 5, 0), gone
+    for node in NODES:
+        driver.slurm.set_node(node, "resume")
+    runs = driver.wait_for_states("robbed", "COMPLETED", timeout_s=180)
+    assert _starts(driver, "robbed") == Counter(runs.keys()), "every run once"
+    assert len([*(folder / "slurm").glob("*.sh")]) == 1
 
 
 def test_over_budget_is_refused_with_the_number(driver: Driver) -> None:

@@ -5,18 +5,20 @@ A builder is called as `build(config, split)` with split `train` or `eval` and r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, SAFE, SCHEDULE, key
 
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
     """What every data set has. Not chosen itself."""
 
-    name: str = "???"
-    _target_: str = "???"
-    num_workers: int = 0
-    """Loader processes for each rank, ≥ 0; 0 loads in the rank itself."""
+    name: str = key("???", ALWAYS, COUNTS)
+    _target_: str = key("???", ALWAYS, COUNTS)
+    num_workers: int = key(0, ALWAYS, APART, SAFE, limits="≥ 0")
+    """Loader processes for each rank; 0 loads in the rank itself."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,10 +27,10 @@ class DigitsConfig(DataConfig):
 
     name: str = "digits"
     _target_: str = "hpc_trainer.datasets.digits.build"
-    num_eval: int = 360
-    """Images held out for evaluation, by a fixed shuffle; 1 to 1796."""
-    max_shift: int = 0
-    """Pixels by which a training image is moved at most, up or down and sideways, anew in each epoch, 0 to 7"""
+    num_eval: int = key(360, ALWAYS, COUNTS, limits="1 to 1796")
+    """Images held out for evaluation, by a fixed shuffle."""
+    max_shift: int = key(0, ALWAYS, ONCE_SET, SCHEDULE, limits="0 to 7")
+    """Pixels by which a training image is moved at most, up or down and sideways, anew in each epoch."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,19 +39,19 @@ class SyntheticImagesConfig(DataConfig):
 
     name: str = "synthetic_images"
     _target_: str = "hpc_trainer.datasets.synthetic_images.build"
-    num_samples: int = 10_000
-    """Training images, ≥ 1."""
-    num_eval: int = 1_000
-    """Evaluation images, ≥ 1."""
-    image_size: int = 32
-    """Height and width in pixels, 8 to 224."""
-    num_channels: int = 3
-    """Colour channels, 1 or 3."""
-    num_classes: int = 10
-    """Classes, ≥ 2."""
-    data_seed: int = 0
-    """Seed of the class patterns and the noise, ≥ 0; apart from the run's seed."""
-    keep_in_memory: bool = False
+    num_samples: int = key(10_000, ALWAYS, COUNTS, limits="≥ 1")
+    """Training images."""
+    num_eval: int = key(1_000, ALWAYS, COUNTS, limits="≥ 1")
+    """Evaluation images."""
+    image_size: int = key(32, ALWAYS, COUNTS, limits="8 to 224")
+    """Height and width in pixels."""
+    num_channels: int = key(3, ALWAYS, COUNTS, limits="1 or 3")
+    """Colour channels."""
+    num_classes: int = key(10, ALWAYS, COUNTS, limits="≥ 2")
+    """Classes."""
+    data_seed: int = key(0, ALWAYS, COUNTS, limits="≥ 0")
+    """Seed of the class patterns and the noise; apart from the run's seed."""
+    keep_in_memory: bool = key(False, ALWAYS, APART, SAFE)
     """Each rank (with num_workers, each loader process) keeps the images that it has made: 4 bytes a value, so 1,000
     images of 224 pixels are 0.6 GB. For what cannot wait for them, as benchmarks; the same images."""
 
@@ -60,16 +62,16 @@ class SyntheticTokensConfig(DataConfig):
 
     name: str = "synthetic_tokens"
     _target_: str = "hpc_trainer.datasets.synthetic_tokens.build"
-    num_samples: int = 10_000
-    """Training windows, ≥ 1."""
-    num_eval: int = 100
-    """Evaluation windows, ≥ 1."""
-    seq_len: int = 1024
-    """Tokens a window predicts, ≥ 2."""
-    vocab_size: int = 50_257
-    """Tokens to tell apart, 2 to 2**31; GPT-2's are 50,257."""
-    data_seed: int = 0
-    """Seed of the tokens, ≥ 0; apart from the run's seed."""
+    num_samples: int = key(10_000, ALWAYS, COUNTS, limits="≥ 1")
+    """Training windows."""
+    num_eval: int = key(100, ALWAYS, COUNTS, limits="≥ 1")
+    """Evaluation windows."""
+    seq_len: int = key(1024, ALWAYS, COUNTS, limits="≥ 2")
+    """Tokens a window predicts."""
+    vocab_size: int = key(50_257, ALWAYS, COUNTS, limits="2 to 2,147,483,648")
+    """Tokens to tell apart; GPT-2's are 50,257."""
+    data_seed: int = key(0, ALWAYS, COUNTS, limits="≥ 0")
+    """Seed of the tokens; apart from the run's seed."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,16 +80,16 @@ class TextBytesConfig(DataConfig):
 
     name: str = "text_bytes"
     _target_: str = "hpc_trainer.datasets.text_bytes.build"
-    path: str | None = None
+    path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """The file; null: the language reference text that ships inside Python (pydoc_data)."""
-    seq_len: int = 128
-    """Bytes a sample predicts, ≥ 2."""
-    eval_fraction: float = 0.1
-    """Share of the file, at its end, held out for evaluation; in (0, 1)."""
+    seq_len: int = key(128, ALWAYS, COUNTS, limits="≥ 2")
+    """Bytes a sample predicts."""
+    eval_fraction: float = key(0.1, ALWAYS, COUNTS, limits="(0, 1)")
+    """Share of the file, at its end, held out for evaluation."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CustomDataConfig(DataConfig):
     name: str = "custom"
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = key({}, ALWAYS, COUNTS)
     """Keyword arguments of the builder named by `_target_`."""

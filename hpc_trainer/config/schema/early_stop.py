@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hpc_trainer.config.schema.effect import only_with
+from hpc_trainer.config.schema.key import ALWAYS, key, only_with
 
 
 class Mode(str, enum.Enum):
@@ -17,9 +17,9 @@ class Mode(str, enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class EarlyStopConfig:
-    metric: str = field(default="eval_loss", metadata=only_with("train.early_stop.patience"))
+    metric: str = key("eval_loss", only_with("train.early_stop.patience"))
     """What is compared: a metric of the evaluation. The best value so far is kept also with `patience=null`."""
-    mode: Mode = field(default=Mode.min, metadata=only_with("train.early_stop.patience"))
+    mode: Mode = key(Mode.min, only_with("train.early_stop.patience"))
     """min: smaller is better; max: larger is better."""
-    patience: int | None = None
-    """Evaluations in a row without a better value after which the run ends, COMPLETED, ≥ 1; null: never."""
+    patience: int | None = key(None, ALWAYS, limits="≥ 1")
+    """Evaluations in a row without a better value after which the run ends, COMPLETED; null: never."""

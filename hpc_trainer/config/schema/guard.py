@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hpc_trainer.config.schema.effect import only_with
+from hpc_trainer.config.schema.key import ALWAYS, SCHEDULE, key, only_with
 
 
 class OnSpike(str, enum.Enum):
@@ -24,28 +24,24 @@ class OnDivergence(str, enum.Enum):
     rollback = "rollback"
 
 
+_LOOKS = only_with("train.guard.on_spike=skip", "train.guard.on_spike=rollback", "train.guard.on_spike=stop")
+_GOES_BACK = only_with("train.guard.on_spike=rollback", "train.guard.on_divergence=rollback")
+
+
 @dataclass(kw_only=True, slots=True)
 class GuardConfig:
-    on_spike: OnSpike = OnSpike.none
+    on_spike: OnSpike = key(OnSpike.none, ALWAYS)
     """none: nobody looks. skip: the update is not taken, by no rank. rollback: all ranks go back to the last regular
     checkpoint and go on with the batch after the spike. stop: the run ends, FAILED with the cause diverged."""
-    spike_factor: float = field(
-        default=10.0,
-        metadata=only_with("train.guard.on_spike=skip", "train.guard.on_spike=rollback", "train.guard.on_spike=stop"),
-    )
-    """A spike is a gradient norm (before clipping) above so many times the median of the last `spike_window`, > 1."""
-    spike_window: int = field(
-        default=100,
-        metadata=only_with("train.guard.on_spike=skip", "train.guard.on_spike=rollback", "train.guard.on_spike=stop"),
-    )
-    """Steps whose norms are remembered, those of skipped steps left out, 4 to 10,000; the first half of it is no spike
+    spike_factor: float = key(10.0, _LOOKS, resume=SCHEDULE, limits="> 1")
+    """A spike is a gradient norm (before clipping) above so many times the median of the last `spike_window`."""
+    spike_window: int = key(100, _LOOKS, limits="4 to 10,000")
+    """Steps whose norms are remembered, those of skipped steps left out; the first half of it is no spike
     whatever its norm."""
-    on_divergence: OnDivergence = OnDivergence.stop
+    on_divergence: OnDivergence = key(OnDivergence.stop, ALWAYS)
     """stop: the run ends, FAILED with the cause diverged. rollback: as for a spike, past the batches of those steps."""
-    max_rollbacks: int = field(
-        default=3, metadata=only_with("train.guard.on_spike=rollback", "train.guard.on_divergence=rollback")
-    )
-    """Rollbacks of the whole run, ≥ 1; the next one ends it, with the cause diverged."""
+    max_rollbacks: int = key(3, _GOES_BACK, resume=SCHEDULE, limits="≥ 1")
+    """Rollbacks of the whole run; the next one ends it, with the cause diverged."""
 
     @property
     def is_plain(self) -> bool:

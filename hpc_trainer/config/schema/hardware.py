@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, RULED, SAFE, SCHEDULE, key
+
 
 class Device(str, enum.Enum):
     """Where tensors live."""
@@ -25,45 +27,45 @@ class GpuRequest(str, enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class HardwareConfig:
-    name: str = "unnamed"
+    name: str = key("unnamed", ALWAYS, APART, SAFE)
     """The profile's name, as it shows in plans and results."""
-    num_nodes: int = 1
-    """Nodes of one run, ≥ 1."""
-    gpus_per_node: int = 0
-    """GPUs a node, ≥ 0. One rank a GPU; 0 asks for CPUs only."""
-    tasks_per_node: int | None = None
-    """Ranks a node, ≥ 1. null: one a GPU, or 1 without GPUs."""
-    cpus_per_gpu: int | None = None
+    num_nodes: int = key(1, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
+    """Nodes of one run."""
+    gpus_per_node: int = key(0, ALWAYS, COUNTS, SCHEDULE, limits="≥ 0")
+    """GPUs a node. One rank a GPU; 0 asks for CPUs only."""
+    tasks_per_node: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
+    """Ranks a node. null: one a GPU, or 1 without GPUs."""
+    cpus_per_gpu: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="≥ 1")
     """CPU cores for each GPU's rank. Only with gpus_per_node > 0."""
-    cpus_per_task: int | None = None
+    cpus_per_task: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="≥ 1")
     """CPU cores for each rank. null: cpus_per_gpu, or 1."""
-    mem_gb_per_node: float | None = None
+    mem_gb_per_node: float | None = key(None, RULED, APART, SAFE, limits="> 0")
     """Memory of a node in GB. At most one of the three memory keys may be set: Slurm takes one flag."""
-    mem_gb_per_gpu: float | None = None
+    mem_gb_per_gpu: float | None = key(None, RULED, APART, SAFE, limits="> 0")
     """Memory for each GPU in GB."""
-    mem_gb_per_cpu: float | None = None
+    mem_gb_per_cpu: float | None = key(None, RULED, APART, SAFE, limits="> 0")
     """Memory for each CPU in GB."""
-    gpu_type: str | None = None
+    gpu_type: str | None = key(None, ALWAYS, COUNTS, SCHEDULE)
     """The site's gres name of the GPU, as `a100`; null: any."""
-    gpu_request: GpuRequest = GpuRequest.gpus_per_node
+    gpu_request: GpuRequest = key(GpuRequest.gpus_per_node, ALWAYS, APART, SAFE)
     """gpus_per_node: `--gpus-per-node=a100:4`; gres: `--gres=gpu:a100:4`. Slurm allocates the same, but the submit
     filters of some sites look at one of the two only, and Slurm before 19.05 knows gres alone."""
-    device: Device = Device.auto
+    device: Device = key(Device.auto, ALWAYS, COUNTS, SCHEDULE)
     """auto: cuda where gpus_per_node > 0, else cpu. cuda: NVIDIA's GPUs, and AMD's in a ROCm build of torch. mps:
     Apple's GPU. xla: TPUs through torch-xla (`hpc_trainer[xla]`). The last two: one rank, fp32 or bf16."""
-    partition: str | None = None
+    partition: str | None = key(None, ALWAYS, APART, SAFE)
     """Slurm partition; null: the site's default."""
-    qos: str | None = None
+    qos: str | None = key(None, ALWAYS, APART, SAFE)
     """Slurm quality of service."""
-    constraint: str | None = None
+    constraint: str | None = key(None, ALWAYS, APART, SAFE)
     """Slurm feature expression."""
-    exclude: str | None = None
+    exclude: str | None = key(None, ALWAYS, APART, SAFE)
     """Host list that must not be used."""
-    time_limit_min: int = 60
-    """Wall-clock limit of one attempt in minutes, ≥ 1."""
-    source: str = ""
+    time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="≥ 1")
+    """Wall-clock limit of one attempt in minutes."""
+    source: str = key("", ALWAYS, APART, SAFE)
     """Where the figures come from."""
-    checked: str = ""
+    checked: str = key("", ALWAYS, APART, SAFE)
     """The day on which they were checked, YYYY-MM-DD."""
 
     @property

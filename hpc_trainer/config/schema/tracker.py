@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from hpc_trainer.config.schema.key import ALWAYS, key
+
 
 class TrackerName(str, enum.Enum):
     none = "none"
@@ -13,5 +15,5 @@ class TrackerName(str, enum.Enum):
 
 @dataclass(kw_only=True, slots=True)
 class TrackerConfig:
-    name: TrackerName = TrackerName.none
+    name: TrackerName = key(TrackerName.none, ALWAYS)
     """tensorboard writes event files into the run folder (needs the package tensorboard)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.schema.budget import BudgetConfig
@@ -11,9 +11,20 @@ from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
-from hpc_trainer.config.schema.effect import only_with
 from hpc_trainer.config.schema.guard import GuardConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.key import (
+    ALWAYS,
+    APART,
+    COUNTS,
+    INCOMPATIBLE,
+    ONCE_SET,
+    SAFE,
+    SCHEDULE,
+    key,
+    only_with,
+    section,
+)
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.monitor import MonitorConfig
 from hpc_trainer.config.schema.optim import OptimConfig
@@ -63,59 +74,65 @@ class LoopConfig:
     Data-parallel ranks are world_size / (parallel.tensor_parallel × parallel.pipeline_parallel): all, where both are 1.
     """
 
-    main: str | None = None
+    main: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE)
     """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""
-    num_steps: int = 200
-    """Optimizer steps of the whole run, ≥ 1."""
-    global_batch_size: int = 64
-    """Samples of one optimizer step over all ranks, ≥ 1."""
-    batch_per_rank: bool = False
+    num_steps: int = key(200, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
+    """Optimizer steps of the whole run."""
+    global_batch_size: int = key(64, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
+    """Samples of one optimizer step over all ranks."""
+    batch_per_rank: bool = key(False, ALWAYS, ONCE_SET, SAFE)
     """global_batch_size is meant for one rank, and multiplied by the ranks when the run is planned (weak scaling)."""
-    micro_batch_size: int | str | None = None
+    micro_batch_size: int | str | None = key(None, ALWAYS, COUNTS, SCHEDULE, in_graph=True, limits="≥ 1")
     """Samples of one forward pass on one rank; null: what the other two leave; auto: the largest that fits, found when
     the run first starts and kept from then on. grad_accum_steps follows, and the global batch stays."""
-    memory_margin: float = field(default=0.1, metadata=only_with("train.micro_batch_size=auto"))
-    """Share of a rank's memory that `micro_batch_size=auto` leaves free, in [0, 1): for fragments and communication."""
-    grad_accum_steps: int | None = None
+    memory_margin: float = key(0.1, only_with("train.micro_batch_size=auto"), ONCE_SET, SAFE, limits="[0, 1)")
+    """Share of a rank's memory that `micro_batch_size=auto` leaves free: for fragments and communication."""
+    grad_accum_steps: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Forward passes for each optimizer step; null: what the other two leave, else 1."""
-    max_grad_norm: float | None = 1.0
-    """Gradients are scaled down to this L2 norm over all weights, > 0; null: no clipping."""
-    eval_every_steps: int = 0
+    max_grad_norm: float | None = key(1.0, ALWAYS, COUNTS, SCHEDULE, limits="> 0")
+    """Gradients are scaled down to this L2 norm over all weights; null: no clipping."""
+    eval_every_steps: int = key(0, ALWAYS, COUNTS, SAFE, limits="≥ 0")
     """Steps between evaluations; 0: only at the end."""
-    deterministic: bool = True
+    deterministic: bool = key(True, ALWAYS, COUNTS, SCHEDULE, in_graph=True)
     """The same bits after a resume (deterministic kernels, fixed reduction order); on GPUs it may cost speed. false:
     cuDNN tries its kernels and takes the fastest."""
-    logical_ranks: int | None = None
+    logical_ranks: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="≥ 1")
     """The same bits on any number of ranks that divides it: the batch is cut into so many parts, whoever computes them.
     A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks. null: off."""
-    ema_decay: float | None = None
-    """Share of the averaged weights that a step keeps, in (0, 1), as 0.999: evaluations use the average. null: none."""
-    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
-    label_smoothing: float = 0.0
-    """Share of the target's probability that all classes get alike, in [0, 1); evaluations use the plain loss."""
-    loss_chunk_size: int | None = None
-    """Rows (tokens) whose logits are held at a time, ≥ 1, as 2048: for vocabularies whose logits would fill the memory.
+    ema_decay: float | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="(0, 1)")
+    """Share of the averaged weights that a step keeps, as 0.999: evaluations use the average. null: none."""
+    early_stop: EarlyStopConfig = section(EarlyStopConfig, ONCE_SET, SCHEDULE)
+    label_smoothing: float = key(0.0, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1)")
+    """Share of the target's probability that all classes get alike; evaluations use the plain loss."""
+    loss_chunk_size: int | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
+    """Rows (tokens) whose logits are held at a time, as 2048: for vocabularies whose logits would fill the memory.
     The output layer is computed once more for it. model=gpt, or one of your own that shows its head. null: all."""
-    max_skipped_steps: int | None = 10
+    max_skipped_steps: int | None = key(10, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 0")
     """A step whose gradient is not finite (NaN, inf) changes no weight; one more than so many in a row end the run.
     0: the first one does. null: nobody looks. fp16's scaler skips steps by itself while it looks for its scale."""
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    recompute: Recompute = Recompute.none
+    guard: GuardConfig = section(GuardConfig, ONCE_SET, INCOMPATIBLE)
+    recompute: Recompute = key(Recompute.none, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
     """Activation checkpointing of the model's blocks: full keeps a block's inputs alone (least memory, about a third
     more time), selective keeps the results of its matrix products too. The same bits as none on a CPU. budget: the
     compiler chooses what to compute again, so that `recompute_budget` is kept; with `compile`, without dropout."""
-    recompute_budget: float = field(default=0.5, metadata=only_with("train.recompute=budget"))
-    """Share of what the compiler would keep for the backward pass, in [0, 1], that `recompute=budget` may keep."""
-    channels_last: bool = False
+    recompute_budget: float = key(
+        0.5, only_with("train.recompute=budget"), ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1]"
+    )
+    """Share of what the compiler would keep for the backward pass that `recompute=budget` may keep."""
+    channels_last: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True)
     """Images and convolutions as NHWC in memory: on GPUs with tensor cores faster for CNNs in bf16 and fp16."""
-    compile: bool = False
+    compile: bool = key(False, ALWAYS, ONCE_SET, SCHEDULE)
     """The step of the shared loop through torch.compile: faster steps after a start that takes up to minutes longer.
     Other last bits than without, and the same ones after a resume. On a CPU it needs a C++ compiler. Evaluations are
     not compiled. What was compiled is kept in the sweep's folder, for its other runs and restarts."""
-    compile_scope: CompileScope = field(default=CompileScope.model, metadata=only_with("train.compile=true"))
+    compile_scope: CompileScope = key(
+        CompileScope.model, only_with("train.compile=true"), ONCE_SET, SCHEDULE, in_graph=True
+    )
     """model: the whole model with its loss. blocks: each layer of a transformer or ResNet by itself, alike ones once:
     a shorter start, and parallel=fsdp gathers their weights one by one as it does without."""
-    compile_mode: CompileMode = field(default=CompileMode.default, metadata=only_with("train.compile=true"))
+    compile_mode: CompileMode = key(
+        CompileMode.default, only_with("train.compile=true"), ONCE_SET, SCHEDULE, in_graph=True
+    )
     """reduce_overhead: CUDA graphs, for steps of many small kernels. max_autotune: tries kernels: a longer start."""
 
     def __post_init__(self) -> None:
@@ -138,15 +155,15 @@ class LoopConfig:
 class LocalConfig:
     """`local`: the executor of machines without Slurm."""
 
-    max_parallel: int = 1
-    """Runs at the same time, ≥ 1."""
+    max_parallel: int = key(1, ALWAYS, limits="≥ 1")
+    """Runs at the same time."""
 
 
 @dataclass(kw_only=True, slots=True)
 class PathsConfig:
-    runs_dir: str | None = None
+    runs_dir: str | None = key(None, ALWAYS)
     """Folder of all sweeps; null: $HPC_TRAINER_RUNS, else ./runs."""
-    group_readable: bool = False
+    group_readable: bool = key(False, ALWAYS)
     """Folders 0750 and files 0640 instead of 0700 and 0600."""
 
 
@@ -154,11 +171,11 @@ class PathsConfig:
 class SweepBlock:
     """One block of `sweep.blocks`: a grid of its own, beside what stands in `sweep` for all blocks."""
 
-    axes: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = key({}, ALWAYS)
     """Key or group -> list of values. Replaces an axis of the same key that is for all blocks."""
-    zip: list[dict[str, Any]] = field(default_factory=list)
+    zip: list[dict[str, Any]] = key([], ALWAYS)
     """Axes that step together: each item maps keys or groups to lists of equal length."""
-    exclude: list[str] = field(default_factory=list)
+    exclude: list[str] = key([], ALWAYS)
     """Conditions: points of this block of which one is true are left out."""
 
 
@@ -166,42 +183,42 @@ class SweepBlock:
 class SweepConfig:
     """`sweep`: a grid, kept in a file instead of the command line."""
 
-    axes: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = key({}, ALWAYS)
     """Key or group -> list of values. An axis of the same key on the command line wins."""
-    zip: list[dict[str, Any]] = field(default_factory=list)
+    zip: list[dict[str, Any]] = key([], ALWAYS)
     """Axes that step together: each item maps keys or groups to lists of equal length."""
-    exclude: list[str] = field(default_factory=list)
+    exclude: list[str] = key([], ALWAYS)
     """Conditions, as `model == 'mlp' and optim.lr > 1e-3`: points of which one is true are left out."""
-    blocks: list[SweepBlock] = field(default_factory=list)
+    blocks: list[SweepBlock] = key([], ALWAYS)
     """Grids that are joined, one after the other; [] is one grid."""
 
 
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
-    experiment_name: str = "train"
+    experiment_name: str = key("train", ALWAYS, APART, SAFE, in_graph=False)
     """Set by each file of experiment/."""
-    sweep_name: str | None = None
+    sweep_name: str | None = key(None, ALWAYS, APART, SAFE, in_graph=False)
     """Folder under runs_dir; null: experiment_name."""
-    seed: int = 0
-    """Seed of weights, data order and dropout, 0 to 2**32 - 1."""
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    train: LoopConfig = field(default_factory=LoopConfig)
-    params: dict[str, Any] = field(default_factory=dict)
+    seed: int = key(0, ALWAYS, COUNTS, INCOMPATIBLE, in_graph=False, limits="0 to 4,294,967,295")
+    """Seed of weights, data order and dropout."""
+    hardware: HardwareConfig = section(HardwareConfig, in_graph=False)
+    cluster: ClusterConfig = section(ClusterConfig, APART, SAFE, in_graph=False)
+    model: ModelConfig = section(ModelConfig, resume=INCOMPATIBLE, in_graph=True)
+    data: DataConfig = section(DataConfig, resume=INCOMPATIBLE, in_graph=True)
+    optim: OptimConfig = section(OptimConfig, resume=SCHEDULE, in_graph=False)
+    schedule: ScheduleConfig = section(ScheduleConfig, resume=SCHEDULE, in_graph=False)
+    precision: PrecisionConfig = section(PrecisionConfig, in_graph=True)
+    parallel: ParallelConfig = section(ParallelConfig, in_graph=False)
+    train: LoopConfig = section(LoopConfig, in_graph=False)
+    params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, by names of your own: `params.dim=64` needs no `+`. What JSON can hold."""
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
-    local: LocalConfig = field(default_factory=LocalConfig)
-    paths: PathsConfig = field(default_factory=PathsConfig)
-    sweep: SweepConfig = field(default_factory=SweepConfig)
-    budget: BudgetConfig = field(default_factory=BudgetConfig)
-    trust: list[str] = field(default_factory=list)
+    checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
+    monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
+    tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)
+    snapshot: SnapshotConfig = section(SnapshotConfig, APART, SAFE, in_graph=False)
+    local: LocalConfig = section(LocalConfig, APART, SAFE, in_graph=False)
+    paths: PathsConfig = section(PathsConfig, APART, SAFE, in_graph=False)
+    sweep: SweepConfig = section(SweepConfig, APART, SAFE, in_graph=False)
+    budget: BudgetConfig = section(BudgetConfig, APART, SAFE, in_graph=False)
+    trust: list[str] = key([], ALWAYS, APART, SAFE, in_graph=False)
     """Module prefixes whose `_target_` and `train.main` may be used, besides ours and torch (`--trust`)."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import HpcTrainerError
@@ -40,11 +41,7 @@ _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _VARIABLES = {_FOLDER_VARIABLE: "", "TRITON_CACHE_DIR": "triton"}
 _TORCH_DEFAULT = "torchinductor_"  # torch sets the variable itself, when it is imported, to /tmp/torchinductor_<user>
 # Of the configuration, what can change a graph. A key too many costs a run one compilation, and no error.
-_SECTIONS = ("model", "data", "precision")
-_TRAIN_KEYS = (
-    "compile_scope", "compile_mode", "micro_batch_size", "label_smoothing", "channels_last", "recompute",
-    "recompute_budget", "deterministic", "logical_ranks",
-)  # fmt: skip
+_IN_GRAPH = [name.split(".") for name, key in KEYS.items() if key.in_graph and "." in name]
 
 
 def cache_key(config: TrainConfig, facts: Mapping[str, Any]) -> str:
@@ -54,8 +51,11 @@ def cache_key(config: TrainConfig, facts: Mapping[str, Any]) -> str:
         facts: of the resume contract: `code`, `versions`, `device`, `world_size`.
     """
     plain = to_plain(config)
-    parts = {name: plain[name] for name in _SECTIONS}
-    parts |= {"train": {name: plain["train"][name] for name in _TRAIN_KEYS}, "parallel": plain["parallel"]["strategy"]}
+    parts: dict[str, Any] = {}
+    for section, name in _IN_GRAPH:
+        if name in plain[section]:  # a key of another variant is not
+            parts.setdefault(section, {})[name] = plain[section][name]
+    (parts["parallel"],) = parts["parallel"].values()  # a word by itself: as in keys of before
     parts |= {name: facts.get(name) for name in ("code", "versions", "device", "world_size")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

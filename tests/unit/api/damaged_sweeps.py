@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import pytest
 
 from hpc_trainer.launch.submit import SubmittedArray
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import SWEEP_FILES
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import parse_record, seal
 from hpc_trainer.runs.spec import RunSpec
@@ -45,12 +47,17 @@ _MAY_BE = {
 """States that `status` may show beside UNKNOWN, whatever one file has met."""
 
 
+SUBSETS = [each for size in (1, 2, 3) for each in itertools.combinations(SWEEP_FILES, size)]
+"""Which of a sweep's own files may be gone."""
+
 SHORTER = ("cut", "lost line", "lost last line", "NUL bytes")
 """Damage after which a journal may be that of a run at work: nothing tells that a line is gone from its end."""
 
 
 def may_show(index: int, state: RunState, file: str, kind: str, executor: str) -> bool:
     """True if a run may be shown so after damage of this kind to `file`."""
+    if file.startswith("submissions") and not kind.endswith(("value", "type")) and state is _S.UNKNOWN:
+        return False  # what a submission was stands twice
     if kind in SHORTER and file.endswith("/attempts.jsonl") and executor == "local" and state is _S.RUNNING:
         return True  # the queue lives that would have told of its end; in truth it does so within 0.1 s
     is_other_value = kind.endswith(("value", "type")) and file.endswith("/attempts.jsonl")
@@ -113,6 +120,8 @@ class Bed:
         self.slurm, self.executor = slurm, executor
         self.ids = [spec.run_id for spec in specs]
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.uuid = ""
+        """Of the first submission."""
         self._build()
         self._copy = folder / "copy"
         shutil.copytree(self.paths.folder, self._copy, symlinks=True)
@@ -192,8 +201,8 @@ class Bed:
             for element, state in ((RUNNING, "RUNNING"), (PENDING, "PENDING"), (REQUEUED, "PENDING")):
                 self.slurm.queue.append(f"500_{element}|{state}|n1|None|{intent.uuid}|sweep-{intent.uuid[:8]}")
             ended = ((FAILED, "FAILED"), (PREEMPTED, "PREEMPTED"), (SUCCEEDED, "TIMEOUT"), (CANCELLED, "CANCELLED"))
-            rows = [f"500_{element}|{state}|1:0|n1|5" for element, state in ended]
-            self.slurm.accounting = "".join(f"{row}\n" for row in (*rows, f"500_{DONE}|COMPLETED|0:0|n1|5"))
+            rows = [f"500_{element}|{state}|1:0|n1" for element, state in ended]
+            self.slurm.accounting = "".join(f"{row}\n" for row in (*rows, f"500_{DONE}|COMPLETED|0:0|n1"))
         else:
             self.paths.local_logs.mkdir()
             words = ["--sweep-dir", str(self.paths.folder), "--intent", intent.uuid, *run_ids]
@@ -206,6 +215,9 @@ class Bed:
         for record in records:
             record["time"] -= 100
         self.paths.submissions.write_text("".join(seal(json.dumps(each)) + "\n" for each in records))
+        self.uuid, copy = intent.uuid, self.paths.intent(intent.uuid)
+        record = parse_record(copy.read_bytes())
+        copy.write_text(seal(json.dumps({**record, "time": record["time"] - 100})) + "\n")
         return job
 
     def _script(self, uuid: str, text: str) -> None:

@@ -65,7 +65,7 @@ def test_a_shape_that_was_accepted_is_not_asked_again(fake_slurm: FakeSlurm) -> 
 
 def test_failed_runs_are_submitted_by_retry_alone(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
     hpc_trainer.submit(*GRID)
-    fake_slurm.answer("sacct", "101_0|FAILED|1:0|n1|5\n101_1|COMPLETED|0:0|n1|5\n")
+    fake_slurm.answer("sacct", "101_0|FAILED|1:0|n1\n101_1|COMPLETED|0:0|n1\n")
     fake_slurm.clear_queue()
     sweep = SweepPaths(runs_dir / "mine")
     first, second = api.known_of(sweep).states

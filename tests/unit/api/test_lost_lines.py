@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
+from hpc_trainer.api import plan_grid, retry, submit_grid
 from hpc_trainer.cli.main import main
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, SubmitError
@@ -23,7 +24,7 @@ from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.journal import Journal, log_header
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.spec import read_spec, read_specs
+from hpc_trainer.runs.spec import append_specs, read_spec, read_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import read_ledger, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, submit
@@ -94,6 +95,34 @@ def test_submit_gives_no_run_to_slurm_twice_and_writes_its_spec_anew(
     assert read_specs(grid.sweep).keys() == {spec.run_id for spec in grid.specs}, "what comes back needs its spec"
 
 
+@pytest.mark.parametrize("hurt", ["a bit", "all of it"])
+def test_the_note_of_a_spec_goes_when_it_is_written_anew(hurt: str, grid: Grid, fake_slurm: FakeSlurm) -> None:
+    submit(grid)
+    if hurt == "a bit":
+        _flip_a_bit(grid.sweep.specs, 1)
+    else:  # its run's id too
+        lines = grid.sweep.specs.read_bytes().splitlines(keepends=True)
+        grid.sweep.specs.write_bytes(lines[0] + b"x" * (len(lines[1]) - 1) + b"\n" + lines[2])
+    assert "specs.jsonl line 2 cannot be read" in read_status(grid.sweep).notes[0]
+    part = make_grid(grid.sweep.folder, [grid.specs[0]])
+    submit_grid(part, command_line=["hpc-trainer", "submit"])
+    assert "specs.jsonl line 2 cannot be read" in read_status(grid.sweep).notes[0], "that command had no such run"
+    done = submit_grid(grid, command_line=["hpc-trainer", "submit"])
+    assert "specs.jsonl line 2 cannot be read" in done.plan.notes[0], "who mends it hears what it was"
+    assert read_status(grid.sweep).notes == []
+    assert submit_grid(grid, command_line=["hpc-trainer", "submit"]).plan.notes == ()
+
+
+def test_a_newer_line_that_is_damaged_is_told_although_an_older_one_stands(grid: Grid, fake_slurm: FakeSlurm) -> None:
+    submit(grid)
+    append_specs(grid.sweep, [grid.specs[0]])
+    _flip_a_bit(grid.sweep.specs, 3)
+    assert "specs.jsonl line 4 cannot be read" in read_status(grid.sweep).notes[0]
+    _flip_a_bit(grid.sweep.specs, 3)
+    _flip_a_bit(grid.sweep.specs, 0)
+    assert read_status(grid.sweep).notes == [], "the newer line says all"
+
+
 def test_an_interrupted_run_without_its_spec_is_unknown_until_submit_brings_it_back(
     grid: Grid, fake_slurm: FakeSlurm
 ) -> None:
@@ -129,7 +158,9 @@ def test_a_run_that_only_its_folder_tells_of_is_listed(tmp_path: Path, fake_slur
 
 @pytest.mark.parametrize("loss", ["flipped", "gone line", "emptied", "gone"])
 def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_slurm: FakeSlurm) -> None:
+    """As older versions left a sweep, without a copy of what was submitted."""
     submit(grid)
+    shutil.rmtree(grid.sweep.intents)
     if loss == "flipped":
         _flip_a_bit(grid.sweep.submissions, 0)
     elif loss == "gone line":
@@ -144,12 +175,43 @@ def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_sl
     assert set(status.states.values()) == {RunState.UNKNOWN}
     assert "job 101 of this sweep is in the queue" in str(status.runs[0].cause)
     assert "scancel --state=PENDING 101, then submit again" in str(status.runs[0].cause)
-    cancel_runs(status, status.runs)
+    cancel_runs(status, status.runs, is_whole=True)
     assert fake_slurm.calls("scancel") == ["scancel --quiet 101"]
+
+
+@pytest.mark.parametrize("at_work", [(), (0,), (0, 1, 2)])
+def test_plan_and_submit_say_that_lost_jobs_have_runs(
+    at_work: tuple[int, ...], grid: Grid, fake_slurm: FakeSlurm
+) -> None:
+    """No line is damaged, so no fault tells of it: the whole file is gone."""
+    submit(grid)
+    (lost,) = read_submissions(grid.sweep)
+    queue = "".join(f"101_{index}|PENDING||Priority|{lost.uuid}|sweep-{lost.uuid[:8]}\n" for index in range(3))
+    for index in at_work:
+        run = grid.sweep.run(grid.specs[index].run_id)
+        run.folder.mkdir()
+        Journal(run).start(
+            0, job_id=f"101_{index}", restart_count=0, node="n", pid=1, executor="slurm", world_size=1
+        )  # fmt: skip
+        queue = queue.replace(f"101_{index}|PENDING||Priority", f"101_{index}|RUNNING|n|None")
+    (fake_slurm.folder / "queue").write_text(queue)
+    grid.sweep.submissions.unlink()
+    told = []
+    if at_work:
+        told.append(f"{len(at_work)} run(s) are left alone: they say themselves that job 101 has them")
+    if len(at_work) < 3:
+        told.append(f"{3 - len(at_work)} run(s) are left alone: job 101 of this sweep is in the queue")
+    done = submit_grid(grid, command_line=["hpc-trainer", "submit"])
+    for notes in (read_status(grid.sweep).notes, plan_grid(grid).notes, done.plan.notes):
+        assert all(any(each.startswith(words) for each in notes) for words in told), notes
+        assert len(notes) == len(told)
+    assert done.num_submitted == 0
+    assert len(fake_slurm.calls("sbatch")) == 1
 
 
 def test_when_the_lost_job_is_gone_submit_goes_on_by_itself(grid: Grid, fake_slurm: FakeSlurm) -> None:
     submit(grid)
+    shutil.rmtree(grid.sweep.intents)
     _flip_a_bit(grid.sweep.submissions, 0)
     fake_slurm.clear_queue()
     (array,) = submit(grid)
@@ -169,6 +231,7 @@ def test_while_squeue_is_silent_a_damaged_line_keeps_runs_from_being_submitted(
 
 def test_a_lost_confirmation_is_found_again(grid: Grid, fake_slurm: FakeSlurm) -> None:
     submit(grid)
+    shutil.rmtree(grid.sweep.intents)
     _flip_a_bit(grid.sweep.submissions, 1)
     assert submit(grid) == []
     assert [each.job_id for each in read_submissions(grid.sweep)] == ["101"]
@@ -229,6 +292,7 @@ def test_a_local_queue_of_which_no_line_is_left_keeps_its_runs(tmp_path: Path) -
     queue = subprocess.Popen([sys.executable, "-S", "-c", "input()", *words], stdin=subprocess.PIPE)
     try:
         write_confirmation(sweep.paths, intent, process_name(queue.pid))
+        shutil.rmtree(sweep.paths.intents)
         sweep.paths.submissions.write_bytes(b"")
         (run,) = read_status(sweep.paths).runs
         assert run.state is RunState.UNKNOWN

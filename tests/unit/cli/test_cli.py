@@ -112,7 +112,7 @@ STATUS = {
     "runs": [
         {
             "run_id": str, "state": str, "step": int, "num_steps": int, "attempt": int, "job_id": NULLABLE,
-            "cause": NULLABLE, "node": NULLABLE, "metrics": dict, "speed": dict,
+            "cause": NULLABLE, "pending_reason": NULLABLE, "node": NULLABLE, "metrics": dict, "speed": dict,
         }
     ],
     "notes": list,

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli import run_verbs
-from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status
+from hpc_trainer.cli import live, run_verbs
+from hpc_trainer.cli.drill_verb import run_drill_verb
+from hpc_trainer.cli.grid_verbs import run_retry
+from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
+from hpc_trainer.cli.why_verb import run_why
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate import status as status_module
+from hpc_trainer.operate.drill_kinds import Drill
+from hpc_trainer.operate.run_folder import RunFolder, read_folder
+from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, RunState
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
@@ -66,6 +77,78 @@ def test_folders_of_runs_that_are_done_are_read_when_somebody_asks(
     os.mkfifo(place)
     assert "Note:" not in _status(sweep, capsys)
     assert "result.json cannot be read: it is a pipe" in _status(sweep, capsys, every_run=True)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the folder of each run is read."""
+    count: Counter[str] = Counter()
+
+    def counted(paths: RunPaths, *rest: object) -> RunFolder:
+        count[paths.run_id] += 1
+        return read_folder(paths, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(status_module, "read_folder", counted)
+    return count
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda folder: run_cancel(["many"], None, folder, save=False, as_json=False),
+        lambda folder: run_cancel([], "many", folder, save=False, as_json=False),
+        lambda folder: run_why(["many"], None, folder, as_json=False),
+        lambda folder: run_logs("many", None, folder, rank=None, follow=False, tail=None, as_json=False),
+        lambda folder: run_retry(["many"], None, folder, as_json=False),
+        lambda folder: run_drill_verb(Drill.kill, ["many"], None, folder, timeout_s=1.0, as_json=False),
+    ],
+    ids=["cancel", "cancel --sweep", "why", "logs", "retry", "drill"],
+)
+def test_verbs_about_what_is_not_done_read_no_folder_of_what_is(
+    verb: Callable[[Path], None], sweep: SweepOnDisk, read: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def retry(*_: object, **__: object) -> None:
+        raise RunStateError("it has chosen")
+
+    monkeypatch.setattr("hpc_trainer.cli.grid_verbs.retry", retry)
+    done = [spec.run_id for spec in sweep.specs[:DONE_RUNS]]
+    with contextlib.suppress(RunStateError):  # no run trains, for a drill
+        verb(sweep.paths.folder.parent)
+    assert sum(read[run_id] for run_id in done) <= 3, "a message names the first few"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_that_is_done_is_read_once_while_one_watches(
+    is_terminal: bool, sweep: SweepOnDisk, fake_slurm: FakeSlurm, read: Counter[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Also one that ends meanwhile; and one that is brought back shows what it does."""
+    first, last = sweep.specs[0].run_id, sweep.specs[-1].run_id
+    looks = 0
+
+    def sleep(_: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            sweep.start(DONE_RUNS + 1)
+            sweep.done(DONE_RUNS + 1)
+            sweep.run(0).marker("DONE").unlink()
+        if looks == 4:
+            sweep.done(0)
+            sweep.done(DONE_RUNS + 2)
+
+    monkeypatch.setattr(live, "_sleep", sleep)
+    monkeypatch.setattr("rich.console.Console.is_terminal", is_terminal)
+    status = live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
+    assert status.counts == {"COMPLETED": DONE_RUNS + 2, "FAILED": 1}
+    assert looks == 4
+    assert {read[spec.run_id] for spec in sweep.specs[1:DONE_RUNS]} == {1}
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    if not is_terminal:
+        of_first = [state for run_id, state in lines if run_id == first]
+        assert of_first[0] == of_first[-1] == "COMPLETED"
+        assert len(of_first) == 3
+        assert [state for run_id, state in lines if run_id == last] == ["PENDING", "COMPLETED"]
 
 
 def test_the_best_of_many_results(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:

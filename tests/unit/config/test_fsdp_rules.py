@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.resume_contract import Effect, compare
+from hpc_trainer.config.resume_contract import compare
+from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.model import ResnetConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype

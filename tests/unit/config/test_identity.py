@@ -93,7 +93,7 @@ def test_whatever_changes_the_result_makes_another_run(changes: dict[str, Any]) 
     ],
 )
 def test_run_ids_of_earlier_versions_stay(overrides: tuple[str, ...], run_id: str) -> None:
-    """A new key that does not change the result belongs into identity.py's lists: else finished runs start again."""
+    """A new key says in the schema that it is APART or ONCE_SET: else finished runs start again."""
     config = make_config(*overrides)
     validate(config)
     assert build_run_id(config, config_digest(to_plain(config))) == run_id

@@ -1,18 +1,15 @@
-"""The table of the resume contract covers every key once, and its verdicts are those that the page promises."""
+"""The verdicts of the resume contract are those that the page promises."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from hpc_trainer.config.keys import KEYS
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import (
     FACTS,
-    TABLE,
-    Effect,
     compare,
     default_facts,
     effect_of,
@@ -20,46 +17,12 @@ from hpc_trainer.config.resume_contract import (
     lines_of,
     refusal,
 )
-from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.config.schema.key import Effect
 from tests.unit.runs.builders import make_config
 
 
-def _schema_keys(kind: Any, prefix: str = "") -> Iterator[str]:
-    for each in dataclasses.fields(kind):
-        if each.name in VARIANTS and not prefix:
-            for variant in VARIANTS[each.name].values():
-                yield from _schema_keys(variant, f"{each.name}.")
-        elif dataclasses.is_dataclass(each.default_factory):
-            yield from _schema_keys(each.default_factory, f"{prefix}{each.name}.")
-        else:
-            yield f"{prefix}{each.name}"
-
-
-KEYS = sorted(set(_schema_keys(TrainConfig)))
-LISTED = [key for keys in TABLE.values() for key in keys]
-
-
-def _covers(name: str, key: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
-
-
-def test_there_are_keys_to_look_at() -> None:
-    assert len(KEYS) > 90
-    assert {"seed", "optim.momentum", "model.dropout", "checkpoint.resume_from", "train.num_steps"} <= set(KEYS)
-
-
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_of_the_schema_is_in_the_table(key: str) -> None:
-    """A new key belongs into one class, by a decision: left out, it is incompatible for want of one."""
-    assert any(_covers(name, key) for name in LISTED), f"add {key} to TABLE in config/resume_contract.py"
-
-
-def test_no_name_is_in_two_classes_and_none_is_stale() -> None:
-    assert len(LISTED) == len(set(LISTED))
-    known = [*KEYS, *FACTS]
-    stale = [name for name in LISTED if not any(_covers(name, key) or _covers(key, name) for key in known)]
-    assert stale == []
+def test_facts_are_no_keys() -> None:
+    assert not {name.partition(".")[0] for name in FACTS} & KEYS.keys()
 
 
 @pytest.mark.parametrize(

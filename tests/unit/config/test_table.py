@@ -1,4 +1,4 @@
-"""The table of what goes with what: its words can be read, the page of the docs shows it, and all pairs do what it says.
+"""The table of what goes with what: its words can be read, the docs show it, and all pairs do what it says.
 
 HPC_TRAINER_UPDATE_GOLDEN=1 writes docs/reference/what_goes_with_what.md anew: read the difference before keeping it.
 """
@@ -36,7 +36,9 @@ def _name(feature: Feature, row: Row) -> str:
 
 def _words(*features: Feature) -> list[str]:
     """What one types for all of them; of two words for one key the later one."""
-    words = dict(word.split("=", 1) for word in (*GROUND, *(word for each in features for word in each.example.split())))
+    words = dict(
+        word.split("=", 1) for word in (*GROUND, *(word for each in features for word in each.example.split()))
+    )
     if any("bf16" in each.example and "fp32" in each.off for each in features):
         words.setdefault("precision", "bf16")
     return [f"{key}={value}" for key, value in words.items()]

@@ -81,8 +81,8 @@ def test_what_little_is_left_of_an_earlier_array_takes_little(folder: Path, fake
     queue = fake_slurm.folder / "queue"
     queue.write_text("".join(line + "\n" for line in queue.read_text().splitlines()[-2:]))
     (first,) = read_submissions(SweepPaths(folder))
-    named = f"fakecluster|sweep-{first.uuid[:8]}|{first.uuid}"
-    fake_slurm.answer("sacct", "".join(f"101_{index}|CANCELLED|0:0|n1|5|{named}\n" for index in range(8)))
+    named = f"sweep-{first.uuid[:8]}|{first.uuid}"
+    fake_slurm.answer("sacct", "".join(f"101_{index}|CANCELLED|0:0|n1|{named}\n" for index in range(8)))
     (array,) = submit(make_grid(folder, make_specs(20, "cluster=slurm", cluster__array_parallelism=8)))
     assert len(array.run_ids) == 10
     assert "#SBATCH --array=0-9%6" in fake_slurm.script(array.job_id), "two of eight places are taken"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config import validate as validate_module
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.grid import expand
 from hpc_trainer.config.validate import validate
@@ -29,6 +30,24 @@ def test_a_grid_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert grid.num_duplicates == 4
     assert grid.sweep.folder == tmp_path / "train"
     assert grid.specs[0].axes == {"seed": "1", "optim.lr": "0.1"}
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_points_that_differ_in_their_seed_alone_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a seed that cannot be is told of its own point."""
+    seen: list[float] = []
+    rules = validate_module.optim_problems
+    monkeypatch.setattr(
+        validate_module, "optim_problems", lambda config: (seen.append(config.optim.lr), rules(config))[1]
+    )
+    grid = freeze_grid(["seed=range(6)", "optim.lr=0.1,0.2"], trust=["my_lab"])
+    assert seen == [0.1, 0.2]
+    assert [spec.config["seed"] for spec in grid.specs[::2]] == [0, 1, 2, 3, 4, 5]
+    assert {str(spec.config["trust"]) for spec in grid.specs} == {"['my_lab']"}
+    with pytest.raises(ConfigError) as caught:
+        freeze_grid(["seed=0,-1,-2,1", "train.num_steps=0"])
+    told = [line.split(" must")[0] for line in str(caught.value).splitlines()]
+    assert told == ["train.num_steps=0", "seed=-1", "seed=-2"]
 
 
 @pytest.mark.usefixtures("no_slurm")

@@ -104,6 +104,8 @@ POINTS = {
     "before sweep.json": (f"{SUBMIT}.write_json", "before", 1),
     "after sweep.json": (f"{SUBMIT}.write_json", "after", 1),
     "before the intent": (f"{SUBMIT}.write_intent", "before", 1),
+    "before the copy": ("hpc_trainer.runs.submissions._write_copy", "before", 1),
+    "before the copy has the job": ("hpc_trainer.runs.submissions._write_copy", "before", 2),
     "after the intent": (f"{SUBMIT}.write_intent", "after", 1),
     "before the script": (f"{HAND_OVER}.write_atomic", "before", 1),
     "after the script": (f"{HAND_OVER}.write_atomic", "after", 1),

@@ -58,7 +58,8 @@ def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: Fake
     assert "#SBATCH --array=0-49%50" in fake_slurm.script("101")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert [name for name in names if not name.startswith(("slurm/", "code/"))] == [
-        "specs.jsonl", "submissions.jsonl", "sweep.json",
+        "specs.jsonl", "submissions.jsonl", f"submissions/{read_submissions(SweepPaths(folder))[0].uuid}.json",
+        "sweep.json",
     ]  # fmt: skip
     assert len([name for name in names if name.startswith("code/")]) <= 1, "one archive, if hpc_trainer is a checkout"
     assert len(names) <= 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ class SweepOnDisk:
             self.paths, executor=executor, hardware="cpu_x1", run_ids=[spec.run_id for spec in self.specs]
         )
         write_confirmation(self.paths, intent, job_id)
+        shutil.rmtree(self.paths.intents)  # as older versions left it
         lines = list(read_lines(self.paths.submissions))  # without their checksums
         for line in lines[-2:]:
             line["uuid"] = uuid_of(job_id) if executor == "slurm" else line["uuid"]

@@ -157,7 +157,7 @@ def test_what_slurm_calls_cancelled_keeps_its_marker_when_slurm_forgets(
 ) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|CANCELLED by 7|0:0||0\n")
+    fake_slurm.answer("sacct", "500_0|CANCELLED by 7|0:0|\n")
     status = read_status(sweep.paths)
     assert status.runs[0].state is RunState.CANCELLED
     cancel_runs(status, status.runs[:1])

@@ -80,11 +80,11 @@ def test_no_sweep_at_all_is_said(runs_dir: Path) -> None:
 def test_runs_by_id_beginning_or_end(sweeps: dict[str, SweepOnDisk]) -> None:
     status = read_status(sweeps["old"].paths)
     ids = [run.run_id for run in status.runs]
-    assert [run.run_id for run in find_runs(status, [ids[1]])] == [ids[1]]
-    assert [run.run_id for run in find_runs(status, [ids[2][-8:]])] == [ids[2]]
-    assert [run.run_id for run in find_runs(status, ["mlp-"])] == ids
-    assert [run.run_id for run in find_runs(status, [ids[1][-8:], ids[1]])] == [ids[1]], "once"
-    assert find_runs(status, []) == status.runs
+    assert find_runs(status, [ids[1]]) == [ids[1]]
+    assert find_runs(status, [ids[2][-8:]]) == [ids[2]]
+    assert find_runs(status, ["mlp-"]) == ids
+    assert find_runs(status, [ids[1][-8:], ids[1]]) == [ids[1]], "once"
+    assert find_runs(status, []) == ids
     with pytest.raises(RunStateError, match=rf"no run of old is named 'nope'\. Runs: {ids[0]}, "):
         find_runs(status, [ids[0], "nope"])
 
@@ -107,7 +107,7 @@ def test_runs_are_looked_for_in_the_newest_sweep_then_in_the_others(
 
 def _selected(runs_dir: Path, names: list[str], sweep: str | None) -> tuple[str, list[str]]:
     status, runs = select(runs_dir, names, sweep)
-    return status.sweep.name, [run.run_id for run in runs]
+    return status.sweep.name, runs
 
 
 # --- results ---

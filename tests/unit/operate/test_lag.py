@@ -20,7 +20,7 @@ from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
-ROW = "{job}|{state}|0:0|n1|5\n"
+ROW = "{job}|{state}|0:0|n1\n"
 
 
 def _only(paths: SweepPaths) -> RunStatus:

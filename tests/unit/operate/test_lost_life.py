@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def _submit_and_lose_the_line(sweep: SweepOnDisk, job_id: str) -> str:
     lines = sweep.paths.submissions.read_bytes().splitlines(keepends=True)
     lines[-2] = lines[-2].replace(b"cpu", b"cpv")
     sweep.paths.submissions.write_bytes(b"".join(lines))
+    shutil.rmtree(sweep.paths.intents)
     return intent.uuid
 
 

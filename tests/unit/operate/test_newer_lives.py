@@ -38,7 +38,7 @@ def test_a_remembered_end_gives_way_to_a_job_that_was_requeued_since(sweep: Swee
     sweep.start(age_s=3000)
     sweep.beat(step=3, age_s=2900)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n1|5\n")
+    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n1\n")
     assert _state(sweep) is RunState.TIMEOUT
     fake_slurm.answer("sacct", "")
     assert _state(sweep) is RunState.TIMEOUT
@@ -52,7 +52,7 @@ def test_remembered_ends_of_somebody_else_are_not_made_ours(
 ) -> None:
     sweep.start(age_s=3000)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n1|5\n")
+    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n1\n")
     other = tmp_path / "other"
     other.write_text("")
     other.chmod(0o666)
@@ -94,7 +94,7 @@ def test_an_intent_of_some_cluster_is_kept_while_nobody_says_which_this_is(
     fake_slurm.answer("sacct", "")
     fake_slurm.print("scontrol", "", code=1, error="scontrol: error: Unable to contact slurm controller\n")
     for _ in range(2):
-        with pytest.raises(SlurmError, match="did not say which cluster"):
+        with pytest.raises(SlurmError, match="does not say which cluster"):
             settle_intents(sweep.paths)
     assert [each.uuid for each in read_ledger(sweep.paths).unsettled] == [intent.uuid]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import Submission, read_submissions
+from hpc_trainer.runs.submissions import Submission, read_submissions, write_waiting
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
@@ -100,7 +101,7 @@ def test_an_old_attempt_with_the_id_of_a_new_job_is_not_its_attempt(sweep: Sweep
     fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n500_1|PENDING||Priority|x\n")
     assert _first(sweep).state is RunState.PENDING
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n500_1|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n500_1|NODE_FAIL|1:0|n7\n")
     assert _first(sweep).state is RunState.NODE_FAIL
 
 
@@ -119,10 +120,10 @@ def test_clocks_that_differ_by_minutes_part_no_attempt_from_its_job(sweep: Sweep
 @pytest.mark.parametrize(
     "row",
     [
-        f"500_0|COMPLETED|0:0|n7|5|{CLUSTER}|their_job||\n",
-        f"500_0|CANCELLED by 7|0:0|n7|5|{CLUSTER}|sweep-0badcafe||\n",
-        f"500|CANCELLED|0:0|n7|5|{CLUSTER}|their_job||\n", f"500_[0-9]|CANCELLED|0:0||0|{CLUSTER}|their_job||\n",
-        f"500_0|TIMEOUT|0:0|n7|5|{CLUSTER}|a|b|c||\n",
+        "500_0|COMPLETED|0:0|n7|their_job||\n",
+        "500_0|CANCELLED by 7|0:0|n7|sweep-0badcafe||\n",
+        "500|CANCELLED|0:0|n7|their_job||\n", "500_[0-9]|CANCELLED|0:0||their_job||\n",
+        "500_0|TIMEOUT|0:0|n7|a|b|c||\n",
     ],
 )  # fmt: skip
 def test_a_row_of_an_old_job_with_our_id_is_not_believed(sweep: SweepOnDisk, fake_slurm: FakeSlurm, row: str) -> None:
@@ -138,7 +139,7 @@ def test_a_row_of_an_old_job_with_our_id_is_not_believed(sweep: SweepOnDisk, fak
 def test_a_row_is_ours_by_name_or_comment(sweep: SweepOnDisk, fake_slurm: FakeSlurm, words: str) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "")
-    fake_slurm.print("sacct", f"{ACCOUNTING_HEADER}500_0|NODE_FAIL|1:0|n7|5|{CLUSTER}|{words}|\n")
+    fake_slurm.print("sacct", f"{ACCOUNTING_HEADER}500_0|NODE_FAIL|1:0|n7|{words}|\n")
     assert _first(sweep).state is RunState.NODE_FAIL
 
 
@@ -157,7 +158,7 @@ def test_without_squeue_nothing_is_cancelled_unseen(sweep: SweepOnDisk, fake_slu
 
 def test_a_job_that_squeue_does_not_show_yet_is_cancelled(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     """sbatch has just named its id, and squeue is behind: it can be nobody else's."""
-    sweep.submit(age_s=2)
+    sweep.submit(age_s=2, cluster=CLUSTER)
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "")
     assert len(_cancel(sweep)) == 2
@@ -213,6 +214,7 @@ def test_on_another_cluster_an_intent_without_an_answer_stays(tmp_path: Path, fa
     path = tmp_path / "runs" / "sweep" / "submissions.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if '"confirmed"' not in line))
+    shutil.rmtree(path.with_name("submissions"))
     _backdate(tmp_path)
     fake_slurm.clear_queue()
     fake_slurm.answer("sacct", "")
@@ -228,25 +230,103 @@ def test_a_submission_of_an_older_version_names_no_cluster_and_is_read(
 ) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n")
     assert _first(sweep).state is RunState.NODE_FAIL
     assert fake_slurm.calls("scontrol") == []
 
 
-def test_a_cluster_that_does_not_say_its_name_makes_no_rule(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
-    sweep.submit(cluster="north")
+@pytest.mark.parametrize("age_s", [3, 3600])
+@pytest.mark.parametrize("says", ["nothing", "no name"])
+def test_where_no_cluster_says_its_name_nothing_is_guessed(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, says: str, age_s: float
+) -> None:
+    """The job may be on another cluster, where it is well: it has not failed, and nobody cancels it unseen."""
+    sweep.submit(cluster="north", age_s=age_s)
     sweep.start(0, age_s=400)
+    fake_slurm.answer("squeue", FOREIGN if age_s == 3 else "")
+    fake_slurm.answer("sacct", "")
+    if says == "nothing":
+        fake_slurm.answer("scontrol", error="Unable to contact slurm controller\n", code=1)
+    else:
+        fake_slurm.answer("scontrol", "SlurmctldPort = 6817\n")
+    status = _status(sweep)
+    assert [run.state for run in status.runs] == [RunState.UNKNOWN] * 2
+    told = "it was submitted on the cluster north, and scontrol does not say which cluster this is"
+    assert str(status.runs[0].cause).startswith(told)
+    assert any(note.startswith("2 run(s) were submitted on the cluster north") for note in status.notes)
+    with pytest.raises(RunStateError, match=r"scontrol does not say which.*Nothing of them was touched"):
+        _cancel(sweep)
+    assert fake_slurm.calls("scancel") == []
+    assert not sweep.run(0).marker("CANCEL").exists()
+
+
+@pytest.mark.parametrize("queue", ["", FOREIGN])
+def test_a_young_submission_of_another_cluster_is_not_touched(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, queue: str
+) -> None:
+    """Given to the other cluster a moment ago: the id that its sbatch named may be a stranger's here."""
+    sweep.submit(cluster="north", age_s=3)
+    fake_slurm.answer("squeue", queue)
+    fake_slurm.answer("sacct", "")
+    assert [(run.state, run.own_job) for run in _status(sweep).runs] == [(RunState.UNKNOWN, None)] * 2
+    with pytest.raises(RunStateError, match=f"cluster north, and this is {CLUSTER}"):
+        _cancel(sweep)
+    assert fake_slurm.calls("scancel") == []
+    assert not sweep.run(0).marker("CANCEL").exists()
+
+
+def test_a_young_submission_that_names_no_cluster_is_marked_and_not_signalled(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm
+) -> None:
+    """An older version wrote it, on whatever cluster: the marker is its run's own, and the id may be a stranger's."""
+    sweep.submit(age_s=3)
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "")
+    assert len(_cancel(sweep)) == 2
+    assert fake_slurm.calls("scancel") == []
+    assert sweep.run(0).marker("CANCEL").exists()
+
+
+def test_without_squeue_a_run_of_another_cluster_is_not_touched(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.submit(cluster="north")
+    fake_slurm.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    with pytest.raises(RunStateError, match="cluster north"):
+        _cancel(sweep)
+    assert not sweep.run(0).marker("CANCEL").exists()
     fake_slurm.answer("scontrol", error="Unable to contact slurm controller\n", code=1)
-    assert _first(sweep).state is RunState.FAILED
+    with pytest.raises(SlurmError, match="squeue did not answer"):
+        _cancel(sweep)
+    assert sweep.run(0).marker("CANCEL").exists(), "nobody answers: the run is stopped by its own marker"
+    assert fake_slurm.calls("scancel") == []
+
+
+def test_an_end_that_only_its_own_cluster_can_explain_is_left_to_it(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    """It saved and left, and perhaps somebody cancelled it there: submitted here it would come back."""
+    sweep.submit(cluster="north")
+    sweep.start(0, age_s=400)
+    sweep.end(0, state=RunState.PREEMPTED, cause="unexplained", age_s=300)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    assert _first(sweep).state is RunState.UNKNOWN
+
+
+def test_what_waits_in_the_sweeps_own_queue_is_no_clusters(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.submit(cluster="north")
+    sweep.start(0, age_s=400)
+    sweep.end(0, state=RunState.PREEMPTED, cause="preempted", age_s=300)
+    write_waiting(sweep.paths, [sweep.specs[0].run_id], "no room", None)
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    status = _status(sweep)
+    assert (status.runs[0].state, status.runs[0].elsewhere) == (RunState.PENDING, None)
+    assert cancel_runs(status, status.runs[:1]) == [sweep.specs[0].run_id]
 
 
 def test_what_slurm_knows_to_be_ours_costs_no_further_question(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     sweep.submit(cluster=CLUSTER)
     sweep.start(1)
     fake_slurm.answer("squeue", "500_1|RUNNING|n7|None|x\n")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n")
     assert [run.state for run in _status(sweep).runs] == [RunState.NODE_FAIL, RunState.RUNNING]
     assert fake_slurm.calls("scontrol") == []
 

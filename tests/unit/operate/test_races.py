@@ -31,7 +31,7 @@ def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
     sweep.start(resumed=0)
     sweep.beat(step=199, loss=0.5)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|COMPLETED|0:0|n1|5\n")
+    fake_slurm.answer("sacct", "500_0|COMPLETED|0:0|n1\n")
     _meanwhile(fake_slurm, f"""
         echo '{{"step": 200, "metrics": {{"eval_accuracy": 0.9}}}}' > "{sweep.run().result}"
         echo '{{}}' > "{sweep.run().marker("DONE")}"

@@ -45,7 +45,7 @@ def test_a_run_that_has_ended_and_lacks_its_marker_comes_back(sweep: SweepOnDisk
     """The last checkpoint has all its steps: the next start writes DONE in seconds."""
     sweep.start(resumed=0)
     sweep.end(state=S.COMPLETED, cause="done", step=200, saved_step=200)
-    fake_slurm.answer("sacct", "500_0|COMPLETED|0:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|COMPLETED|0:0|n7\n")
     run = _one(sweep)
     assert (run.state, run.cause) == (S.PREEMPTED, "DONE is missing")
     assert run.state.needs_submit
@@ -65,7 +65,7 @@ def test_what_was_saved_and_could_not_be_requeued_comes_back(sweep: SweepOnDisk,
     """The batch script was to requeue it, and was killed: Slurm calls the job failed (exit 75)."""
     sweep.start(resumed=0)
     sweep.end(state=S.REQUEUED, cause="preempted", action="requeue by the batch script", step=7, saved_step=7)
-    fake_slurm.answer("sacct", "500_0|FAILED|75:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|FAILED|75:0|n7\n")
     run = _one(sweep)
     assert (run.state, run.cause) == (S.PREEMPTED, "preempted")
 
@@ -94,7 +94,7 @@ def test_a_sacct_that_is_behind_is_no_end_whatever_it_says(
 ) -> None:
     sweep.start(resumed=0, age_s=300)
     sweep.beat(step=7, age_s=200)
-    fake_slurm.answer("sacct", f"500_0|{word}|0:0|n7|5\n")
+    fake_slurm.answer("sacct", f"500_0|{word}|0:0|n7\n")
     run = _one(sweep)
     assert run.state is S.UNKNOWN
     assert f"sacct still says {word}" in (run.cause or "")
@@ -139,7 +139,7 @@ def test_an_attempt_of_the_array_before_says_nothing_of_the_newest(
     sweep.start(resumed=0, age_s=again_s + 100)
     sweep.end(state=S.FAILED, cause="exception", age_s=again_s + 50)
     sweep.submit("600", age_s=again_s)
-    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7|5\n600_0|TIMEOUT|0:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n600_0|TIMEOUT|0:0|n7\n")
     run = _one(sweep)
     assert (run.state, run.job_id) == (S.TIMEOUT, "600_0")
     assert "exception" not in (run.cause or "")

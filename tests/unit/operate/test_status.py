@@ -96,37 +96,37 @@ CASES = [
     ("requeued, and nobody has it", _ended(S.REQUEUED, "timeout"), "", None, S.FAILED, "gone from the queue"),
     ("submitted again, waits", _submitted_again, QUEUED, None, S.PENDING, None),
     ("submitted again, starts", _submitted_again, RUNS, None, S.RUNNING, None),
-    ("failed, told", _ended(S.FAILED, "exception"), "", "500_0|FAILED|1:0|n7|5\n", S.FAILED, "exception"),
-    ("failed, told, Slurm says completed", _ended(S.FAILED, "exception"), "", "500_0|COMPLETED|0:0|n7|5\n", S.FAILED,
+    ("failed, told", _ended(S.FAILED, "exception"), "", "500_0|FAILED|1:0|n7\n", S.FAILED, "exception"),
+    ("failed, told, Slurm says completed", _ended(S.FAILED, "exception"), "", "500_0|COMPLETED|0:0|n7\n", S.FAILED,
      "exception"),
     ("timed out, told", _ended(S.TIMEOUT, "timeout"), "", "", S.TIMEOUT, "timeout"),
     ("preempted, told", _ended(S.PREEMPTED, "preempted"), "", "", S.PREEMPTED, "preempted"),
     ("cancelled, told", _ended(S.CANCELLED, "cancelled"), "", "", S.CANCELLED, "cancelled"),
-    ("killed: out of memory", _running, "", "500_0|OUT_OF_MEMORY|0:125|n7|5\n", S.OUT_OF_MEMORY, "OUT_OF_MEMORY"),
-    ("killed: out of me+", _running, "", "500_0|OUT_OF_ME+|0:125|n7|5\n", S.OUT_OF_MEMORY, "0:125"),
-    ("killed: node", _running, "", "500_0|NODE_FAIL|1:0|n7|5\n", S.NODE_FAIL, "NODE_FAIL"),
-    ("killed: boot", _submitted, "", "500_0|BOOT_FAIL|1:0|n7|5\n", S.NODE_FAIL, "BOOT_FAIL"),
-    ("killed: limit", _running, "", "500_0|TIMEOUT|0:0|n7|5\n", S.TIMEOUT, "TIMEOUT"),
-    ("killed: deadline", _running, "", "500_0|DEADLINE|0:0|n7|5\n", S.TIMEOUT, "DEADLINE"),
-    ("killed: preempted", _running, "", "500_0|PREEMPTED|0:0|n7|5\n", S.PREEMPTED, "PREEMPTED"),
-    ("killed: person", _running, "", "500_0|CANCELLED by 1000|0:15|n7|5\n", S.CANCELLED, "CANCELLED"),
-    ("killed while waiting", _submitted, "", "500_0|CANCELLED by 1000|0:0|None assigned|0\n", S.CANCELLED, "CANCELLED"),
-    ("killed while waiting, as one array", _submitted, "", "500|CANCELLED|0:0|None assigned|0\n", S.CANCELLED,
+    ("killed: out of memory", _running, "", "500_0|OUT_OF_MEMORY|0:125|n7\n", S.OUT_OF_MEMORY, "OUT_OF_MEMORY"),
+    ("killed: out of me+", _running, "", "500_0|OUT_OF_ME+|0:125|n7\n", S.OUT_OF_MEMORY, "0:125"),
+    ("killed: node", _running, "", "500_0|NODE_FAIL|1:0|n7\n", S.NODE_FAIL, "NODE_FAIL"),
+    ("killed: boot", _submitted, "", "500_0|BOOT_FAIL|1:0|n7\n", S.NODE_FAIL, "BOOT_FAIL"),
+    ("killed: limit", _running, "", "500_0|TIMEOUT|0:0|n7\n", S.TIMEOUT, "TIMEOUT"),
+    ("killed: deadline", _running, "", "500_0|DEADLINE|0:0|n7\n", S.TIMEOUT, "DEADLINE"),
+    ("killed: preempted", _running, "", "500_0|PREEMPTED|0:0|n7\n", S.PREEMPTED, "PREEMPTED"),
+    ("killed: person", _running, "", "500_0|CANCELLED by 1000|0:15|n7\n", S.CANCELLED, "CANCELLED"),
+    ("killed while waiting", _submitted, "", "500_0|CANCELLED by 1000|0:0|None assigned\n", S.CANCELLED, "CANCELLED"),
+    ("killed while waiting, as one array", _submitted, "", "500|CANCELLED|0:0|None assigned\n", S.CANCELLED,
      "before it"),
-    ("killed while waiting, siblings too", _submitted, "", "500_[0-4%2]|CANCELLED by 0|0:0||0\n", S.CANCELLED,
+    ("killed while waiting, siblings too", _submitted, "", "500_[0-4%2]|CANCELLED by 0|0:0|\n", S.CANCELLED,
      "before it"),
-    ("killed while waiting, siblings began", _submitted, "", "500_1|COMPLETED|0:0|n7|5\n", S.CANCELLED, "before it"),
-    ("began, and only siblings are known", _running, "", "500_1|COMPLETED|0:0|n7|5\n", S.FAILED, "gone from the queue"),
-    ("killed: something else", _running, "", "500_0|FAILED|9:0|n7|5\n", S.FAILED, "9:0"),
-    ("exit 0 without DONE is not complete", _running, "", "500_0|COMPLETED|0:0|n7|5\n", S.FAILED, "COMPLETED"),
-    ("left in the grace after a save", _ended(S.REQUEUED, "preempted"), "", "500_0|COMPLETED|0:0|n7|5\n", S.PREEMPTED,
+    ("killed while waiting, siblings began", _submitted, "", "500_1|COMPLETED|0:0|n7\n", S.CANCELLED, "before it"),
+    ("began, and only siblings are known", _running, "", "500_1|COMPLETED|0:0|n7\n", S.FAILED, "gone from the queue"),
+    ("killed: something else", _running, "", "500_0|FAILED|9:0|n7\n", S.FAILED, "9:0"),
+    ("exit 0 without DONE is not complete", _running, "", "500_0|COMPLETED|0:0|n7\n", S.FAILED, "COMPLETED"),
+    ("left in the grace after a save", _ended(S.REQUEUED, "preempted"), "", "500_0|COMPLETED|0:0|n7\n", S.PREEMPTED,
      "preempted"),
-    ("killed: its batch shell", _running, "", "500_0|FAILED|0:9|n7|5\n", S.PREEMPTED, "0:9"),
-    ("saved, and nobody could requeue it", _ended(S.REQUEUED, "timeout"), "", "500_0|FAILED|75:0|n7|5\n", S.PREEMPTED,
+    ("killed: its batch shell", _running, "", "500_0|FAILED|0:9|n7\n", S.PREEMPTED, "0:9"),
+    ("saved, and nobody could requeue it", _ended(S.REQUEUED, "timeout"), "", "500_0|FAILED|75:0|n7\n", S.PREEMPTED,
      "timeout"),
     ("saved and requeued, and the next start crashed before Python", _ended(S.REQUEUED, "preempted"), "",
-     "500_0|FAILED|2:0|n7|5\n", S.FAILED, "2:0"),
-    ("stopped before Python had its handlers", _submitted, "", "500_0|FAILED|15:0|n7|1\n", S.PREEMPTED, "15:0"),
+     "500_0|FAILED|2:0|n7\n", S.FAILED, "2:0"),
+    ("stopped before Python had its handlers", _submitted, "", "500_0|FAILED|15:0|n7\n", S.PREEMPTED, "15:0"),
     ("just submitted, not seen yet", _fresh, "", "", S.PENDING, None),
     ("nobody knows it", _running, "", "", S.FAILED, "gone from the queue"),
     ("a state of a future Slurm", _running, "500_0|MAGIC|n7|None|x\n", None, S.UNKNOWN, None),
@@ -173,7 +173,7 @@ def test_done_is_done_whatever_slurm_says(
     sweep.done(eval_accuracy=0.9)
     sweep.mark("CANCEL")
     fake_slurm.answer("squeue", queue)
-    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
     run = _one(sweep)
     assert (run.state, run.step, run.metrics) == (S.COMPLETED, 200, {"eval_accuracy": 0.9})
     assert fake_slurm.calls() == []
@@ -242,7 +242,7 @@ def test_200_runs_are_one_squeue_and_one_sacct(tmp_path: Path, fake_slurm: FakeS
     sweep = SweepOnDisk(tmp_path / "runs" / "big", many)
     sweep.submit()
     queue = "".join(f"500_{index}|RUNNING|n{index}|None|x\n" for index in range(100))
-    ends = "".join(f"500_{index}|FAILED|1:0|n1|5\n" for index in range(100, 200))
+    ends = "".join(f"500_{index}|FAILED|1:0|n1\n" for index in range(100, 200))
     fake_slurm.answer("squeue", queue)
     fake_slurm.answer("sacct", ends)
     status = read_status(sweep.paths)
@@ -261,7 +261,7 @@ def test_several_submissions_are_one_sacct(tmp_path: Path, fake_slurm: FakeSlurm
     sweep.paths.specs.write_text(sweep.paths.specs.read_text() + other.paths.specs.read_text())
     sweep.submit("600")
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n1|5\n600_0|TIMEOUT|0:0|n1|5\n")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n1\n600_0|TIMEOUT|0:0|n1\n")
     assert [run.state for run in read_status(sweep.paths).runs] == [S.FAILED, S.TIMEOUT]
     assert fake_slurm.calls("sacct")[0].endswith("-j 500,600")
 
@@ -321,7 +321,7 @@ def test_gpu_hours_are_counted_up_to_the_last_sign_of_life(tmp_path: Path, fake_
     sweep = SweepOnDisk(tmp_path / "runs" / "gpus", [make_spec("cluster=slurm", "hardware=gpu_x8")])
     sweep.submit(age_s=200_000)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|NODE_FAIL|1:0|n7\n")
     sweep.start(age_s=7200)
     sweep.end(state=S.REQUEUED, cause="x", age_s=3600)  # one hour
     assert gpu_hours(_one(sweep)) == pytest.approx(8.0, abs=0.1)

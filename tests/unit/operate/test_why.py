@@ -103,7 +103,7 @@ def test_the_end_of_a_ranks_memory_has_figures_and_keys(sweep: SweepOnDisk) -> N
 def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     sweep.start(resumed=0)
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7\n")
     why = _why(sweep)
     assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
     assert "mem_gb_per_node" in why.advice[0]
@@ -115,7 +115,7 @@ def test_a_rank_that_told_more_than_slurm_knows_is_believed(sweep: SweepOnDisk, 
     sweep.start(resumed=0)
     write_json(sweep.run().failure(0), {**ERROR, "cause": "out_of_memory", "memory": {"step": 3}})
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7|5\n")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
     assert (_why(sweep).state, _why(sweep).cause) == (RunState.OUT_OF_MEMORY, "out_of_memory")
 
 
@@ -170,3 +170,41 @@ def test_a_grace_that_is_too_short_is_told_with_its_figures(sweep: SweepOnDisk, 
     assert not [line for line in _why(sweep).evidence if "a stop takes" in line]
     fake_slurm.answer("scontrol", code=1, error="Unable to contact slurm controller")
     assert not [line for line in _why(sweep).evidence if "a stop takes" in line], "no answer, no guess"
+
+
+def test_slurms_reason_is_told_in_words_with_what_helps(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.answer("squeue", "500_0|PENDING||JobHeldAdmin|x\n")
+    why = _why(sweep)
+    assert (why.state, why.pending_reason) == (RunState.HELD, "JobHeldAdmin")
+    assert why.verdict == "Slurm holds its job. An administrator holds it."
+    assert why.evidence[0] == "JobHeldAdmin: an administrator holds it"
+    assert why.advice == ["ask the administrators: they may scontrol release 500_0"]
+    fake_slurm.answer("squeue", "500_0|PENDING||PartitionTimeLimit|x\n")
+    why = _why(sweep)
+    assert why.verdict.startswith("It waits for its turn. Its time limit is longer than its partition's")
+    assert "hpc-trainer cancel " + why.run_id in why.advice[0]
+    fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n")
+    assert _why(sweep).advice == ["nothing: it starts by itself"]
+
+
+def test_a_requeued_run_keeps_its_cause_beside_the_reason(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.REQUEUED, cause="preempted")
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
+    why = _why(sweep)
+    assert (why.state, why.cause, why.pending_reason) == (RunState.REQUEUED, "preempted", "BeginTime")
+    assert why.evidence[0] == "preempted; BeginTime: it may not begin yet; a requeued job is held for two minutes"
+
+
+@pytest.mark.parametrize("row", ["", "500_0|RUNNING|n1|None|x\n"])
+def test_a_run_that_does_not_wait_has_no_reason(sweep: SweepOnDisk, fake_slurm: FakeSlurm, row: str) -> None:
+    fake_slurm.answer("squeue", row)
+    assert read_status(sweep.paths).runs[0].pending_reason is None
+
+
+def test_a_cancelled_run_waits_for_nothing(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.run()
+    sweep.mark("CANCEL")
+    fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n")
+    (run,) = read_status(sweep.paths).runs
+    assert (run.state, run.pending_reason, run.reason) == (RunState.CANCELLED, None, "cancelled")

@@ -17,7 +17,7 @@ from hpc_trainer.runs.files import append_lines, read_json, read_lines
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
-from hpc_trainer.runs.reading import MAX_LINE, parse_record, seal
+from hpc_trainer.runs.reading import MAX_LINE, Faults, parse_record, seal
 from hpc_trainer.runs.states import RunState
 
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def _read(path: Path) -> tuple[list[dict[str, object]], list[str]]:
-    faults: list[str] = []
+    faults = Faults()
     return list(read_lines(path, faults)), faults
 
 
@@ -85,7 +85,7 @@ def test_a_line_of_before_there_were_checksums_is_read() -> None:
 )  # fmt: skip
 def test_what_is_no_record_is_a_fault(path: Path, text: bytes) -> None:
     path.write_bytes(text + b"\n")
-    faults: list[str] = []
+    faults = Faults()
     assert read_json(path, faults) is None
     assert len(faults) == 1
     assert faults[0].startswith("x.jsonl cannot be read: ")
@@ -106,12 +106,12 @@ def test_nothing_hangs(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{place}/socket")
         for name in ("folder", "pipe", "device", "socket"):
-            faults: list[str] = []
+            faults = Faults()
             assert read_json(tmp_path / name, faults) is None
             assert list(read_lines(tmp_path / name, faults)) == []
             assert faults == [f"{name} cannot be read: it is a {name}, not a file"] * 2
     os.close(place)
-    faults = []
+    faults = Faults()
     assert read_json(tmp_path / "loop", faults) is None
     assert faults == [f"loop cannot be read: {os.strerror(errno.ELOOP)}"]
     assert read_json(tmp_path / "none" / "x", faults) is None
@@ -129,7 +129,7 @@ def test_a_line_without_an_end_takes_no_memory(path: Path) -> None:
     found, faults = _read(path)
     assert found == [{"a": 1}, {"a": 2}]
     assert faults == ["x.jsonl line 2 cannot be read: it has more than 64 MiB"]
-    faults = []
+    faults = Faults()
     assert read_json(path, faults) is None
     assert faults == ["x.jsonl cannot be read: it has more than 16 MiB"]
 

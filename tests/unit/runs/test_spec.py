@@ -11,6 +11,7 @@ import pytest
 from hpc_trainer.config.schema.hardware import GpuRequest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.spec import append_specs, read_spec, read_specs, shape_of
 from tests.unit.runs.builders import make_config, make_spec, make_specs
 
@@ -68,11 +69,11 @@ def test_a_changed_line_is_refused_by_its_checksum(paths: SweepPaths) -> None:
     text = paths.specs.read_text()
     assert '"partition": null' in text
     paths.specs.write_text(text.replace('"partition": null', '"partition": "no"'))
-    faults: list[str] = []
+    faults = Faults()
     assert read_specs(paths, faults) == {}
     assert faults == [
         "specs.jsonl line 1 cannot be read: its checksum is of another text (if you have edited it: take out its last "
-        "key, crc)"
+        "key, crc); no other line has its run"
     ]
     with pytest.raises(RunStateError, match=r"no run .* that can be read. specs.jsonl line 1 .*checksum"):
         read_spec(paths, spec.run_id)
@@ -87,7 +88,7 @@ def test_a_spec_of_another_version_costs_its_own_run(paths: SweepPaths) -> None:
     paths.specs.write_text(json.dumps(record) + "\n")
     other = make_spec(seed=7)
     append_specs(paths, [other])
-    faults: list[str] = []
+    faults = Faults()
     assert list(read_specs(paths, faults)) == [other.run_id]
     assert [fault.split(" (")[0] for fault in faults] == [
         "specs.jsonl line 1 cannot be read: it is of another version, or damaged"

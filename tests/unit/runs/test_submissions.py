@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def test_a_torn_intent_was_not_submitted(paths: SweepPaths) -> None:
     _intent(paths, "a")
     data = paths.submissions.read_bytes()
     paths.submissions.write_bytes(data[:-10])
+    shutil.rmtree(paths.intents)  # its writer was killed before it came to the copy
     assert read_submissions(paths) == []
     second = _intent(paths, "b")
     assert read_submissions(paths) == [second]
@@ -196,6 +198,17 @@ def test_the_newest_of_a_run_is_what_was_written_last_in_either_file(paths: Swee
     assert newest_of_run(run, again) == again
     write_dropped(run, second, "x")
     assert newest_of_run(run, array) == (first, 0)
+
+
+@pytest.mark.parametrize("lost", [(1,), (0,), (0, 1)])
+def test_a_doubt_stands_twice_too(paths: SweepPaths, lost: tuple[int, ...]) -> None:
+    """Without it the job would be given up after 10 s and sent again, and the controller may take the first later."""
+    intent = _intent(paths, "a")
+    write_doubt(paths, intent)
+    lines = paths.submissions.read_bytes().splitlines(keepends=True)
+    paths.submissions.write_bytes(b"".join(line for place, line in enumerate(lines) if place not in lost))
+    (read,) = read_ledger(paths).unsettled
+    assert read.doubt_time == pytest.approx(time.time(), abs=60.0)
 
 
 @pytest.mark.parametrize("line", ['{"event": "confirmed"}', '{"event": 7}', "[]", '{"event": "intent", "uuid": "x"}'])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 QUEUE_HEADER = "JOBID|STATE|NODELIST|REASON|COMMENT|NAME|end\n"
-ACCOUNTING_HEADER = "JobID|State|ExitCode|NodeList|ElapsedRaw|Cluster|JobName|Comment|\n"
+ACCOUNTING_HEADER = "JobID|State|ExitCode|NodeList|JobName|Comment|\n"
 CLUSTER = "fakecluster"
 _RECORD = """#!/bin/sh
 here={folder}
@@ -82,12 +82,12 @@ def queue_rows(text: str, uuid: Callable[[str], str] = uuid_of) -> str:
 
 
 def accounting_rows(text: str, uuid: Callable[[str], str] = uuid_of) -> str:
-    """What `sacct` prints of these rows: without a name they are jobs of ours on this cluster."""
+    """What `sacct` prints of these rows: without a name they are jobs of ours."""
     lines = []
     for line in text.splitlines():
         parts = line.split("|")
-        ours = [CLUSTER, f"sweep-{uuid(parts[0])[:8]}", ""]
-        lines.append("|".join([*parts, *ours[len(parts) - 5 :], ""]) + "\n")
+        ours = [f"sweep-{uuid(parts[0])[:8]}", ""]
+        lines.append("|".join([*parts, *ours[len(parts) - 4 :], ""]) + "\n")
     return ACCOUNTING_HEADER + "".join(lines)
 
 

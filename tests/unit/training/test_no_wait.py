@@ -20,12 +20,12 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.optim import undo as put_back
 from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.muon import MuonWithAdamw
+from hpc_trainer.training.optim import undo as put_back
 from hpc_trainer.training.optim.build import build_optimizer, step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
 from hpc_trainer.training.precision.formats import build_scaler

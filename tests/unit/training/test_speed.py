@@ -13,10 +13,10 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.telemetry import flops, speed
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.rng import rng_state
+from hpc_trainer.training.telemetry import flops, speed
 from hpc_trainer.training.telemetry.flops import flops_per_sample, peak_flops
 from hpc_trainer.training.telemetry.speed import FLOPS_FAILED, Speed
 from tests.unit.training.world_child import compose, play

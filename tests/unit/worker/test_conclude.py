@@ -173,9 +173,9 @@ def test_a_cancelled_run_asks_for_nothing(sweep: SweepPaths, fake_slurm: FakeSlu
 @pytest.mark.parametrize(
     ("reason", "accounting", "end"),
     [
-        ("JobLaunchFailure", "101_0|FAILED|0:9|n1|9\n", ("PREEMPTED", "batch_shell", "none")),
-        ("None", "101_0|CANCELLED by 7|0:0|n1|9\n", ("CANCELLED", "cancelled", "none")),
-        ("None", "101_0|RUNNING|0:0|n1|9\n", ("PREEMPTED", "unexplained", "none")),
+        ("JobLaunchFailure", "101_0|FAILED|0:9|n1\n", ("PREEMPTED", "batch_shell", "none")),
+        ("None", "101_0|CANCELLED by 7|0:0|n1\n", ("CANCELLED", "cancelled", "none")),
+        ("None", "101_0|RUNNING|0:0|n1\n", ("PREEMPTED", "unexplained", "none")),
     ],
 )
 def test_cancelled_is_slurms_own_word_or_nobodys(
@@ -193,9 +193,9 @@ def test_slurms_last_word_is_waited_for(sweep: SweepPaths, fake_slurm: FakeSlurm
     """sacct still says RUNNING when it is asked first; what stands meanwhile is no guess either."""
     _play(fake_slurm, "JobState=COMPLETING Reason=None Restarts=0")
     once = f'seen="{fake_slurm.folder}/seen"; if [ -e "$seen" ]; then state="CANCELLED by 7"; else state=RUNNING; fi'
-    columns = "JobID|State|ExitCode|NodeList|ElapsedRaw|Cluster|JobName|Comment|"
+    columns = "JobID|State|ExitCode|NodeList|JobName|Comment|"
     (fake_slurm.bin / "sacct").write_text(
-        f'#!/bin/sh\n{once}\ntouch "$seen"\necho "{columns}"\necho "101_0|$state|0:0|n1|9|here|x||"\n'
+        f'#!/bin/sh\n{once}\ntouch "$seen"\necho "{columns}"\necho "101_0|$state|0:0|n1|x||"\n'
     )
     stop = _stop(sweep)
     assert conclude_start(stop) is ExitCode.OK
@@ -214,9 +214,9 @@ def test_what_slurm_says_later_of_an_unexplained_end_counts(sweep: SweepPaths, f
     assert state() is RunState.PREEMPTED
     fake_slurm.answer("sacct", code=1, error="sacct: error: Problem talking to the database\n")
     assert state() is RunState.UNKNOWN, "a submit now could bring back what was cancelled"
-    fake_slurm.answer("sacct", "101_0|FAILED|0:15|n1|9\n")
+    fake_slurm.answer("sacct", "101_0|FAILED|0:15|n1\n")
     assert state() is RunState.PREEMPTED
-    fake_slurm.answer("sacct", "101_0|CANCELLED by 7|0:0|n1|9\n")
+    fake_slurm.answer("sacct", "101_0|CANCELLED by 7|0:0|n1\n")
     assert state() is RunState.CANCELLED
 
 
@@ -247,7 +247,7 @@ def test_what_sacct_says_of_an_old_job_with_our_id_is_not_believed(
     causes = []
     for name in ("sweep-0badcafe", "sweep-01234567"):
         _play(fake_slurm, "JobState=COMPLETING Restarts=1")
-        fake_slurm.answer("sacct", f"101_0|NODE_FAIL|1:0|n1|5|here|{name}|\n")
+        fake_slurm.answer("sacct", f"101_0|NODE_FAIL|1:0|n1|{name}|\n")
         stop = _stop(sweep)
         conclude_start(stop)
         causes.append(_ends(stop.paths)[-1][1])

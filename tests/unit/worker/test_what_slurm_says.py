@@ -56,8 +56,8 @@ class Job:
         )
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         (submission,) = read_submissions(self.sweep)
-        named = f"fakecluster|sweep-{submission.uuid[:8]}|{submission.uuid}"
-        self.fake.answer("sacct", f"101_0|{sacct}|0:0|n1|5|{named}\n" if sacct else "")
+        named = f"sweep-{submission.uuid[:8]}|{submission.uuid}"
+        self.fake.answer("sacct", f"101_0|{sacct}|0:0|n1|{named}\n" if sacct else "")
         self.fake.forget_calls()
 
     def stop(self, *, signal: str = "SIGTERM", restart_count: int = 0) -> Stop:

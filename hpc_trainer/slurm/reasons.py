@@ -1,0 +1,117 @@
+"""Why a job waits: squeue's word for it (squeue(1), "JOB REASON CODES") in a person's words, and what can be done."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`says`: what the word means. `advice`: what helps, with {run} and {job} to be filled in; () if only time does."""
+
+    says: str
+    advice: tuple[str, ...] = ()
+
+
+_ANEW = "hpc-trainer cancel {run}, then the same `hpc-trainer submit` with "
+_RELEASE = ("scontrol release {job}",)
+_NODES = ("sinfo -R says which nodes are out, and why",)
+_OUT = Reason(
+    "a node that it needs is down, drained or reserved",
+    (*_NODES, "scontrol show reservation: a run that ends before a maintenance may start; " + _ANEW
+     + "a shorter hardware.time_limit_min"),
+)  # fmt: skip
+_ACCOUNT = Reason("its account or QOS may not be used here", (_ANEW + "another cluster.account or hardware.qos",))
+
+# By the beginning of the word: some come with a list of nodes behind.
+_REASONS = {
+    "None": Reason("Slurm has not looked at it yet"),
+    "Priority": Reason("jobs of higher priority are before it"),
+    "Resources": Reason("it is its turn, and too few nodes, cores, GPUs or memory are free"),
+    "BeginTime": Reason("it may not begin yet; a requeued job is held for two minutes"),
+    "DependencyNeverSatisfied": Reason(
+        "the job that it follows did not end as it must: it never starts",
+        ("hpc-trainer cancel {run}, then hpc-trainer retry {run}",),
+    ),
+    "Dependency": Reason("it begins when the job that it follows has ended"),
+    "JobArrayTaskLimit": Reason(
+        "as many runs of its array are at work as cluster.array_parallelism allows",
+        ("nothing: it starts when one of them ends. For later submits: a larger cluster.array_parallelism",),
+    ),
+    "JobHeldUser": Reason("it was held by you, or in your name", _RELEASE),
+    "JobHeldAdmin": Reason("an administrator holds it", ("ask the administrators: they may scontrol release {job}",)),
+    "JobHoldMaxRequeue": Reason("it was requeued more often than the site allows (MaxBatchRequeue)", _RELEASE),
+    "launch failed requeued held": Reason("a node could not start it, so Slurm holds it", _RELEASE),
+    "job requeued in held state": Reason("it was requeued to be held", _RELEASE),
+    "user env retrieval failed": Reason("a node could not start it, so Slurm holds it", _RELEASE),
+    "ReqNodeNotAvail": _OUT,
+    "Nodes required for job are DOWN": _OUT,
+    "NodeDown": _OUT,
+    "ReservationDeleted": Reason("the reservation that it asks for is gone", (_ANEW + "another place to run",)),
+    "Reservation": Reason("the reservation that it asks for has not begun"),
+    "PartitionDown": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
+    "PartitionInactive": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
+    "PartitionNodeLimit": Reason(
+        "it asks for more nodes than its partition gives a job: it does not start as it is",
+        (_ANEW + "fewer hardware.num_nodes, or another hardware.partition",),
+    ),
+    "PartitionTimeLimit": Reason(
+        "its time limit is longer than its partition's: it does not start as it is",
+        (_ANEW + "a shorter hardware.time_limit_min, or another hardware.partition",),
+    ),
+    "PartitionConfig": Reason(
+        "its partition, as it is set up, cannot run it",
+        ("scontrol show partition: limits, and who may use it", _ANEW + "another hardware.partition"),
+    ),
+    "BadConstraints": Reason(
+        "no node has what it asks for: it does not start as it is",
+        (_ANEW + "another hardware.constraint, GPU type, memory or number of cores", *_NODES),
+    ),
+    "MaxMemPerLimit": Reason(
+        "it asks for more memory than a job may have: it does not start as it is",
+        (_ANEW + "less memory (hardware.mem_gb_per_node, _per_gpu or _per_cpu)",),
+    ),
+    "InvalidAccount": _ACCOUNT, "AccountNotAllowed": _ACCOUNT, "InvalidQOS": _ACCOUNT, "QOSNotAllowed": _ACCOUNT,
+    "QOSUsageThreshold": Reason(
+        "its QOS starts no jobs of those who have used too much", (_ANEW + "another hardware.qos",)
+    ),
+    "Licenses": Reason("the licences that it asks for are in use"),
+    "Cleaning": Reason("what is left of its last start is being cleaned up"),
+    "Prolog": Reason("the site's prolog runs on its nodes"),
+    "SchedDefer": Reason("Slurm looks at it in its next round"),
+}  # fmt: skip
+_LIMIT = re.compile(r"(Assoc|QOS)?(?:iation)?(Grp|Max|Min)?(.*)")
+_WHAT = {
+    "job": "jobs", "submitjob": "jobs", "cpu": "cores", "gres": "GPUs", "mem": "memory", "node": "nodes",
+    "license": "licences", "energy": "energy", "wall": "time",
+}  # fmt: skip
+
+
+def explain_reason(word: str) -> Reason:
+    """What Slurm's reason for a job that waits means; one that is not known says where it is explained."""
+    spaced = word.replace("_", " ")
+    known = next((reason for beginning, reason in _REASONS.items() if spaced.startswith(beginning)), None)
+    return known or _limit(word) or Reason("a word of Slurm's", ("man squeue explains it, under JOB REASON CODES",))
+
+
+def _limit(word: str) -> Reason | None:
+    """Of the words that limits have: `AssocGrpGRES`, `QOSMaxJobsPerUserLimit` and some hundred more."""
+    source, kind, rest = _LIMIT.fullmatch(word).groups()  # type: ignore[union-attr]  # it fits any text
+    if source is None and kind is None:
+        return None
+    rest = rest.lower()
+    whose = {"Assoc": "your account", "QOS": "its QOS"}.get(source, "the site")
+    what = next((name for part, name in _WHAT.items() if rest.startswith(part)), "resources")
+    if kind == "Min" or "perjob" in rest or "pernode" in rest:
+        more, less = ("less", "more") if kind == "Min" else ("more", "less")
+        says = f"it asks for {more} {what} than {whose} lets a job have: it does not start as it is"
+        return Reason(says, (f"{_ANEW}{less} of that, or another hardware.qos",))
+    is_own = "peruser" in rest or (source, kind) == ("Assoc", "Max")
+    whom = "you" if is_own else "an account" if "peracc" in rest else "all its jobs together"
+    if "runmin" in rest:
+        return Reason(f"the jobs at work hold as much time ({what} times minutes left) as {whose} allows {whom}")
+    if "min" in rest or what == "time":
+        says = f"the time ({what} times minutes) that {whose} allows {whom} is used up"
+        return Reason(says, (_ANEW + "another cluster.account or hardware.qos, or wait until the site gives more",))
+    return Reason(f"{whose} allows {whom} no more {what} at a time: it starts when other jobs end")

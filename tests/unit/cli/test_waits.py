@@ -1,0 +1,152 @@
+"""Who waits for runs comes back to an end, or to a sentence that says why there is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli import live
+from hpc_trainer.cli.live import watch
+from hpc_trainer.cli.main import main
+from hpc_trainer.operate.status import SweepStatus
+from hpc_trainer.runs.files import append_lines
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.submissions import write_intent, write_waiting
+from tests.unit.operate.sweeps import SweepOnDisk
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+PATIENCE_S = 0.4
+Leaves = Callable[[SweepOnDisk], None]
+_NAME = attrgetter("__name__")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SweepOnDisk:
+    monkeypatch.setattr(live, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(live, "_SLURM_POLL_S", 0.02)
+    monkeypatch.setattr(live, "_LOCAL_POLL_S", 0.02)
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    return SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+
+
+def _watch(sweep: SweepOnDisk, *, quiet: bool = True) -> SweepStatus:
+    return watch(sweep.paths, {sweep.specs[0].run_id}, quiet=quiet)
+
+
+def _interrupted(sweep: SweepOnDisk) -> None:
+    write_intent(sweep.paths, executor="slurm", hardware="cpu_x1", run_ids=[sweep.specs[0].run_id])
+
+
+def _damaged(sweep: SweepOnDisk) -> None:
+    sweep.submit()
+    sweep.start()
+    append_lines(sweep.run().attempts, [{"event": "end", "attempt": 0, "state": "?"}])
+
+
+def _on_another_host(sweep: SweepOnDisk) -> None:
+    sweep.submit("elsewhere:1:2.0", executor="local")
+
+
+def _out_of_queue(sweep: SweepOnDisk) -> None:
+    write_waiting(sweep.paths, [sweep.specs[0].run_id], "MaxSubmitJobs is 1", None)
+
+
+@pytest.mark.parametrize("leaves", [_interrupted, _damaged, _on_another_host, _out_of_queue], ids=_NAME)
+def test_a_wait_for_what_nobody_has_ends_with_a_sentence(sweep: SweepOnDisk, leaves: Leaves) -> None:
+    leaves(sweep)
+    begin = time.monotonic()
+    status = _watch(sweep)
+    assert time.monotonic() - begin >= PATIENCE_S
+    (run,) = status.runs
+    assert run.state in (RunState.UNKNOWN, RunState.PENDING)
+    assert status.notes[-1].startswith("No longer waiting for 1 run(s) that nobody is known to have")
+    assert f"{run.run_id} is {run.state.value}: {run.reason}" in status.notes[-1]
+    assert status.notes[-1].endswith(f"hpc-trainer why {run.run_id}")
+
+
+def _later(seconds: float, do: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, do)
+    timer.daemon = True
+    timer.start()
+
+
+def test_a_silent_scheduler_goes_on_being_asked(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.submit()
+    sweep.start()
+    fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)
+
+    _later(3 * PATIENCE_S, sweep.done)
+    assert _watch(sweep).counts == {"COMPLETED": 1}
+    said = capsys.readouterr().err
+    assert said.count("Note: squeue did not answer") == 1
+    assert said.rstrip().endswith("Note: Slurm answers again.")
+
+
+def test_a_run_that_gives_signs_of_life_is_waited_for(sweep: SweepOnDisk) -> None:
+    _on_another_host(sweep)
+    end = time.monotonic() + 3 * PATIENCE_S
+    step = 0
+
+    def lives() -> None:
+        nonlocal step
+        step += 1
+        sweep.beat(step=1)
+        if time.monotonic() < end:
+            _later(0.05, lives)
+        else:
+            sweep.done()
+
+    lives()
+    assert _watch(sweep).counts == {"COMPLETED": 1}
+
+
+def test_a_job_in_the_queue_is_waited_for_in_whatever_state(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_0|A_STATE_OF_TOMORROW|n1|None|x\n")
+    _later(3 * PATIENCE_S, sweep.done)
+    assert _watch(sweep).counts == {"COMPLETED": 1}
+
+
+def _give(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["hpc-trainer", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+def test_status_watch_says_so_too(
+    sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _interrupted(sweep)
+    for words in (["status", "--watch", "sweep", "--json"], ["status", "--watch", "sweep"]):
+        _give(monkeypatch, *words)
+        out = capsys.readouterr().out
+        assert "No longer waiting for 1 run(s)" in (json.loads(out)["notes"][-1] if "--json" in words else out)
+        assert out.count("No longer waiting") == 1
+
+
+@pytest.mark.parametrize("leaves", [_interrupted, _damaged, _on_another_host], ids=_NAME)
+def test_retry_of_an_unknown_run_says_what_why_says(
+    sweep: SweepOnDisk, leaves: Leaves, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves(sweep)
+    run_id = sweep.specs[0].run_id
+    assert _give(monkeypatch, "why", run_id, "--json") == 0
+    why = json.loads(capsys.readouterr().out)
+    assert why["state"] == "UNKNOWN"
+    assert _give(monkeypatch, "retry", run_id) == 1
+    said = capsys.readouterr().err
+    for words in (why["verdict"], why["cause"], *why["advice"]):
+        assert words in said

@@ -1,0 +1,229 @@
+"""Every key says what hangs on it, what it says of its limits holds, and docs/reference/keys.md is made of it.
+
+HPC_TRAINER_UPDATE_GOLDEN=1 writes the page anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config import keys, schema
+from hpc_trainer.config.identity import config_digest
+from hpc_trainer.config.keys import Declared, all_keys
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.schema.key import Identity, Key, declared
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.config.validate import find_problems
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "keys.md"
+LEAVES = [each for each in all_keys() if each.section is None]
+NAMED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES]
+LIMITED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES if each.key.limits]
+NUMBERS = (int, float)
+UNITS = {"s": "s", "min": "min", "gb": "GB", "mb": "MB", "steps": "steps", "hours": "h"}
+
+
+def _schemas() -> Iterator[type]:
+    for module in pkgutil.iter_modules(schema.__path__, f"{schema.__name__}."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == module.name:
+                yield kind
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _schemas() if kind is not Key], ids=lambda kind: kind.__name__)
+def test_every_field_of_every_schema_says_what_hangs_on_it(kind: type) -> None:
+    silent = [each.name for each in dataclasses.fields(kind) if declared(kind, each.name) is None]
+    assert not silent, f"declare {kind.__name__}.{silent[0]} with key(...), config/schema/key.py"
+
+
+@pytest.mark.parametrize("each", NAMED)
+def test_a_key_says_all_of_it(each: Declared) -> None:
+    said = each.key
+    assert said.identity is not None, f"{each.name}: does another value make another run? COUNTS, ONCE_SET or APART"
+    assert said.resume is not None, f"{each.name}: may a run go on with another value? SAFE, SCHEDULE or INCOMPATIBLE"
+    assert said.in_graph is not None, f"{each.name}: may another value be another compiled graph? in_graph="
+    assert said.limits or not _is_number(each), f"{each.name} is a number: say which are legal, limits="
+
+
+def test_a_new_key_that_says_nothing_is_named() -> None:
+    silent = dataclasses.make_dataclass("Silent", [("speed", int, 3)])
+    root = dataclasses.make_dataclass("Root", [("train", silent, dataclasses.field(default_factory=silent))])
+    for kind, name in ((silent, r"Silent\.speed"), (root, r"Root\.train")):
+        with pytest.raises(TypeError, match=f"{name} must say what hangs on it"):
+            list(all_keys(kind))
+
+
+def test_variants_of_a_group_agree_on_a_key_that_they_share() -> None:
+    for each in LEAVES:
+        said, other = each.key, keys.KEYS[each.name]
+        assert (said.identity, said.resume, said.in_graph) == (other.identity, other.resume, other.in_graph), each.name
+
+
+def test_what_came_later_is_left_out_at_its_default_and_nothing_else_is() -> None:
+    for each in LEAVES:
+        if each.name.count(".") != 1:
+            continue
+        section, name = each.name.split(".")
+        plain = to_plain(_with_variant(each))
+        without = {**plain, section: {key: value for key, value in plain[section].items() if key != name}}
+        is_same = config_digest(without) == config_digest(plain)
+        assert is_same is (each.key.identity is not Identity.counts), each.name
+
+
+@pytest.mark.parametrize("each", LIMITED)
+def test_what_is_said_of_limits_is_what_is_checked(each: Declared) -> None:
+    """The values just outside are refused by name, and those just inside are not refused for their size."""
+    inside, outside = _around(str(each.key.limits), is_int=int in _kinds(each))
+    for value in (*inside, *outside):
+        config = _with_variant(each)
+        owner = functools.reduce(getattr, each.name.split(".")[:-1], config)
+        setattr(owner, each.field.name, [value, value] if isinstance(each.default, list) else value)
+        told = [line for line in find_problems(config) if line.startswith((f"{each.name}=", f"{each.name}["))]
+        of_size = [line for line in told if re.search("must be (at|in|between|greater|more|a power|≥|[0-9(])", line)]
+        assert of_size if value in outside else not of_size, (value, told)
+
+
+def test_the_page_of_keys_is_made_of_the_schemas() -> None:
+    if os.environ.get("HPC_TRAINER_UPDATE_GOLDEN") == "1":
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(_page(), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == _page(), "HPC_TRAINER_UPDATE_GOLDEN=1 writes it anew"
+
+
+def _with_variant(each: Declared) -> TrainConfig:
+    section = each.name.partition(".")[0]
+    return TrainConfig(**({section: each.kind()} if section in VARIANTS else {}))
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _kinds(each: Declared) -> tuple[Any, ...]:
+    hint = _hints(each.kind)[each.field.name]
+    return typing.get_args(hint) or (hint,)
+
+
+def _is_number(each: Declared) -> bool:
+    return any(kind in NUMBERS for kind in _kinds(each))
+
+
+def _around(limits: str, is_int: bool) -> tuple[list[float], list[float]]:
+    little = 1 if is_int else 1e-3
+    digits = re.sub(r"(\d),(\d)", r"\1\2", limits)
+    numbers = [(int if is_int else float)(text) for text in re.findall(r"\d+", digits)]
+    if limits[0] == "≥":
+        return [numbers[0]], [numbers[0] - little]
+    if limits[0] == ">":
+        return [numbers[0] + little], [numbers[0]]
+    low, high = numbers
+    if " or " in limits:
+        return [low, high], [low + 1, high + 1]
+    inside = [low if limits[0] != "(" else low + little, high if limits[-1] != ")" else high - little]
+    return inside, [low if limits[0] == "(" else low - little, high if limits[-1] == ")" else high + little]
+
+
+def _page() -> str:
+    lines = [
+        "# Every key", "",
+        "Made of the schemas in `hpc_trainer/config/schema/`: `HPC_TRAINER_UPDATE_GOLDEN=1 make unit` writes it anew.",
+        "",
+        "- *run*: yes: another value makes another run. once set: so too, but its default is no part of the id. no:",
+        "  the same run.",
+        "- *resume*: what another value does to a run that goes on from a checkpoint",
+        "  ([the resume contract](../checkpoint_and_requeue.md#the-resume-contract)).",
+        "- *graph*: another value may be another graph of `train.compile`.",
+        "- *counts with*: another value than the default is refused elsewhere. (rule): `plan` says when.",
+    ]  # fmt: skip
+    seen, part = set(), None
+    for each in sorted(all_keys(), key=lambda each: "." in each.name):  # the root's own keys together
+        group = each.name.partition(".")[0] if "." in each.name else ""
+        if each.section is not None or (each.name, each.field.name, each.kind) in seen:
+            continue
+        seen.add((each.name, each.field.name, each.kind))
+        title = _title(each, group)
+        if title != part:
+            part = title
+            lines += ["", f"## {title}", "", "| key | legal | default | run | resume | graph | counts with | |",
+                      "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        lines.append(_row(each))
+    return "\n".join(lines) + "\n"
+
+
+def _title(each: Declared, group: str) -> str:
+    if not group:
+        return "The root"
+    variant = next((name for name, kind in VARIANTS.get(group, {}).items() if kind is each.kind), None)
+    return group if variant is None else f"{group}={variant}"
+
+
+def _row(each: Declared) -> str:
+    said = each.key
+    assert said.identity is not None
+    assert said.resume is not None
+    needs = "(rule)" if said.needs is None else ", ".join(f"`{need}`" for need in said.needs)
+    cells = (
+        f"`{each.name}`", _legal(each), f"`{_shown(each.default)}`", said.identity.value,
+        said.resume.value, "yes" if said.in_graph else "", needs, _doc(each).replace("|", "\\|"),
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def _legal(each: Declared) -> str:
+    words = []
+    for kind in _kinds(each):
+        if isinstance(kind, enum.EnumMeta):
+            words += list(kind.__members__)
+        elif kind is bool:
+            words.append("true, false")
+    if each.key.limits:
+        unit = UNITS.get(each.field.name.rpartition("_")[2], "") if "_" in each.field.name else ""
+        words.append(f"{each.key.limits} {unit}".rstrip())
+    if type(None) in _kinds(each):
+        words.append("null")
+    return ", ".join(words)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return value.name
+    return (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    )
+
+
+def _doc(each: Declared) -> str:
+    """The text below the field, its own or that of a class that it overrides."""
+    for kind in each.kind.__mro__:
+        text = _docs(kind).get(each.field.name) if dataclasses.is_dataclass(kind) else None
+        if text:
+            return " ".join(text.split())
+    return ""
+
+
+@functools.cache
+def _docs(kind: Any) -> dict[str, str]:
+    (node,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(node, ast.ClassDef)
+    return {
+        field.target.id: below.value.value
+        for field, below in zip(node.body, node.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }  # fmt: skip

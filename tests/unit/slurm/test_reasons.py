@@ -1,0 +1,55 @@
+"""Slurm's words for a job that waits, in a person's words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hpc_trainer.slurm.reasons import explain_reason
+
+
+@pytest.mark.parametrize(
+    ("word", "says", "helps"),
+    [
+        ("Priority", "jobs of higher priority are before it", ""),
+        ("Resources", "too few nodes, cores, GPUs or memory are free", ""),
+        ("None", "Slurm has not looked at it yet", ""),
+        ("BeginTime", "held for two minutes", ""),
+        ("Dependency", "begins when the job that it follows has ended", ""),
+        ("DependencyNeverSatisfied", "it never starts", "hpc-trainer retry {run}"),
+        ("JobArrayTaskLimit", "cluster.array_parallelism", "starts when one of them ends"),
+        ("JobHeldUser", "held by you", "scontrol release {job}"),
+        ("JobHeldAdmin", "an administrator holds it", "ask the administrators"),
+        ("launch failed requeued held", "a node could not start it", "scontrol release {job}"),
+        ("launch_failed_requeued_held", "a node could not start it", "scontrol release {job}"),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "down, drained or reserved", "sinfo -R"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+         "down, drained or reserved", "sinfo -R"),
+        ("PartitionConfig", "its partition, as it is set up, cannot run it", "hardware.partition"),
+        ("PartitionTimeLimit", "longer than its partition's", "hardware.time_limit_min"),
+        ("BadConstraints", "no node has what it asks for", "hardware.constraint"),
+        ("QOSMaxJobsPerUserLimit", "its QOS allows you no more jobs at a time", ""),
+        ("QOSMaxSubmitJobPerUserLimit", "its QOS allows you no more jobs at a time", ""),
+        ("QOSMaxGRESPerUser", "its QOS allows you no more GPUs at a time", ""),
+        ("QOSMaxGRESPerJob", "more GPUs than its QOS lets a job have", "less of that"),
+        ("QOSMinGRES", "less GPUs than its QOS lets a job have", "more of that"),
+        ("AssocGrpGRES", "your account allows all its jobs together no more GPUs at a time", ""),
+        ("AssocGrpCpuLimit", "your account allows all its jobs together no more cores", ""),
+        ("AssocMaxJobsLimit", "your account allows you no more jobs at a time", ""),
+        ("AssocMaxWallDurationPerJobLimit", "more time than your account lets a job have", "less of that"),
+        ("AssocGrpGRESMinutes", "(GPUs times minutes) that your account allows all its jobs together is used up",
+         "cluster.account"),
+        ("AssocGrpCPURunMinutesLimit", "(cores times minutes left)", ""),
+        ("MaxMemoryPerAccount", "the site allows an account no more memory", ""),
+        ("QOSUsageThreshold", "used too much", "hardware.qos"),
+        ("AWordOfTomorrow", "a word of Slurm's", "man squeue"),
+    ],
+)  # fmt: skip
+def test_a_reason_is_told_in_words(word: str, says: str, helps: str) -> None:
+    reason = explain_reason(word)
+    advice = "; ".join(reason.advice)
+    assert says in reason.says
+    assert helps in advice
+    assert bool(helps) == bool(advice), advice
+    assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "job"}
