@@ -94,7 +94,7 @@ class LostJobs:
     """What waits or works for a sweep and stands in none of its files.
 
     `arrays`: job ids of which nobody knows what runs they are for. `runs`: run id -> job, or process of a local queue.
-    `unseen`: the fault of submissions.jsonl, where squeue did not answer: such jobs may be there.
+    `unseen`: why nobody can say whether there are such jobs.
     """
 
     arrays: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class LostJobs:
                 f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
                 f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
             )
-        return None if self.unseen is None else f"squeue did not answer, and a job may have it: {self.unseen}"
+        return self.unseen
 
     def job_of(self, run_id: str) -> str | None:
         """The id of the job in Slurm that has a run, if it is known."""

@@ -214,7 +214,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
-    is_torn = bool(may_live and not is_told) or any(each.submission is None for each in may_live)
+    may_hide = bool(may_live) or not is_look or not specs
+    is_torn = (may_hide and not is_told) or any(each.submission is None for each in may_live)
     was_on_slurm = is_torn and exists(sweep.scripts, faults) is not False
     view = ask_slurm(
         sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
@@ -237,7 +238,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         needs_submit=not is_told or any(run.state.needs_submit for run in runs),
     )  # fmt: skip
     if not is_told and was_on_slurm and view.queue is None:
-        lost = dataclasses.replace(lost, unseen=next(iter(ledger.damage), NO_SUBMISSION))
+        lost = dataclasses.replace(lost, unseen=_unseen(ledger))
     faults += [*ledger.damage, *(each for folder in folders.values() for each in folder.faults)]
     elsewhere = [
         f"{count} run(s) were {words}."
@@ -257,6 +258,10 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
     return status
+
+
+def _unseen(ledger: Ledger) -> str:
+    return f"squeue did not answer, and a job may have it: {ledger.damage[0]}" if ledger.damage else NO_SUBMISSION
 
 
 def _first_look(

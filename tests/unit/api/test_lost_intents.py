@@ -93,14 +93,14 @@ def test_elements_that_start_after_the_damage_know_their_run(
         assert submit(grid) == []
     assert len(fake_slurm.calls("sbatch")) == 1
     fake_slurm.clear_queue()
-    fake_slurm.answer("sacct", "".join(f"101_{index}|FAILED|1:0|n1|5\n" for index in range(3)))
+    fake_slurm.answer("sacct", "".join(f"101_{index}|FAILED|1:0|n1\n" for index in range(3)))
     assert set(read_status(grid.sweep).states.values()) == {_S.FAILED}
 
 
 def test_the_newest_of_two_submissions_is_the_newest_whichever_line_is_lost(grid: Grid, fake_slurm: FakeSlurm) -> None:
     submit(grid)
     fake_slurm.clear_queue()
-    fake_slurm.answer("sacct", "".join(f"101_{index}|FAILED|1:0|n1|5\n" for index in range(3)))
+    fake_slurm.answer("sacct", "".join(f"101_{index}|FAILED|1:0|n1\n" for index in range(3)))
     submit(grid, retry_failed=True)
     whole = grid.sweep.submissions.read_bytes()
     for keep in itertools.product((True, False), repeat=4):

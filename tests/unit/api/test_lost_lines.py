@@ -183,7 +183,7 @@ def test_a_lost_intent_sends_no_pending_run_twice(loss: str, grid: Grid, fake_sl
 def test_plan_and_submit_say_that_lost_jobs_have_runs(
     at_work: tuple[int, ...], grid: Grid, fake_slurm: FakeSlurm
 ) -> None:
-    """No line is damaged, so no fault tells of it: the whole file is gone."""
+    """No line is damaged, so no fault tells of it: the whole file is gone, and all copies."""
     submit(grid)
     (lost,) = read_submissions(grid.sweep)
     queue = "".join(f"101_{index}|PENDING||Priority|{lost.uuid}|sweep-{lost.uuid[:8]}\n" for index in range(3))
@@ -196,6 +196,7 @@ def test_plan_and_submit_say_that_lost_jobs_have_runs(
         queue = queue.replace(f"101_{index}|PENDING||Priority", f"101_{index}|RUNNING|n|None")
     (fake_slurm.folder / "queue").write_text(queue)
     grid.sweep.submissions.unlink()
+    shutil.rmtree(grid.sweep.intents)
     told = []
     if at_work:
         told.append(f"{len(at_work)} run(s) are left alone: they say themselves that job 101 has them")

@@ -78,7 +78,7 @@ def test_an_end_that_only_the_accounting_told(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_slurm.answer("squeue", "")
-    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n1|5\n500_1|NODE_FAIL|0:0|n1|5\n")
+    fake_slurm.answer("sacct", "500_0|TIMEOUT|0:0|n1\n500_1|NODE_FAIL|0:0|n1\n")
     before = read_status(sweep.paths, is_look=True).counts
     assert before == {"TIMEOUT": 1, "NODE_FAIL": 1}
     fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)

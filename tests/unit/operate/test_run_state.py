@@ -74,7 +74,7 @@ def test_what_was_saved_and_could_not_be_requeued_comes_back(sweep: SweepOnDisk,
 def test_a_signal_before_python_had_its_handlers_is_no_failure(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, code: str
 ) -> None:
-    fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7|1\n")
+    fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7\n")
     assert _one(sweep).state is S.PREEMPTED
 
 
@@ -84,7 +84,7 @@ def test_the_same_codes_of_a_run_that_had_begun_are_its_failure(
 ) -> None:
     """With its handlers a worker leaves otherwise: something else in it died so, and --retry-failed decides."""
     sweep.start(resumed=0)
-    fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7|5\n")
+    fake_slurm.answer("sacct", f"500_0|FAILED|{code}|n7\n")
     assert _one(sweep).state is S.FAILED
 
 
