@@ -49,6 +49,8 @@ class Feature:
     """Features whose ability is asked before this one's, where the same hook of both changes the same thing."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
     """Rules of its own values, which no choice says; asked whether it is on or not."""
+    num_threads: int | None = None
+    """Threads of each rank, where it counts on a number; None: as many as it has cores."""
     has_ability: bool = True
     """False of one that the core carries out from its keys alone."""
 

@@ -25,7 +25,15 @@ def features() -> tuple[Feature, ...]:
     """Every feature, by name. Imports no torch."""
     package = importlib.import_module(PACKAGE)
     names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-    return (*CORE, *(importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names))
+    found = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
+    # The memory estimate is nobody's choice.
+    return (*CORE, *(each.FEATURE for each in found if hasattr(each, "FEATURE")))
+
+
+def num_threads(config: TrainConfig) -> int:
+    """Of each rank: they decide the order of sums."""
+    wanted = (each.num_threads for each in features() if each.is_on(config))
+    return next((each for each in wanted if each is not None), config.hardware.cpus_per_rank)
 
 
 def feature_problems(config: TrainConfig) -> Iterator[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import graphlib
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +20,17 @@ from torch import nn
 from hpc_trainer.config.feature import Feature
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table import PACKAGE, features
+from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset
     from hpc_trainer.training.context import RunContext
+    from hpc_trainer.training.data.batch_sizes import BatchSizes
+    from hpc_trainer.training.optim.build import Recipe
     from hpc_trainer.training.parallel.mesh import Mesh
+    from hpc_trainer.training.parallel.share import VotingLoss
     from hpc_trainer.training.state import TrainState
+    from hpc_trainer.training.step import Stepper
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,10 +41,29 @@ class Building:
     device: torch.device
     dataset: MapDataset
     """The training samples."""
-    mesh: Mesh | None = None
-    """None: an estimate on one rank, of one rank's part."""
+    abilities: Sequence[Ability] = ()
+    """All that are on."""
+    eval_set: MapDataset | None = None
+    """None: nothing will be evaluated."""
+    mesh: Mesh
+    """Of an estimate without groups: it has one rank, and tells what that one's place would be."""
     run: RunContext | None = None
     """None: nothing will run; tensors have shapes and no content (the memory estimate)."""
+    samples: Sequence[torch.Tensor] | None = None
+    """Inputs and targets of the first of `dataset`, where they are read already."""
+    shares: Shares = field(default_factory=Shares)
+    """Of an estimate: which weights this rank would hold a part of."""
+
+
+class GoBackError(Exception):
+    """Raised by a hook on all ranks at the same step: training goes on from the step that `go_back` takes the run to.
+
+    The loop calls it when the batches are closed. Collective.
+    """
+
+    def __init__(self, why: str, go_back: Callable[[], None]) -> None:
+        super().__init__(why)
+        self.go_back = go_back
 
 
 class Ability:
@@ -48,11 +72,16 @@ class Ability:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
+    # While a run is built.
+
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """`model` is whole, on the CPU, and has its first weights. Raises ConfigError: it is none for this feature."""
 
+    def cut(self, model: nn.Module, building: Building) -> None:
+        """All have seen `model` whole: leaves what this rank runs of it, in place."""
+
     def on_device(self, model: nn.Module, building: Building) -> None:
-        """`model` has come to the device: layers may be replaced or cut up, in place."""
+        """`model` has come to the device: layers may be replaced, or cut up among ranks, in place. Collective."""
 
     def on_loss(self, loss: nn.Module, building: Building) -> None:
         """`loss` is the model with its loss, on the device, before ranks share it."""
@@ -61,11 +90,46 @@ class Ability:
         """Around passes of other shapes than the run's, whose results nobody keeps."""
         return contextlib.nullcontext()
 
+    def sizes(self, sizes: BatchSizes, loss: VotingLoss, building: Building) -> BatchSizes:
+        """How many samples go through `loss` at a time: `sizes`, or others."""
+        return sizes
+
+    def share(self, loss: VotingLoss, building: Building) -> nn.Module | None:
+        """What ranks share `loss` by; None: as `parallel` says. Of several features the first decides. Collective."""
+
+    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+        """What the optimizer of `model`, whose weights are as ranks share them, is made by: `recipe`, or another."""
+        return recipe
+
+    def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
+        """What makes the step's carrier-out of the fields of `Stepper`: `make`, or another."""
+        return make
+
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
         """`state` has model and optimizer, `module` is what ranks share the loss by. Nothing is restored yet.
 
         What has to be in a checkpoint goes into `state.more`, by a name of the feature's own.
         """
+
+    # While memory is estimated.
+
+    def trial(
+        self, loss: nn.Module, batch: Sequence[torch.Tensor], building: Building
+    ) -> tuple[nn.Module, Sequence[torch.Tensor]]:
+        """(what a micro-batch goes through on this rank, what goes in): `loss` and `batch`, inputs and targets."""
+        return loss, batch
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Adds to `held` what this feature takes, and takes away what it saves."""
+
+    # While it trains.
+
+    def restored(self) -> None:
+        """The state is that of a checkpoint, or the first; once an attempt. Collective."""
+
+    def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the model is given in training, on the device."""
+        return inputs
 
     def after_update(self) -> None:
         """After each update of the weights, skipped ones too. No wait for the device."""
@@ -73,9 +137,17 @@ class Ability:
     def after_step(self, step: int) -> None:
         """A step is done, the `step`-th of the run."""
 
+    def look(self, step: int) -> None:
+        """So many steps are done and logged, and nothing of them is saved or evaluated yet; and once where steps begin,
+        after a start or a GoBackError. Collective. May raise GoBackError, or what ends the run.
+        """
+
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Around each evaluation."""
         return contextlib.nullcontext()
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """An evaluation, alike on all ranks; a resumed run may tell of it again. Why the run ends; None: it goes on."""
 
     def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
         """Tensors that it holds, under a name of the memory report; asked when all is built."""

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
-from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.training import rollback
 from hpc_trainer.training.ability import Ability, Building, abilities, overridden
-from hpc_trainer.training.comm_hooks import add_comm_hook
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.data.target_shares import groups_to_count
-from hpc_trainer.training.early_stop import EarlyStop
-from hpc_trainer.training.fit_batch import BatchSizes, batch_sizes
-from hpc_trainer.training.logical import LogicalStepper
-from hpc_trainer.training.optim.build import build_optimizer, chosen_settings
+from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings
+from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.optim.trial import try_on_parts
-from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
-from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.rounds import needs_ddp, with_rounds
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensor_parallel import find_plan, share_layers
-
-if TYPE_CHECKING:
-    from hpc_trainer.training.build_stage import Stages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,8 +44,7 @@ class Task:
     train_set: MapDataset
     eval_set: MapDataset
     mesh: Mesh
-    abilities: list[Ability]
-    after_step: list[Callable[[int], None]]
+    abilities: Sequence[Ability]
 
     def close(self) -> None:
         """Removes what was kept outside of the run's folder."""
@@ -78,29 +65,33 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
     train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     active = abilities(config)
-    building = Building(config=config, device=run.device, dataset=train_set, mesh=mesh, run=run)
-    loss, stages = _build_loss(config, building, mesh, active)
-    with contextlib.ExitStack() as trying:
-        for each in active:
-            trying.enter_context(each.trying())
-        sizes = batch_sizes(config, run, loss, train_set)
-    module, kind, needed = _share(config, run, mesh, loss, stages)
-    state = _build_state(config, run, mesh, loss.model, module, stages)
-    if kind is Stepper:
-        kind, needed = with_rounds(config, state, run.group)
-    stepper = kind(
+    building = Building(
+        config=config, device=run.device, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run, abilities=active
+    )
+    loss, decays = build_loss(building)
+    sizes = _find_sizes(building, loss)
+    module = _share(building, run, loss)
+    optimizer = make_optimizer(building, loss.model, decays)
+    state = TrainState(
+        model=loss.model,
+        optimizer=optimizer,
+        scaler=build_scaler(config.precision, run.device.type),
+        guard=StepGuard(config.train.max_skipped_steps),
+        settings=chosen_settings(config.optim, optimizer),
+    )
+    make: Callable[..., Stepper] = Stepper
+    for each in active:
+        make = each.stepper(make, state, building)
+    stepper = make(
         module=module,
-        vote=StopVote(loss, run.group, mesh if stages is None else None),
+        vote=StopVote(loss, run.group, mesh),
         precision=config.precision,
         device=run.device,
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
-        channels_last=config.train.channels_last,
+        prepare=overridden(active, "inputs"),
         after_update=overridden(active, "after_update"),
-        target_groups=groups_to_count(
-            train_set, mesh, num_micro_batches=sizes.grad_accum_steps * (config.train.logical_ranks or 1)
-        ),
-        **needed,
+        target_groups=groups_to_count(train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
     )
     for each in active:
         each.on_state(state, module, building)
@@ -113,91 +104,64 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         eval_set=eval_set,
         mesh=mesh,
         abilities=active,
-        after_step=overridden(active, "after_step"),
     )
 
 
-def _build_loss(
-    config: TrainConfig, building: Building, mesh: Mesh, active: list[Ability]
-) -> tuple[VotingLoss, Stages | None]:
-    """The model, as this rank holds it, with its loss; and how it was cut, where it was."""
-    train, device, dataset = config.train, building.device, building.dataset
+def build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
+    """The model, as this rank holds it, with its loss; and what decays of the whole one. Collective in a run."""
+    config, device = building.config, building.device
     seed_everything(config.seed)  # the same weights on every rank and for every number of ranks
-    model = build_model(config, dataset)
-    for each in active:
+    model = build_model(config, building.dataset)
+    for each in building.abilities:
         each.see_whole(model, building)
-    plan = find_plan(model, mesh)
-    stages = _cut_into_stages(config, mesh, model, dataset, device.type)
-    model = model.to(device)
-    share_layers(model, mesh, plan)
-    seed_everything(config.seed, mesh.stream)  # but dropout of its own on each that reads samples of its own
-    if train.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for each in active:
+    decays = frozenset(decaying(model).values())
+    for each in building.abilities:
+        each.cut(model, building)
+    if building.run is not None:  # what has no content cannot move
+        model = model.to(device)
+    for each in building.abilities:
         each.on_device(model, building)
-    loss = VotingLoss(model, label_smoothing=train.label_smoothing, chunk_size=train.loss_chunk_size).to(device)
-    for each in active:
+    # But dropout of its own on each that reads samples of its own; after all groups of DTensors, which draw.
+    seed_everything(config.seed, building.mesh.stream)
+    loss = VotingLoss(model, label_smoothing=config.train.label_smoothing, device=device)
+    for each in building.abilities:
         each.on_loss(loss, building)
-    return loss, stages
+    return loss, decays
 
 
-def _build_state(
-    config: TrainConfig, run: RunContext, mesh: Mesh, model: nn.Module, module: nn.Module, stages: Stages | None
-) -> TrainState:
-    """`model` with its optimizer, on `module`, what ranks share it by. Collective."""
-    train = config.train
-    optimizer = build_optimizer(
-        config.optim,
-        model,
-        share_state=config.parallel.zero1,
-        trust=config.trust,
-        whole=None if stages is None else stages.groups,
-        mesh=mesh,
-    )
-    place_optimizer(optimizer, config.optim)
-    return TrainState(
-        model=model,
-        optimizer=optimizer,
-        scaler=build_scaler(config.precision, run.device.type),
-        early_stop=None if train.early_stop.patience is None else EarlyStop(train.early_stop),
-        guard=rollback.build_guard(config),
-        more=add_comm_hook(module, config.parallel, seed=config.seed),
-        settings=chosen_settings(config.optim, optimizer),
-    )
+def _find_sizes(building: Building, loss: VotingLoss) -> BatchSizes:
+    """Collective."""
+    sizes = BatchSizes.given(building.config.train)
+    with contextlib.ExitStack() as trying:
+        for each in building.abilities:
+            trying.enter_context(each.trying())
+        for each in building.abilities:
+            sizes = each.sizes(sizes, loss, building)
+    return sizes
 
 
-def _cut_into_stages(
-    config: TrainConfig, mesh: Mesh, model: nn.Module, dataset: MapDataset, device_type: str
-) -> Stages | None:
-    """Leaves this rank's stage of `model`, where there are any."""
-    if mesh.shape.pp == 1:
-        return None
-    from hpc_trainer.training.build_stage import cut_out
+def make_optimizer(
+    building: Building, model: nn.Module, decays: Collection[bool] | None = None
+) -> torch.optim.Optimizer:
+    """That of `model`, as the configuration and features say. Arguments as of `build_optimizer`. Collective."""
 
-    return cut_out(config, mesh, model, dataset, device_type)
+    def change(recipe: Recipe) -> Recipe:
+        for each in building.abilities:
+            recipe = each.optimizer(recipe, model, building)
+        return recipe
+
+    config = building.config
+    return build_optimizer(config.optim, model, trust=config.trust, decays=decays, change=change)
 
 
-def _share(
-    config: TrainConfig, run: RunContext, mesh: Mesh, loss: VotingLoss, stages: Stages | None
-) -> tuple[nn.Module, type[Stepper], dict[str, Any]]:
-    """(the loss, or a stage, as ranks share it; the kind of step; what only that kind needs). Collective."""
-    if stages is not None:
-        from hpc_trainer.training.pipeline import PipelineStepper
-
-        stage, of_stage = stages.share(config, mesh, loss.model)
-        return stage, PipelineStepper, of_stage
-    count = config.train.logical_ranks
-    is_shared = count is None and needs_ddp(config)
-    module = share(
-        loss,
-        run.group,
-        mesh,
-        config.parallel if is_shared else dataclasses.replace(config.parallel, strategy=Strategy.none),
-        deterministic=config.train.deterministic,
-    )
-    if count is not None:
-        return module, LogicalStepper, {"group": run.group, "num_logical": count, "seed": config.seed}
-    return (module, Stepper, {}) if mesh.model_group is None else (module, MeshStepper, {"mesh": mesh})
+def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:
+    """What ranks share `loss` by. Collective."""
+    config = building.config
+    modules = (each.share(loss, building) for each in building.abilities)
+    module = next((each for each in modules if each is not None), None)
+    if module is not None:
+        return module
+    return share(loss, run.group, building.mesh, config.parallel, deterministic=config.train.deterministic)
 
 
 def build_dataset(config: TrainConfig, split: Split) -> MapDataset:

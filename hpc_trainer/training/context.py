@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import enum
 import operator
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
-from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.journal import Journal, restarts_without_progress, successor_jobs
-from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
-from hpc_trainer.runs.states import DONE
-from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.checkpoint.files import FOLDER_MODE
 from hpc_trainer.training.checkpoint.objects import take
-from hpc_trainer.training.checkpoint.origin import find_start
-from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
+from hpc_trainer.training.rank_view import RankView
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
-from hpc_trainer.training.telemetry.logged import RESERVED, cause_of_end, read_numbers
+from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
+from hpc_trainer.training.telemetry.reporter import Reporter
 from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
@@ -67,16 +60,13 @@ def _no_watchdog() -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class RunContext:
+class RunContext(RankView):
     """One rank of one attempt. Methods marked collective must be called by all ranks, at the same step.
 
     `attempt` counts the starts of this run from 0; `num_steps` is where it ends; `step` is the last that was heard of.
     Steps that methods are given never go down.
     """
 
-    paths: RunPaths
-    env: RankEnv
-    group: RankGroup
     stop: StopFlag
     store: CheckpointStore
     attempt: int
@@ -100,17 +90,16 @@ class RunContext:
     saver: Saver = field(init=False)
     _names: frozenset[str] | None = None
     _rng: dict[str, Any] | None = None
-    _tracker: Tracker = field(default_factory=NoTracker)
     _result: dict[str, float] | None = None
     _signs: LifeSigns = field(init=False)
-    _metrics: MetricsLog = field(init=False)
+    _reporter: Reporter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._metrics = MetricsLog(self.paths.metrics)
         self._signs = LifeSigns(
             paths=self.paths, env=self.env, attempt=self.attempt, num_steps=self.num_steps,
             every_s=self.heartbeat_every_s, saves=self.saves, stop=self.stop,
         )  # fmt: skip
+        self._reporter = Reporter(paths=self.paths, signs=self._signs, make_tracker=self.make_tracker)
         give_way = self._signs.give_way if self.is_rank_zero else _no_watchdog
         self.store.saving.before_commit = give_way
         self.saver = Saver(
@@ -124,40 +113,6 @@ class RunContext:
     def saved_step(self) -> int | None:
         """The newest step that all ranks know to be saved; None: none is."""
         return self.saver.saved_step
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's tensors live."""
-        return self.group.device
-
-    @property
-    def rank(self) -> int:
-        """0 to world_size - 1."""
-        return self.group.rank
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of this run, ≥ 1."""
-        return self.group.world_size
-
-    @property
-    def is_rank_zero(self) -> bool:
-        """True on the one rank that writes metrics and results."""
-        return self.group.is_rank_zero
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        """A folder of the run's own, for frameworks that write checkpoints themselves; made when first asked for.
-
-        Nothing here reads it or deletes from it. It is beside the folder that `save` writes to.
-
-        Raises:
-            UntrustedFileError: another user owns it or may write it, or it is a symbolic link.
-        """
-        folder = self.paths.own_checkpoints
-        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        check_trusted(folder)
-        return folder
 
     def describe(self, **facts: Any) -> None:
         """What this run is made with besides its configuration and code, as `vocabulary="9f2c.."`; before `restore`.
@@ -188,18 +143,45 @@ class RunContext:
         store, newest = find_start(self.store, self.contract.resume_from, self.paths.run_id, self.num_steps, self.group)
         if newest is not None:
             self.contract.check(newest, self.group)
-            is_same_world = self.contract.is_same_world(newest, self.group)
-            step, values, rng = store.load(newest, partial(take, objects, is_same_world=is_same_world))
-            self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
-            restored = Restored(step, values)
+            restored = self._load(store, newest, objects)
             self.saver.saved_step = newest.step if store is self.store else None
         self.saver.meta = {**self.saver.meta, **self.contract.meta()}
-        self.step = self.first_step = restored.step
-        self._signs.start(self.step)
-        self.saves.start(self.step)
+        self._begin_at(restored.step)
         self._tell_start(newest is not None)
         self.restore_rng()
         return restored
+
+    def keep_regular(self, every_steps: int) -> None:
+        """From now on a checkpoint of a step that `every_steps` divides always stands, once there was one."""
+        self.saver.keep_regular(every_steps)
+
+    def rewind(self, before: int, every_steps: int, /, **objects: Any) -> Restored:
+        """Goes back: fills the objects from the newest checkpoint of a step less than `before`. Collective.
+
+        Of those whose step `every_steps` divides, if one is left (`keep_regular`). Training goes on from there:
+        later checkpoints are put away, and so are later metrics. `restore_rng` sets the random state.
+
+        Raises CheckpointError: there is none that can be read.
+        """
+        self.saver.wait()
+        restored = self._load(self.store, self.saver.find_before(before, every_steps), objects)
+        self.saver.went_back(restored.step)
+        self._begin_at(restored.step)
+        if self.is_rank_zero:
+            self._reporter.start(restored.step)
+        self.heartbeat(restored.step, force=True)
+        return restored
+
+    def _load(self, store: CheckpointStore, found: CheckpointInfo, objects: Mapping[str, Any]) -> Restored:
+        is_same_world = self.contract.is_same_world(found, self.group)
+        step, values, rng = store.load(found, partial(take, objects, is_same_world=is_same_world))
+        self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
+        return Restored(step, values)
+
+    def _begin_at(self, step: int) -> None:
+        self.step = self.first_step = step
+        self._signs.start(step)
+        self.saves.start(step)
 
     def restore_rng(self) -> None:
         """Sets this rank's random state to that of the checkpoint again; nothing on a fresh start.
@@ -212,8 +194,7 @@ class RunContext:
     def _tell_start(self, is_resumed: bool) -> None:
         restarts = 0
         if self.is_rank_zero:
-            self._tracker = self.make_tracker(self.step)
-            self._metrics.rewind(self.step)
+            self._reporter.start(self.step)
             for record in read_metrics(self.paths.metrics):
                 self.saver.saw_metrics(record["step"], {key: each for key, each in record.items() if each is not None})
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
@@ -265,6 +246,11 @@ class RunContext:
         """All ranks know that they stop at this step. For loops that vote in a reduction of their own."""
         self.stop_step = self._reach(step)
 
+    def stop_here(self, step: int, /, **objects: Any) -> None:
+        """The same, and the step is saved, unless it is sooner done again than saved. Collective. Raises as `save`."""
+        self.agree_to_stop(step)
+        self.saver.save_at_stop(step, objects)
+
     def should_save(self, step: int) -> bool:
         """True when a checkpoint is due (`checkpoint.every`); the same on all ranks.
 
@@ -292,6 +278,13 @@ class RunContext:
         """
         self.saver.save_in_background(self._reach(step), objects)
 
+    def save_best(self, step: int, /, **objects: Any) -> float | None:
+        """After an evaluation was logged: the checkpoint of the best step (`checkpoint.keep_best`) stands. Collective.
+
+        Returns the best value so far; None: none was logged. Raises as `save_in_background`.
+        """
+        return self.saver.save_best(self._reach(step), objects)
+
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once.
 
@@ -301,13 +294,8 @@ class RunContext:
         if not self.is_rank_zero:
             return
         numbers = read_numbers(values)
-        self._signs.saw_metrics(numbers)
-        is_scored = self.saver.saw_metrics(step, numbers)
         # What decides what is deleted must be on the disk before.
-        self._metrics.append(step, {**numbers, "time": time.time()}, sync=is_scored)
-        self._tracker.log(step, numbers)
-        shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
-        print(f"step {step}/{self.num_steps}  {shown}", flush=True)
+        self._reporter.log(step, numbers, sync=self.saver.saw_metrics(step, numbers))
         self.heartbeat(step, force=True)
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
@@ -359,31 +347,24 @@ class RunContext:
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
             return Outcome.stopped
         if self.is_rank_zero:
-            self._write_result()
+            self._reporter.conclude(
+                {
+                    "run_id": self.paths.run_id,
+                    "step": self.step,
+                    "num_steps": self.num_steps,
+                    "attempts": self.attempt + 1,
+                    "world_size": self.world_size,
+                    "cause": self.cause,
+                    "reason": self.early_reason,
+                    "metrics": self._result,
+                }
+            )
         self.group.barrier()
         return Outcome.done
 
     def close(self) -> None:
         """Writes what the tracker holds back: the worker leaves without Python's clean-up."""
-        tracker, self._tracker = self._tracker, NoTracker()
-        tracker.close()
-
-    def _write_result(self) -> None:
-        write_json(
-            self.paths.result,
-            {
-                "run_id": self.paths.run_id,
-                "step": self.step,
-                "num_steps": self.num_steps,
-                "attempts": self.attempt + 1,
-                "world_size": self.world_size,
-                "cause": self.cause,
-                "reason": self.early_reason,
-                "metrics": self._result,
-            },
-        )
-        # DONE last: who sees it may count on the result.
-        write_json(self.paths.marker(DONE), {"time": time.time()})
+        self._reporter.close()
 
     def _reach(self, step: int) -> int:
         self.beat()

@@ -14,9 +14,8 @@ from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.data.device_batches import copies_to
-from hpc_trainer.training.data.loader import eval_indices, shares_of
+from hpc_trainer.training.data.loader import IGNORED, eval_indices, shares_of
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
@@ -29,7 +28,6 @@ def evaluate(
     model: nn.Module, dataset: MapDataset, *, group: RankGroup, batch_size: int, precision: PrecisionConfig,
     should_stop: Callable[[], bool] = lambda: False, num_shares: int | None = None, seed: int = 0, step: int = 0,
     mesh: Mesh | None = None,
-    max_rows: int | None = None,
 ) -> dict[str, float] | None:  # fmt: skip
     """`eval_loss` (mean cross entropy, nats) and `eval_accuracy` (share of right predictions, 0 to 1); None if stopped.
 
@@ -45,14 +43,11 @@ def evaluate(
         seed: `config.seed`.
         step: optimizer steps done.
         mesh: of the run; None: all ranks are data-parallel ones.
-        max_rows: rows (samples, or tokens of them) of a batch at most, but a sample at least; None: `batch_size` alone.
 
     Raises DataError: no target counts.
     """
     rank, num_ranks = (group.rank, group.world_size) if mesh is None else (mesh.data_rank, mesh.num_data_ranks)
     num_shares = num_shares or num_ranks
-    if max_rows is not None and len(dataset):
-        batch_size = max(1, min(batch_size, max_rows // dataset.__getitems__(range(1))[1].numel()))
     modes = [(module, module.training) for module in model.modules()]  # a frozen part stays as its owner set it
     model.eval()
     kind = kind_of(group.device)

@@ -19,10 +19,10 @@ class StepGuard:
         max_in_a_row: steps that may be skipped one after the other, ≥ 0; None: nobody looks.
     """
 
-    sees_spikes: ClassVar[bool] = False
+    skips_finite: ClassVar[bool] = False
     """True of one that skips finite steps too; the loss scaler then does not decide alone."""
     offset: int = 0
-    """Batches that rollbacks passed over."""
+    """Batches that were passed over: step n takes the batch n + offset."""
 
     def __init__(self, max_in_a_row: int | None = None) -> None:
         self.max_in_a_row = max_in_a_row
@@ -34,11 +34,6 @@ class StepGuard:
     def is_on(self) -> bool:
         """True if the norm of each gradient is wanted."""
         return self.max_in_a_row is not None
-
-    @property
-    def rolls_back(self) -> bool:
-        """True if a rollback may be wanted (`spikes.SpikeGuard`)."""
-        return False
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
         """True if the step must change nothing; a bool, or on a GPU a tensor of one. False if nobody looks.

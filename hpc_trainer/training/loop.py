@@ -6,7 +6,7 @@ import contextlib
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training import rollback
+from hpc_trainer.training.ability import GoBackError, overridden
 from hpc_trainer.training.build import Task, build_model, build_task
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.device_batches import Batches, on_device
@@ -35,23 +35,23 @@ def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryRepor
     state = task.state
     memory.watch(task)
     state.resume(run.restore(**state.objects()))
-    rollback.begin(config, run, state)
+    for each in task.abilities:
+        each.restored()
     while True:
         batches = open_batches(config, task)
         try:
             run.restore_rng()  # building a loader may draw from the random state
-            with _profiled(config, run, task):
-                _run_steps(config, run, task, batches, memory)
+            _run_steps(config, run, task, batches, memory)
             return
-        except rollback.GoBackError as back:
-            trouble = back.trouble
+        except GoBackError as error:
+            go_back = error.go_back
         finally:
             batches.close()
-        rollback.go_back(config, run, state, trouble)
+        go_back()
 
 
 def open_batches(config: TrainConfig, task: Task) -> Batches:
-    """The batches from the state's step on, past those that rollbacks left out."""
+    """The batches from the state's step on, past those that are left out."""
     offset = task.state.guard.offset
     loaded = train_batches(
         task.train_set,
@@ -63,14 +63,16 @@ def open_batches(config: TrainConfig, task: Task) -> Batches:
         micro_batch_size=task.sizes.micro_batch_size,
         grad_accum_steps=task.stepper.grad_accum_steps,
         num_workers=config.data.num_workers if task.stepper.needs_data else 0,
-        logical_ranks=config.train.logical_ranks,
+        num_shares=task.stepper.num_shares,
     )
     return on_device(loaded, task.stepper.device)
 
 
 def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batches, memory: MemoryReport) -> None:
     state, num_steps = task.state, config.train.num_steps
-    rollback.look(run, state.guard)  # the attempt before may have been stopped before it could go back
+    after_steps, looks = (overridden(task.abilities, hook) for hook in ("after_step", "look"))
+    for look in looks:
+        look(state.step)
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
@@ -82,9 +84,9 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
         result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
-        for after_step in task.after_step:
-            after_step(state.step)
         state.samples_seen += config.train.global_batch_size
+        for after_step in after_steps:
+            after_step(state.step)
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
             values = _step_metrics(run, result, lr) | speed.figures(state.step)
@@ -94,11 +96,10 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
-            run.agree_to_stop(state.step)
-            run.saver.save_at_stop(state.step, state.objects())
+            run.stop_here(state.step, **state.objects())
             return
-        if state.guard.sees_spikes and rollback.is_time_to_look(config, state.step):
-            rollback.look(run, state.guard)
+        for look in looks:
+            look(state.step)
         if state.step < num_steps and run.should_save(state.step):
             run.save_in_background(state.step, **state.objects())  # before an evaluation: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
@@ -116,10 +117,10 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
 def _goes_on(run: RunContext, task: Task, metrics: dict[str, float] | None) -> bool:
     """False if the evaluation was stopped, or if it was the one that ends the run. Collective."""
     state = task.state
-    if metrics is None or state.early_stop is None:
-        return metrics is not None
-    state.early_stop.see(state.step, metrics)
-    reason = run.group.broadcast(state.early_stop.reason_to_stop)
+    if metrics is None:
+        return False
+    reasons = [evaluated(state.step, metrics) for evaluated in overridden(task.abilities, "evaluated")]
+    reason = next(filter(None, run.group.broadcast(reasons) if reasons else ()), None)
     if reason is not None:
         run.save(state.step, **state.objects())
         run.finish(metrics, reason)
@@ -129,7 +130,7 @@ def _goes_on(run: RunContext, task: Task, metrics: dict[str, float] | None) -> b
 def _mark_best(run: RunContext, state: TrainState) -> None:
     """The best metric goes into the state, and the checkpoint of its step is kept. Collective."""
     if run.keep_best is not None:
-        state.best_metric = run.saver.save_best(state.step, state.objects())
+        state.best_metric = run.save_best(state.step, **state.objects())
 
 
 def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
@@ -150,15 +151,13 @@ def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, flo
             batch_size=task.sizes.eval_batch_size,
             precision=config.precision,
             should_stop=run.evaluation_vote(step),
-            num_shares=config.train.logical_ranks,
+            num_shares=task.stepper.num_shares,
             seed=config.seed,
             step=step,
             mesh=task.mesh,
-            max_rows=config.train.loss_chunk_size,
         )
     if metrics is None:
-        run.agree_to_stop(step)
-        run.saver.save_at_stop(step, task.state.objects())
+        run.stop_here(step, **task.state.objects())
         return None
     run.log(step, metrics)
     return metrics
@@ -170,15 +169,6 @@ def _step_metrics(run: RunContext, result: StepResult, lr: float) -> dict[str, f
     if result.grad_norm is not None:
         metrics["grad_norm"] = result.grad_norm.item()
     return metrics
-
-
-def _profiled(config: TrainConfig, run: RunContext, task: Task) -> contextlib.AbstractContextManager[None]:
-    """Watches a window of steps, where `monitor.profile_steps` asks for it: on rank 0."""
-    if not config.monitor.profile_steps or not run.is_rank_zero:
-        return contextlib.nullcontext()
-    from hpc_trainer.training.profiler import profiled
-
-    return profiled(config, run.paths, task)
 
 
 def _speed(config: TrainConfig, run: RunContext, task: Task, batches: Batches) -> Speed:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.errors import LoopError, StorageError
+from hpc_trainer.errors import CheckpointError, LoopError, StorageError
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.saving import Ended
-from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.training.checkpoint.save import Ended
+from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.rng import rng_state
 from hpc_trainer.training.save_plan import SavePlan
 
@@ -154,6 +156,29 @@ class Saver:
                 raise error
         if self.keep_best is not None and self.group.is_rank_zero and not self.store.saving.scores:
             print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
+
+    def keep_regular(self, every_steps: int) -> None:
+        """From now on the newest checkpoint of a step that `every_steps` divides is kept, and none is put off."""
+        saving = self.store.saving
+        saving.retention = dataclasses.replace(saving.retention, newest_of_every_steps=every_steps)
+        self.may_put_off = False
+
+    def find_before(self, before: int, every_steps: int) -> CheckpointInfo:
+        """The newest valid checkpoint of a step less than `before` that `every_steps` divides; else the oldest.
+
+        Raises CheckpointError: there is none.
+        """
+        found = [step for step, _ in folders.committed(self.store.folder)] if self.group.is_rank_zero else []
+        found = [step for step in self.group.broadcast(found) if step < before]
+        regular = [step for step in found if step % every_steps == 0]
+        for step in [*regular, *found[-1:]]:  # the newest first
+            info = self.store.newest_valid(step)
+            if info is not None:
+                return info
+        raise CheckpointError(
+            f"the run is to go back to before step {before}, and no checkpoint of a step before it can be read in "
+            f"{self.store.folder}."
+        )
 
     def went_back(self, step: int) -> None:
         """Training goes on from this step, whose checkpoint stands; later ones are put away. Collective."""

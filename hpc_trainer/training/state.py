@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from hpc_trainer.training.context import Restored
-from hpc_trainer.training.early_stop import EarlyStop
 from hpc_trainer.training.guard import StepGuard
 
 
@@ -17,9 +16,8 @@ from hpc_trainer.training.guard import StepGuard
 class TrainState:
     """The learning rate and the order of samples are functions of `step`; the random state is the RunContext's.
 
-    `model` is the bare module, without DDP around it. `early_stop` has the evaluations so far, None where the
-    configuration does not ask for it; `guard` counts skipped steps. `step` counts optimizer
-    steps done, `samples_seen` the samples of all ranks in them.
+    `model` is the bare module, without DDP around it. `guard` counts skipped steps. `step` counts optimizer steps done,
+    `samples_seen` the samples of all ranks in them.
     """
 
     model: nn.Module
@@ -28,12 +26,11 @@ class TrainState:
     step: int = 0
     samples_seen: int = 0
     best_metric: float | None = None
-    early_stop: EarlyStop | None = None
     guard: StepGuard = field(default_factory=StepGuard)
     settings: list[dict[str, Any]] = field(default_factory=list)
     """Of each group of the optimizer, what the configuration says now (`optim.chosen_settings`)."""
     more: dict[str, Any] = field(default_factory=dict)
-    """State of features, by name: averaged weights, PowerSGD's errors, the outer optimizer's."""
+    """State of features, by name."""
 
     def objects(self) -> dict[str, Any]:
         """What `RunContext.restore` and `RunContext.save` are given."""
@@ -44,7 +41,6 @@ class TrainState:
             "samples_seen": self.samples_seen,
             "best_metric": self.best_metric,
             "guard": self.guard,
-            **({} if self.early_stop is None else {"early_stop": self.early_stop}),
             **self.more,
         }
 

@@ -14,14 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.data.target_shares import Groups, target_shares
-from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate, step_unless
+from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate
 from hpc_trainer.training.optim.clip import are_alike, clip_alike
+from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.tensors import is_sharded
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,9 +57,9 @@ class Stepper:
     device: torch.device
     grad_accum_steps: int
     max_grad_norm: float | None
-    channels_last: bool = False
+    prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
+    """What is done to inputs."""
     after_update: Sequence[Callable[[], None]] = ()
-    """Hooks of features."""
     target_groups: Groups | None = None
     """Who counts the targets of a step together (`target_shares`); None: nobody need."""
     shares_loss: ClassVar[bool] = False
@@ -79,6 +80,11 @@ class Stepper:
     def needs_data(self) -> bool:
         """False on a rank that is handed no samples: a stage in the middle of a pipeline."""
         return True
+
+    @property
+    def num_shares(self) -> int | None:
+        """Shares of each batch, where that is no matter of ranks: on any number of them the same bits."""
+        return None
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
         """What takes inputs to logits: `model`, the trained one."""
@@ -127,7 +133,7 @@ class Stepper:
     def _update(self, state: TrainState, is_bad: bool | torch.Tensor) -> None:
         """The optimizer's step, unless it is bad."""
         if state.scaler.is_enabled():
-            if state.guard.sees_spikes:  # it saw the unscaled gradients: what overflowed is bad too
+            if state.guard.skips_finite:  # it saw the unscaled gradients: what overflowed is bad too
                 _step(state.optimizer, is_bad)
             else:
                 state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
@@ -146,8 +152,8 @@ class Stepper:
         # On a GPU they are there already (`device_batches`); to others a copy that is not waited for may read memory
         # that the loader has given away by then.
         inputs, targets = inputs.to(self.device), targets.to(self.device)
-        if self.channels_last and inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        for prepare in self.prepare:
+            inputs = prepare(inputs)
         with self._autocast:
             loss = self.module(inputs, targets, flag, share)
         if self.grad_accum_steps > 1:

@@ -16,6 +16,7 @@ import torch
 from hpc_trainer.config.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table import num_threads
 from hpc_trainer.errors import (
     ConfigError,
     DivergedError,
@@ -41,8 +42,6 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.logical import NUM_THREADS
-from hpc_trainer.training.probe import context_class
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 from hpc_trainer.training.telemetry.life_signs import SupersededError
@@ -50,6 +49,7 @@ from hpc_trainer.training.telemetry.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 from hpc_trainer.worker.late_stop import LateStop
+from hpc_trainer.worker.probe import context_class
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
@@ -71,8 +71,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
     try:
         device = _device(config, env)
-        # The number of threads decides the order of sums.
-        torch.set_num_threads(NUM_THREADS if config.train.logical_ranks else config.hardware.cpus_per_rank)
+        torch.set_num_threads(num_threads(config))
         with process_group(
             env,
             device,

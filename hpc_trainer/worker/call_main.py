@@ -44,7 +44,7 @@ def find_main(config: TrainConfig) -> Main:
     """The loop of this configuration. Raises ConfigError as `run_main`."""
     name = config.train.main
     if VARIABLE in os.environ:
-        from hpc_trainer.training.lr_range import try_rates
+        from hpc_trainer.worker.lr_range import try_rates
 
         return try_rates
     if name is None:

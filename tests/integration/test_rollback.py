@@ -30,9 +30,9 @@ from hpc_trainer.training.checkpoint.folders import committed
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.probe import Probe, ProbedRun
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.worker.call_main import run_main
+from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
 
 _ENV = read_rank_env(

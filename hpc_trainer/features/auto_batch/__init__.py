@@ -28,5 +28,4 @@ FEATURE = Feature(
         Row(what="hardware.device=mps|xla", why="nobody counts the memory of such a device"),
     ),
     problems=_problems,
-    has_ability=False,
 )

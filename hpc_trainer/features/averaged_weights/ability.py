@@ -10,7 +10,9 @@ from torch import nn
 
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.tensors import num_bytes
 
 
 class AveragedWeightsAbility(Ability):
@@ -31,6 +33,10 @@ class AveragedWeightsAbility(Ability):
 
     def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
         return {"average": [*self._average.parameters(), *self._average.buffers()]}
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.average = held.weights // held.num_parts + held.buffers
+        held.checkpoint += num_bytes(held.model.parameters()) + held.buffers
 
 
 ABILITY = AveragedWeightsAbility

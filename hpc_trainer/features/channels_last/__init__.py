@@ -16,5 +16,5 @@ FEATURE = Feature(
             use="model=cnn or resnet18",
         ),
     ),
-    has_ability=False,
+    after=("tensor_parallel",),
 )

@@ -30,5 +30,5 @@ FEATURE = Feature(
         Row(what="parallel.pipeline_parallel", why="nobody has tried both"),
     ),
     problems=_problems,
-    has_ability=False,
+    after=("auto_batch",),
 )

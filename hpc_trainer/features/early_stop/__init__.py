@@ -25,5 +25,4 @@ FEATURE = Feature(
     off="train.early_stop.patience=null",
     example="train.early_stop.patience=3 train.eval_every_steps=1",
     problems=_problems,
-    has_ability=False,
 )

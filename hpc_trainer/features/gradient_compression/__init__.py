@@ -43,5 +43,4 @@ FEATURE = Feature(
             use="train.guard.on_spike=none train.guard.on_divergence=stop",
         ),
     ),
-    has_ability=False,
 )

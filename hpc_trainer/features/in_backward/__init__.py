@@ -51,5 +51,5 @@ FEATURE = Feature(
         ),
     ),
     problems=_problems,
-    has_ability=False,
+    after=("zero1", "offload"),
 )

@@ -53,5 +53,4 @@ FEATURE = Feature(
         ),
     ),
     problems=_problems,
-    has_ability=False,
 )

@@ -41,5 +41,4 @@ FEATURE = Feature(
         ),
     ),
     problems=_problems,
-    has_ability=False,
 )

@@ -19,5 +19,5 @@ FEATURE = Feature(
             use="train.guard.on_spike=none train.guard.on_divergence=stop",
         ),
     ),
-    has_ability=False,
+    after=("muon",),
 )

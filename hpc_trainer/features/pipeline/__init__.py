@@ -86,5 +86,4 @@ FEATURE = Feature(
         Row(what="train.main", why="it is a way of the shared loop, and your own builds its mesh itself"),
     ),
     problems=_problems,
-    has_ability=False,
 )

@@ -36,5 +36,5 @@ FEATURE = Feature(
     example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
     excludes=(Row(what="train.main", why="it watches the shared loop; torch.profiler works in your own"),),
     problems=_problems,
-    has_ability=False,
+    after=("local_sgd", "logical_ranks", "pipeline", "tensor_parallel"),
 )

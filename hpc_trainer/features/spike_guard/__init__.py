@@ -39,5 +39,4 @@ FEATURE = Feature(
         ),
     ),
     problems=_problems,
-    has_ability=False,
 )

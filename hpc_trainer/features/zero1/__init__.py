@@ -13,5 +13,5 @@ FEATURE = Feature(
         Row(what="parallel.tensor_parallel", why="it shares out whole weights", use="parallel=fsdp"),
         Row(what="parallel.pipeline_parallel", why="it shares out the weights of a whole model", use="parallel=fsdp"),
     ),
-    has_ability=False,
+    after=("muon", "offload"),
 )

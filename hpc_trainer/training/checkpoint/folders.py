@@ -17,7 +17,6 @@ import shutil
 from pathlib import Path
 
 from hpc_trainer.runs.files import fsync_folder
-from hpc_trainer.training.checkpoint.quota import Room
 
 _COMMITTED = re.compile(r"step-(\d{8,})")
 _TEMPORARY = re.compile(r"step-\d{8,}\.tmp-(\d+)")
@@ -54,18 +53,6 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
 def is_pinned(path: Path) -> bool:
     """True if a file `step-00001200.pin` lies beside the checkpoint, whatever is in it and whoever made it."""
     return os.path.lexists(path.with_name(f"{path.name}.pin"))
-
-
-def free_room(folder: Path) -> Room:
-    """What the file system has left for us; None where it does not say.
-
-    A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
-    """
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return Room(None, None)
-    return Room(found.f_bavail * found.f_frsize if found.f_blocks else None, found.f_favail if found.f_files else None)
 
 
 def quarantine(path: Path) -> Path:

@@ -8,8 +8,9 @@
     torch.Tensor, numpy.ndarray                 its values                  filled in place
     anything else that `pack` takes             as it is                    returned
 
-An object with `differs_by_rank = True` has a state of its own on each rank (weights of ranks that step alone, errors of
-PowerSGD): all of it is saved by rank, and comes back on as many ranks only. Of a module rank 0's is shared too.
+An object with `differs_by_rank = True`, or one that `differ_by_rank` was told of, has a state of its own on each rank
+(weights of ranks that step alone, errors of PowerSGD): all of it is saved by rank, and comes back on as many ranks
+only. Of a module rank 0's is shared too.
 
 Not by rank: the same on all ranks, so rank 0's is written; of sharded tensors (DTensors) each rank its part. Buffers
 differ between ranks: batch norm's statistics see one rank's samples. On another number of ranks rank 0's count, as they
@@ -23,18 +24,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import nn
 
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.checkpoint.forms import RESUME, check_form, check_forms, check_keys, outline
+from hpc_trainer.training.checkpoint.compare import RESUME, check_form, check_forms, check_keys, outline
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer, optimizer_tree, weight_names
-from hpc_trainer.training.checkpoint.saved import fill, like, whole_tree
-from hpc_trainer.training.checkpoint.shards import is_sharded
-from hpc_trainer.training.checkpoint.stages import has_buffers, module_state
+from hpc_trainer.training.checkpoint.tensor_files import fill, like, whole_tree
+from hpc_trainer.training.checkpoint.whole_model import has_buffers, module_state
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
+from hpc_trainer.training.tensors import is_sharded
 
 
 def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -62,7 +64,7 @@ def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return shared, own
 
 
-def put_back(
+def from_trees(
     objects: Mapping[str, Any],
     shared: Mapping[str, Any],
     own: Mapping[str, Any] | None,
@@ -109,13 +111,13 @@ def put_back(
 def take(objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool) -> tuple[int, dict[str, Any], Any]:
     """(step, every object by its name, this rank's random state) of what `RunContext.save` saved. Not collective.
 
-    Arguments as of `put_back`. The random state is None where it was not the same world. Raises as `put_back` does.
+    Arguments as of `from_trees`. The random state is None where it was not the same world. Raises as `from_trees` does.
     """
     check_keys("checkpoint", shared, {"step", "objects"})
     if own is not None:
         check_keys("checkpoint, this rank's part", own, {"rng", "objects"})
     mine = own or {"rng": None, "objects": None}
-    values = put_back(objects, shared["objects"], mine["objects"], is_same_world=is_same_world)
+    values = from_trees(objects, shared["objects"], mine["objects"], is_same_world=is_same_world)
     return shared["step"], values, whole_tree(mine["rng"]) if is_same_world else None
 
 
@@ -141,8 +143,16 @@ def _is_stateful(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
+_DIFFERING: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def differ_by_rank(*objects: Any) -> None:
+    """From now on each rank has a state of its own of these, as of those with `differs_by_rank = True`."""
+    _DIFFERING.update({id(each): each for each in objects})
+
+
 def _differs(value: Any) -> bool:
-    return getattr(value, "differs_by_rank", False) is True
+    return id(value) in _DIFFERING or getattr(value, "differs_by_rank", False) is True
 
 
 def _is_own(value: Any) -> bool:

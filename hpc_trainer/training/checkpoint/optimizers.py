@@ -15,18 +15,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.boxes import Box
-from hpc_trainer.training.checkpoint.forms import RESUME, check_forms, check_keys
-from hpc_trainer.training.checkpoint.pack import DTYPE_NAMES, DTYPES, pack, unpack
-from hpc_trainer.training.checkpoint.saved import SavedTensor, fill, whole_tree
-from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
-from hpc_trainer.training.checkpoint.stages import find_whole, merged_optimizer, of_stage
+from hpc_trainer.training.checkpoint.compare import RESUME, check_forms, check_keys
+from hpc_trainer.training.checkpoint.shards import Box, Shard
+from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, fill, whole_tree
+from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack, unpack
+from hpc_trainer.training.checkpoint.whole_model import find_whole, merged_optimizer, of_stage
+from hpc_trainer.training.tensors import is_sharded
 
 
 class Names(dict[int, str]):
@@ -38,6 +39,14 @@ class Names(dict[int, str]):
 
     of_all: tuple[str, ...] = ()
     owned: frozenset[str] = frozenset()
+
+
+_IN_HOST: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def keep_in_host(optimizer: torch.optim.Optimizer) -> None:
+    """From now on moments that are loaded go into host memory, and never lie on the weights' device all together."""
+    _IN_HOST.add(optimizer)
 
 
 def weight_names(objects: Mapping[str, Any]) -> Names:
@@ -102,7 +111,7 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
         {**group, "params": [number[each] for each in mine]}
         for group, mine in zip(saved["param_groups"], local_groups, strict=True)
     ]
-    in_host = getattr(local, "state_device", None)  # of moments that are not with their weights (optim.offload)
+    in_host = torch.device("cpu") if local in _IN_HOST else None
     state = {number[each]: _place(values, by_name[each], in_host) for each, values in wanted.items()}
     kept: dict[int, dict[str, Any]] = {}
     if in_host is not None:  # torch would bring all of it to the weights at once

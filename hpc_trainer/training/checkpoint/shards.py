@@ -1,15 +1,119 @@
-"""What one rank holds of a tensor that several ranks hold together, and who of them writes it."""
+"""Parts of a tensor, as boxes of offsets and lengths, a number of each for a dimension; and which part a rank has."""
 
 from __future__ import annotations
 
-import sys
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.checkpoint.boxes import Box
+from hpc_trainer.training.tensors import local_tensor
+
+# Cells of the grid that pieces of one tensor make: their number for FSDP or a mesh, its square at the very worst.
+_MAX_CELLS = 10_000_000
+
+
+class Box(NamedTuple):
+    """`offsets` and `lengths`, in elements, ≥ 0. () and () is the one element of a tensor without dimensions."""
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """All of a tensor of `shape`."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        """Elements, ≥ 0."""
+        return math.prod(self.lengths)
+
+    def overlap(self, other: Box) -> Box | None:
+        """What two boxes of one tensor share; None if nothing."""
+        starts = tuple(map(max, self.offsets, other.offsets))
+        ends = [
+            min(a + length, b + size)
+            for a, length, b, size in zip(self.offsets, self.lengths, other.offsets, other.lengths, strict=True)
+        ]
+        lengths = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        return Box(starts, lengths) if all(length > 0 for length in lengths) else None
+
+    def inside(self, outer: Box) -> Box:
+        """The same box, counted from the first element of `outer`."""
+        return Box(tuple(a - b for a, b in zip(self.offsets, outer.offsets, strict=True)), self.lengths)
+
+
+def runs(source: Box, goal: Box, shared: Box) -> Iterator[tuple[int, int, int]]:
+    """How to copy `shared` from one row-major array to another: (first element there, first element here, elements).
+
+    Args:
+        source: the part of the tensor that the one array holds.
+        goal: the part that the other holds.
+        shared: lies in both.
+
+    Yields as few runs as there can be, by rising first element.
+    """
+    there, here, lengths = shared.inside(source).offsets, shared.inside(goal).offsets, shared.lengths
+    inner, count = len(lengths), 1
+    while inner:
+        inner -= 1
+        count *= lengths[inner]
+        if not lengths[inner] == source.lengths[inner] == goal.lengths[inner]:
+            break
+    if not shared.numel:
+        return
+    steps_there, steps_here = _strides(source.lengths), _strides(goal.lengths)
+    first_there, first_here = _dot(there, steps_there), _dot(here, steps_here)
+    for index in np.ndindex(*lengths[:inner]):
+        yield first_there + _dot(index, steps_there), first_here + _dot(index, steps_here), count
+
+
+def find_fault(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """Why `boxes` are not a tensor of `shape` cut into pieces, in words; None if they are: inside, apart, complete."""
+    whole = Box.whole(shape)
+    for box in boxes:
+        if len(box.offsets) != len(whole.lengths) or len(box.lengths) != len(whole.lengths):
+            return f"a piece has {len(box.offsets)} dimensions, the tensor {len(whole.lengths)}"
+        fits = all(
+            0 <= offset <= offset + length <= size
+            for offset, length, size in zip(box.offsets, box.lengths, shape, strict=True)
+        )
+        if not fits:
+            return f"a piece at {list(box.offsets)} of {list(box.lengths)} is outside of {list(shape)}"
+    if sum(box.numel for box in boxes) != whole.numel:
+        return f"pieces have {sum(box.numel for box in boxes)} elements together, the tensor {whole.numel}"
+    return _find_overlap([box for box in boxes if box.numel], len(whole.lengths))
+
+
+def _find_overlap(boxes: Sequence[Box], num_dims: int) -> str | None:
+    """Marks cells of the coarsest grid on which all edges lie: pairs of pieces would be too many on many ranks."""
+    cuts = [
+        np.unique([edge for box in boxes for edge in (box.offsets[dim], box.offsets[dim] + box.lengths[dim])])
+        for dim in range(num_dims)
+    ]
+    if math.prod(len(cut) for cut in cuts) > _MAX_CELLS:
+        return "pieces lie on no grid"
+    taken = np.zeros([max(1, len(cut) - 1) for cut in cuts], dtype=bool)
+    for box in boxes:
+        edges = zip(cuts, box.offsets, box.lengths, strict=True)
+        cells = tuple(slice(*np.searchsorted(cut, [offset, offset + length])) for cut, offset, length in edges)
+        if taken[cells].any():
+            return f"a piece at {list(box.offsets)} overlaps with another"
+        taken[cells] = True
+    return None
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def _dot(left: Sequence[int], right: Sequence[int]) -> int:
+    return sum(a * b for a, b in zip(left, right, strict=False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +129,6 @@ class Shard:
     local: torch.Tensor | None
 
 
-def is_sharded(value: Any) -> bool:
-    """True of a DTensor: FSDP2, HSDP, tensor parallel. Never imports what nobody has used: it takes half a second."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
-
-
 def local_box(tensor: Any) -> Box:
     """Where a DTensor's local tensor lies in the whole. Raises CheckpointError: its sum is still to be taken."""
     if any(placement.is_partial() for placement in tensor.placements):
@@ -41,23 +139,6 @@ def local_box(tensor: Any) -> Box:
     # The protocol of torch's own checkpoints: uneven and strided shards are counted as DTensor counts them.
     (chunk,) = tensor.__create_chunk_list__()
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
-
-
-def local_tensor(tensor: Any) -> torch.Tensor:
-    """A DTensor's own memory on this rank, as a plain tensor; a plain tensor as it is."""
-    if not is_sharded(tensor):
-        return tensor  # type: ignore[no-any-return]
-    with torch.no_grad():  # an eighth of the time of detaching first, and a step asks for each weight
-        local: torch.Tensor = tensor.to_local()
-    return local
-
-
-def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
-    """`local`, a tensor of the shape and number format of `local_tensor(tensor)`, in its place; a plain one as it is.
-
-    `local` may be on another device than the mesh, and stays there: DTensor.from_local would move it.
-    """
-    return type(tensor)(local, tensor._spec, requires_grad=False) if is_sharded(tensor) else local
 
 
 def shard_of(tensor: Any) -> Shard:

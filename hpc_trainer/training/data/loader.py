@@ -18,11 +18,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
-from hpc_trainer.training.chunked_loss import IGNORED
 from hpc_trainer.training.data.augment import Augmented, WithEpoch
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+IGNORED = -100
+"""A target that counts nothing: cross_entropy's default `ignore_index`."""
 # Slurm signals every process of a step. A worker that died of it would take the last save with it.
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _KILL_WAIT_S = 5.0
@@ -35,7 +36,7 @@ def shares_of(rank: int, world_size: int, num_shares: int) -> range:
     """
     each, rest = divmod(num_shares, world_size)
     if rest or each < 1:
-        raise ValueError(f"logical_ranks={num_shares} must be a multiple of world_size={world_size}.")
+        raise ValueError(f"num_shares={num_shares} must be a multiple of world_size={world_size}.")
     return range(rank * each, (rank + 1) * each)
 
 
@@ -116,11 +117,11 @@ def train_batches(
     micro_batch_size: int,
     grad_accum_steps: int,
     num_workers: int,
-    logical_ranks: int | None = None,
+    num_shares: int | None = None,
 ) -> BatchIterator:
     """Micro-batches of one rank for the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
 
-    With `logical_ranks`, for each step those of this rank's logical ranks, one logical rank after the other. A data set
+    With `num_shares`, for each step those of this rank's logical ranks, one logical rank after the other. A data set
     with a method `augment` (datasets/protocol.py) is asked for it here, in the rank or in its workers alike.
     Draws nothing from the global random state of this process. Not collective.
 
@@ -135,12 +136,12 @@ def train_batches(
         micro_batch_size: samples of one forward pass; × grad_accum_steps × world_size must be the global batch.
         grad_accum_steps: forward passes a step, ≥ 1.
         num_workers: processes, ≥ 0; with 0 each batch is made when it is asked for.
-        logical_ranks: take the place of world_size in that product; a multiple of it.
+        num_shares: take the place of world_size in that product; a multiple of it.
 
     Raises:
         ValueError: the sizes do not multiply to the global batch.
     """
-    num_parts = logical_ranks or world_size
+    num_parts = num_shares or world_size
     if micro_batch_size * grad_accum_steps * num_parts != order.global_batch_size:
         raise ValueError(
             f"global_batch_size={order.global_batch_size} must be micro_batch_size × grad_accum_steps × world_size, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -12,18 +11,6 @@ _NORMS = (
     nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
-    """The groups of a whole model's optimizer, for a stage of it: it has all of them, though some may be empty there.
-
-    `hidden`: names of Muon's matrices, a group of their own. `decays`: of the other weights, whether some decay, and
-    whether some do not.
-    """
-
-    decays: frozenset[bool]
-    hidden: frozenset[str] = frozenset()
 
 
 def decaying(model: nn.Module) -> dict[nn.Parameter, bool]:

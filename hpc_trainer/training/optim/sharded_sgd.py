@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.sgd import sgd
 
-from hpc_trainer.training.checkpoint.shards import local_tensor
+from hpc_trainer.training.tensors import local_tensor
 
 
 class ShardedSgd(torch.optim.SGD):

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.tensors import local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,12 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.shards import local_tensor
-from hpc_trainer.training.chunked_loss import check_has_head, chunked_cross_entropy
 from hpc_trainer.training.data.target_shares import by_share
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.tensors import local_tensor
 from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -38,19 +38,17 @@ class VotingLoss(nn.Module):
     Under FSDP the vote has one element for each rank of dp_shard: gradients are summed in parts there, a part a rank,
     and so every rank gets a sum of all flags. Where that is reduced in 16 bits it is inexact, or infinite times a loss
     scale; nobody asks more than whether it is above 0, and it is 0 or positive in each part.
-
-    With `chunk_size` the logits of so many rows are held at a time (`chunked_loss`). Raises ConfigError: the model's
-    output layer cannot be run apart.
     """
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, chunk_size: int | None = None) -> None:
+    mean_loss: Callable[[nn.Module, torch.Tensor, torch.Tensor, float], torch.Tensor]
+    """(model, inputs, targets, label_smoothing) to the mean cross entropy; features may set another way to it."""
+
+    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, device: torch.device | None = None) -> None:
         super().__init__()
-        if chunk_size is not None:
-            check_has_head(model)
-        self.chunk_size = chunk_size
+        self.mean_loss = _mean_loss
         self.model = model
         self.label_smoothing = label_smoothing
-        self.vote = nn.Parameter(torch.zeros(()))
+        self.vote = nn.Parameter(torch.zeros((), device=device))
 
     def forward(
         self,
@@ -67,34 +65,33 @@ class VotingLoss(nn.Module):
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
             share: of `target_shares`, whole numbers: FSDP hands others over in 16 bits. None: the mean as it is.
         """
-        if targets is None or self.chunk_size is None:
-            logits: torch.Tensor = self.model(inputs)
-            if not isinstance(logits, torch.Tensor):
-                raise ConfigError(
-                    f"{type(self.model).__name__} returns a {type(logits).__name__}; the loop takes one tensor, the "
-                    "logits [batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or "
-                    "write the loop yourself (train.main, docs/own_loop.md)."
-                )
-            if targets is None:
-                return logits
-            if logits.ndim > 2:  # asked, as flattening what is flat takes 14 µs
-                logits, targets = logits.flatten(0, -2), targets.flatten()
-            loss = functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        else:
-            hidden = self.model(inputs, with_head=False).flatten(0, -2)
-            loss = chunked_cross_entropy(
-                self.model.apply_head,  # type: ignore[arg-type]
-                hidden,
-                targets.flatten(),
-                chunk_size=self.chunk_size,
-                label_smoothing=self.label_smoothing,
-            )
+        if targets is None:
+            return _logits(self.model, inputs)
+        loss = self.mean_loss(self.model, inputs, targets, self.label_smoothing)
         if share is not None:
             loss = by_share(loss, share)
         if flag is None:
             return loss
         # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.
         return loss + self.vote.float().sum() * flag.float()
+
+
+def _logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(inputs)
+    if not isinstance(logits, torch.Tensor):
+        raise ConfigError(
+            f"{type(model).__name__} returns a {type(logits).__name__}; the loop takes one tensor, the logits "
+            "[batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or write the loop "
+            "yourself (train.main, docs/own_loop.md)."
+        )
+    return logits
+
+
+def _mean_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    logits = _logits(model, inputs)
+    if logits.ndim > 2:  # asked, as flattening what is flat takes 14 µs
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+    return functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
 
 
 class StopVote:

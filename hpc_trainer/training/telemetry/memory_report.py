@@ -13,11 +13,11 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.training.checkpoint.shards import local_tensor
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.optim.build import inner_of
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.telemetry.device_memory import device_name, is_out_of_memory, peak_rss, profile_bytes
-from hpc_trainer.training.tensor_bytes import num_bytes
+from hpc_trainer.training.tensors import local_tensor, num_bytes
 
 if TYPE_CHECKING:
     from hpc_trainer.training.ability import Ability
@@ -104,9 +104,9 @@ class MemoryReport:
         if self.state is None:
             return {}
         weights = list(self.state.model.parameters())
-        optimizer: Any = getattr(self.state.optimizer, "optim", self.state.optimizer)  # ZeRO's own part
-        moments = [value for values in optimizer.state.values() for value in values.values()]
-        here = {weight.device for weight in weights}  # with optim.offload moments are elsewhere
+        states = inner_of(self.state.optimizer).state.values()
+        moments = [value for values in states for value in values.values()]
+        here = {weight.device for weight in weights}  # moments may be elsewhere
         return {
             "weights": _bytes_here([*weights, *self.state.model.buffers()]),
             "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),

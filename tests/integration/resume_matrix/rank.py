@@ -23,6 +23,7 @@ from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
+from hpc_trainer.features.auto_batch.search import Trials
 from hpc_trainer.operate.compare_traces import read_trace
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
@@ -33,10 +34,9 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.fit_batch import Trials
-from hpc_trainer.training.probe import Probe, ProbedRun
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.worker.call_main import run_main
+from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides
 
 

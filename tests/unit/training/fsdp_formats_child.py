@@ -23,7 +23,7 @@ from shard_builders import digests
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 
 
@@ -78,7 +78,7 @@ def play(name: str, group: RankGroup, folder: Path) -> dict[str, Any]:
     state, stepper, mesh = build(name, group, seed=77, dtype=dtype, num_layers=NUM_BLOCKS, parallel=parallel)
     info = store.newest_valid()
     assert info is not None
-    store.load(info, partial(put_back, state.objects()))
+    store.load(info, partial(from_trees, state.objects()))
     batches = batches_of(mesh, NUM_STEPS)
     for _ in range(NUM_STEPS // 2 * 2):
         next(batches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from built_parts import optimizer_of
 
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
@@ -12,20 +13,18 @@ from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.features.recompute.again import recompute_blocks
+from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
+from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import optim_place
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import place_optimizer
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
-from hpc_trainer.training.parallel.mesh_step import MeshStepper
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
-from hpc_trainer.training.tensor_parallel import find_plan, share_layers
 
 # Name -> (ranks, how they share the work).
 KINDS: dict[str, tuple[int, ParallelConfig]] = {
@@ -67,17 +66,16 @@ def build(
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
     module = share(loss, group, mesh, parallel, deterministic=True)
     optim = optim or AdamwConfig(lr=0.01, offload=offload)
-    optimizer = build_optimizer(optim, model, share_state=parallel.zero1, mesh=mesh)
+    optim_place.PIECE = 1000  # bytes: many pieces a group
+    optimizer = optimizer_of(optim, model, zero1=parallel.zero1, mesh=mesh)
     state = TrainState(
         model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"),
-        guard=StepGuard(10), more={"ema": AveragedWeights(model, 0.9, module)},
+        guard=StepGuard(10), more={"ema": (average := AveragedWeights(model, 0.9, module))},
     )  # fmt: skip
-    optim_place.PIECE = 1000  # bytes: many pieces a group
-    place_optimizer(state.optimizer, optim)
     more = {} if mesh.model_group is None else {"mesh": mesh}
     stepper = (MeshStepper if more else Stepper)(
         module=module, vote=StopVote(loss, group, mesh), precision=precision, device=group.device,
-        grad_accum_steps=accum, max_grad_norm=0.5, **more,
+        grad_accum_steps=accum, max_grad_norm=0.5, after_update=[average.update], **more,
     )  # fmt: skip
     return state, stepper, mesh
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 
 SHAPES = [(7, 5), (1, 3), (9, 4, 2), (2, 0), (4, 4), (3, 11)]
@@ -53,12 +53,12 @@ def layouts(folder: Path, group: RankGroup) -> int:
         assert info is not None
         for goal in LAYOUTS:
             here = placed(mesh, goal, -1.0)
-            store.load(info, partial(put_back, here))
+            store.load(info, partial(from_trees, here))
             for index, shape in enumerate(SHAPES):
                 assert torch.equal(here[str(index)].full_tensor(), value(shape, 1.0)), (source, goal, shape)
                 cells += 1
         whole = {str(index): value(shape, -1.0) for index, shape in enumerate(SHAPES)}
-        store.load(info, partial(put_back, whole))
+        store.load(info, partial(from_trees, whole))
         assert all(torch.equal(whole[str(index)], value(shape, 1.0)) for index, shape in enumerate(SHAPES))
     return cells
 
@@ -87,7 +87,7 @@ def fsdp_over_tensor_parallel(folder: Path, group: RankGroup) -> None:
     plain, again, fsdp = two_layers(2), parallel(3), two_layers(4)
     fully_shard(fsdp, mesh=init_device_mesh("cpu", (4,)))
     for goal in (plain, again, fsdp):
-        store.load(info, partial(put_back, {"model": goal}))
+        store.load(info, partial(from_trees, {"model": goal}))
     for name, expected in two_layers(1).named_parameters():
         assert torch.equal(plain.get_parameter(name), expected), name
         for goal in (again, fsdp):

@@ -18,14 +18,14 @@ from shard_builders import digests
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
-from hpc_trainer.training.checkpoint.shards import is_sharded, local_tensor
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import for_evaluation
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 NUM_STEPS = 5
 SAVED_STEP = 5
@@ -63,8 +63,7 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
         norms.append(result.grad_norm.item())
         stops.append(result.should_stop)
     evaluations = evaluated(state, stepper, mesh, group)
-    assert state.ema is not None
-    average = {name: whole(each).flatten().tolist() for name, each in state.ema.module.named_parameters()}
+    average = {name: whole(each).flatten().tolist() for name, each in state.more["ema"].module.named_parameters()}
     shared, own = to_trees(state.objects())
     store = CheckpointStore(folder / f"saved-{kind}", group=group, keep_last=1, attempt=0)
     store.save(SAVED_STEP, replicated=shared, per_rank=own, meta={})
@@ -81,8 +80,7 @@ def evaluated(state: TrainState, stepper: Stepper, mesh: Mesh, group: RankGroup)
         precision=stepper.precision, mesh=mesh,
     )  # fmt: skip
     raw = look()
-    assert state.ema is not None
-    with state.ema.swapped_in():
+    with state.more["ema"].swapped_in():
         averaged = look()
     return {"evaluation": raw, "averaged": averaged, "again": look()}
 
@@ -180,7 +178,7 @@ def load(kind: str, source: str, folder: Path, group: RankGroup) -> dict[str, st
     store = CheckpointStore(folder / f"saved-{source}", group=group, keep_last=1, attempt=0)
     info = store.newest_valid()
     assert info is not None
-    store.load(info, partial(put_back, state.objects(), is_same_world=False))
+    store.load(info, partial(from_trees, state.objects(), is_same_world=False))
     found: dict[str, str] = digests(state, group)["shared"]
     if source == "single":
         stepper.step(state, batches_of(mesh, 1), lr=0.01, wish_to_stop=False)  # what was loaded can be trained
@@ -208,7 +206,7 @@ def offloaded(kind: str, group: RankGroup, folder: Path) -> list[bool]:
         state, stepper, mesh = build(kind, group, seed=77, offload=offload)
         info = store.newest_valid()
         assert info is not None
-        store.load(info, partial(put_back, state.objects()))
+        store.load(info, partial(from_trees, state.objects()))
         stepper.step(state, batches_of(mesh, 1), lr=0.01, wish_to_stop=False)
         found.append(digests(state, group)["shared"])
     return [found[0] == found[1], found[2] == found[3], found[1] != found[2]]

@@ -18,10 +18,18 @@ RankEnd: TypeAlias = "tuple[int | None, str]"
 """(exit code, output) of a rank; None if it had to be killed."""
 
 
-def two_ranks_say(child: str, folder: Path, timeout_s: float = 120) -> list[dict[str, Any]]:
-    """Runs `child` (a file beside this one) as rank 0 and rank 1; what they wrote to said-<rank>.json in `folder`."""
-    path = Path(__file__).with_name(child)
-    ranks = [subprocess.Popen([sys.executable, str(path), str(rank), str(folder)]) for rank in range(2)]
+def child_environment() -> dict[str, str]:
+    """Programs of any folder import what lies beside this file by its bare name."""
+    return {**os.environ, "PYTHONPATH": f"{_ROOT}:{Path(__file__).parent}"}
+
+
+def two_ranks_say(child: str | Path, folder: Path, timeout_s: float = 120) -> list[dict[str, Any]]:
+    """Runs `child` (a path, or the name of a file beside this one) as rank 0 and rank 1.
+
+    Returns what they wrote to said-<rank>.json in `folder`.
+    """
+    words, environment = [sys.executable, str(Path(__file__).parent / child)], child_environment()
+    ranks = [subprocess.Popen([*words, str(rank), str(folder)], env=environment) for rank in range(2)]
     try:
         assert [rank.wait(timeout=timeout_s) for rank in ranks] == [0, 0]
     finally:
@@ -36,7 +44,7 @@ def play_jobs(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]
 
     Once one has failed, the others may wait for it in a collective: they have a minute.
     """
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PLAY": tag}
+    environment = {**child_environment(), "PLAY": tag}
     words = [sys.executable, str(Path(__file__).with_name("world_child.py"))]
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context((folder / f"output-{tag}-{rank}.txt").open("w+")) for rank in range(world_size)]

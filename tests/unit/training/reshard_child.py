@@ -23,7 +23,7 @@ from shard_builders import KINDS, build, digests, start_group
 from step_builders import batches_of
 
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 
 
@@ -49,7 +49,7 @@ def load(kind: str, source: str, folder: Path, group: RankGroup) -> None:
     info = store.newest_valid()
     assert isinstance(info, CheckpointInfo)
     is_same_world = info.world_size == group.world_size
-    store.load(info, partial(put_back, state.objects(), is_same_world=is_same_world))
+    store.load(info, partial(from_trees, state.objects(), is_same_world=is_same_world))
     said = digests(state, group)
     if group.is_rank_zero:
         (folder / f"loaded-{source}-{kind}.json").write_text(json.dumps(said))

@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from built_parts import optimizer_of
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training import optim_place
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import Shard, is_sharded
-from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim_place import place_optimizer
+from hpc_trainer.training.checkpoint.shards import Shard
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from hpc_trainer.training.tensors import is_sharded
 
 # Name -> (ranks, strategy, ZeRO-1, moments in host memory).
 KINDS = {
@@ -92,17 +92,16 @@ def build(
     parallel = ParallelConfig(strategy=strategy, zero1=is_zero)
     mesh = build_mesh(parallel, group)
     module = share(loss, group, mesh, parallel, deterministic=True)
+    optim_place.PIECE = 100  # bytes: many pieces a group
     state = TrainState(
         model=model,
-        optimizer=build_optimizer(optim, model, share_state=is_zero, mesh=mesh),
+        optimizer=optimizer_of(optim, model, zero1=is_zero, mesh=mesh),
         scaler=build_scaler(precision, "cpu"),
-        more={"ema": AveragedWeights(model, 0.9, module)},
+        more={"ema": (average := AveragedWeights(model, 0.9, module))},
     )
-    optim_place.PIECE = 100  # bytes: many pieces a group
-    place_optimizer(state.optimizer, optim)
     stepper = Stepper(
         module=module, vote=StopVote(loss, group), precision=precision, device=group.device,
-        grad_accum_steps=grad_accum_steps, max_grad_norm=0.5,
+        grad_accum_steps=grad_accum_steps, max_grad_norm=0.5, after_update=[average.update],
     )  # fmt: skip
     return state, stepper
 

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.shards import is_sharded
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import for_evaluation
+from hpc_trainer.training.tensors import is_sharded
 
 NUM_STEPS = 4
 
@@ -74,13 +74,13 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
         evaluate, for_evaluation(stepper.module, state.model), Samples(3), group=group, batch_size=2,
         precision=PrecisionConfig(),
     )  # fmt: skip
-    assert state.ema is not None
+    ema = state.more["ema"]
     before = look()
-    with contextlib.suppress(ZeroDivisionError), state.ema.swapped_in():
+    with contextlib.suppress(ZeroDivisionError), ema.swapped_in():
         averaged = look()
         raise ZeroDivisionError
     assert look() == before != averaged
-    average = {name: whole(weight) for name, weight in state.ema.module.named_parameters()}
+    average = {name: whole(weight) for name, weight in ema.module.named_parameters()}
     moments = sorted(to_trees(state.objects())[0]["optimizer"]["state"])
     weights = {name: whole(weight) for name, weight in state.model.named_parameters()}
     return {
@@ -113,7 +113,8 @@ def messages(kind: str, group: RankGroup) -> dict[str, dict[str, int]]:
     said = {}
     for name in ("with", "without"):
         state, stepper = build(kind, group, seed=5)
-        state.ema = state.ema if name == "with" else None
+        if name == "without":
+            stepper.after_update = ()
         batches = batches_of(rank=group.rank, world_size=group.world_size, grad_accum_steps=2, num_steps=2)
         stepper.step(state, batches, lr=0.01, wish_to_stop=False)
         with Messages() as seen:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.chunked_loss import IGNORED
+from hpc_trainer.training.data.loader import IGNORED
 from hpc_trainer.training.evaluate import evaluate
 
 CLASSES = 5

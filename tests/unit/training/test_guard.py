@@ -15,7 +15,8 @@ from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim.build import begin_momenta, step_unless
+from hpc_trainer.training.optim.build import begin_momenta
+from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.step import Batch
 
@@ -35,16 +36,17 @@ def _batches(bad: set[int], num_steps: int) -> Iterator[Batch]:
 @pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16, Dtype.fp16])
 def test_a_bad_step_is_as_if_it_had_not_been(max_grad_norm: float | None, dtype: Dtype) -> None:
     state, stepper = build_step(RankGroup(), grad_accum_steps=1, dtype=dtype, max_grad_norm=max_grad_norm)
-    state.guard, state.ema = StepGuard(10), AveragedWeights(state.model, 0.9)
+    state.guard, average = StepGuard(10), AveragedWeights(state.model, 0.9)
+    stepper.after_update = [average.update]
     batches = _batches({1}, 3)
     stepper.step(state, batches, lr=0.1, wish_to_stop=False)
-    weights = [each.detach().clone() for each in [*state.model.parameters(), *state.ema.parameters()]]
+    weights = [each.detach().clone() for each in [*state.model.parameters(), *average.parameters()]]
     moments = [each["momentum_buffer"].clone() for each in state.optimizer.state.values()]
     result = stepper.step(state, batches, lr=0.1, wish_to_stop=False)
     assert not torch.isfinite(result.loss)
     for was, now in zip(weights, state.model.parameters(), strict=False):
         assert torch.equal(was, now)
-    assert all(torch.isfinite(each).all() for each in state.ema.parameters())
+    assert all(torch.isfinite(each).all() for each in average.parameters())
     for was, now in zip(moments, state.optimizer.state.values(), strict=True):
         assert torch.equal(was, now["momentum_buffer"])
     assert state.guard.state_dict() == {"in_a_row": 1, "worst": 1, "total": 1}

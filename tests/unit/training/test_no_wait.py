@@ -18,19 +18,19 @@ from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.muon.muon import MuonWithAdamw
+from hpc_trainer.features.muon.sharded import ShardedMuon
+from hpc_trainer.features.spike_guard.spikes import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.chunked_loss import IGNORED
-from hpc_trainer.training.data.loader import BatchIterator
+from hpc_trainer.training.data.loader import IGNORED, BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.muon import MuonWithAdamw
-from hpc_trainer.training.optim import undo as put_back
-from hpc_trainer.training.optim.build import build_optimizer, step_unless
+from hpc_trainer.training.optim import skip_step
+from hpc_trainer.training.optim.build import build_optimizer
+from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
 from hpc_trainer.training.precision.formats import build_scaler
-from hpc_trainer.training.sharded_muon import ShardedMuon
-from hpc_trainer.training.spikes import SpikeGuard
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 
@@ -61,10 +61,11 @@ def _build(
     else:
         optimizer = build_optimizer(optim, model)
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"), guard=guard)
-    state.ema = AveragedWeights(model, ema)
     stepper = Stepper(
         module=loss, vote=StopVote(loss, RankGroup(device=META)), precision=precision, device=META,
-        grad_accum_steps=accum, max_grad_norm=max_grad_norm, channels_last=True,
+        grad_accum_steps=accum, max_grad_norm=max_grad_norm,
+        after_update=[] if ema is None else [AveragedWeights(model, ema).update],
+        prepare=[lambda inputs: inputs.contiguous(memory_format=torch.channels_last)],
     )  # fmt: skip
     return state, stepper
 
@@ -121,7 +122,7 @@ def test_nor_does_one_whose_optimizer_knows_no_bad_steps(target: str, monkeypatc
         sent.append(bad)
         return lambda: False
 
-    monkeypatch.setattr(put_back, "read_late", late)
+    monkeypatch.setattr(skip_step, "read_late", late)
     optim = CustomOptimConfig(_target_=target, kwargs=_CUSTOM[target], weight_decay=0.1)
     state, stepper = _build(StepGuard(10), 1.0, 1, None, optim)
     for _ in range(3):

@@ -10,10 +10,9 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
-from hpc_trainer.training.optim.decay import Grouping
 from hpc_trainer.training.state import TrainState
 
 
@@ -50,9 +49,7 @@ def test_norms_and_biases_of_any_shape_do_not_decay() -> None:
 def test_a_weight_of_a_norm_does_not_decay_elsewhere_either() -> None:
     model = nn.Sequential(nn.Linear(16, 4), nn.LayerNorm([4, 16]))
     model[0].weight = model[1].weight
-    (group, plain) = build_optimizer(
-        AdamwConfig(weight_decay=0.3), model, whole=Grouping(decays=frozenset({True, False}))
-    ).param_groups
+    (group, plain) = build_optimizer(AdamwConfig(weight_decay=0.3), model, decays={True, False}).param_groups
     assert group["params"] == []
     assert [weight.ndim for weight in plain["params"]] == [2, 1, 2]
 
@@ -134,7 +131,7 @@ def test_a_resumed_run_has_the_settings_of_now(was: OptimConfig, now: OptimConfi
     state = TrainState(model=other, optimizer=after, scaler=torch.amp.GradScaler("cpu", enabled=False))
     state.settings = chosen_settings(now, after)
     after.param_groups[0]["own"] = 0
-    put_back({"model": other, "optimizer": after}, shared, own)
+    from_trees({"model": other, "optimizer": after}, shared, own)
     assert after.param_groups[0]["weight_decay"] == was.weight_decay
     state.resume(Restored(3, {"samples_seen": 0, "best_metric": None}))
     assert [group["weight_decay"] for group in after.param_groups] == [0.1, 0.0]
@@ -152,7 +149,7 @@ def test_loaded_moments_lie_in_memory_as_the_weight_does() -> None:
     saved = copy.deepcopy(shared)
     fresh = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
     loaded = build_optimizer(AdamwConfig(), fresh)
-    put_back({"model": fresh, "optimizer": loaded}, saved, own)
+    from_trees({"model": fresh, "optimizer": loaded}, saved, own)
     for weight, before in zip(fresh.parameters(), model.parameters(), strict=True):
         assert weight.stride() == before.stride()
         assert loaded.state[weight]["exp_avg"].stride() == weight.stride()

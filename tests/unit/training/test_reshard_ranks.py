@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from ranks import child_environment
 from shard_builders import KINDS
 
 pytestmark = pytest.mark.dist
@@ -21,8 +21,8 @@ HERE = Path(__file__).parent
 SAMPLE = ["single", "ddp2", "zero2", "fsdp2", "zero2_offload", "fsdp2_offload"]
 
 
-def run_child(program: str, folder: Path, *words: str) -> None:
-    env = {**os.environ, "PYTHONWARNINGS": "ignore"}
+def run_child(program: str | Path, folder: Path, *words: str) -> None:
+    env = {**child_environment(), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, str(HERE / program), str(folder), *words],
         capture_output=True, text=True, timeout=900, check=False, env=env,

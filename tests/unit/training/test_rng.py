@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.training.checkpoint.pack import pack, unpack
+from hpc_trainer.training.checkpoint.trees import pack, unpack
 from hpc_trainer.training.rng import rng_state, seed_everything, set_rng_state
 
 

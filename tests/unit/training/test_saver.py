@@ -272,7 +272,7 @@ def test_what_stands_is_known_before_anybody_asks(make_store: MakeStore, disk: S
 def test_waiting_is_a_sign_of_life_only_while_bytes_are_written(
     make_store: MakeStore, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_trainer.training.checkpoint.saving._WAIT_S", 0.01)
+    monkeypatch.setattr("hpc_trainer.training.checkpoint.save._WAIT_S", 0.01)
     run = Run(make_store())
     run.steps(1, 5)
     threading.Timer(0.5, disk.let_go.set).start()

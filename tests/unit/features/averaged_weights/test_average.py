@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 _DECAY = 0.7
@@ -148,7 +148,7 @@ def test_they_are_torch_s_own_bit_for_bit_and_load_what_it_saved() -> None:
     loaded = _built(fresh)
     mine, my_own = to_trees({"model": net, "ema": ema})
     assert (mine["ema"].keys(), my_own["ema"].keys()) == (shared["ema"].keys(), own["ema"].keys())
-    put_back({"model": fresh, "ema": loaded}, copy.deepcopy(shared), copy.deepcopy(own))
+    from_trees({"model": fresh, "ema": loaded}, copy.deepcopy(shared), copy.deepcopy(own))
     _assert_same(dict(ema.state_dict()), dict(loaded.state_dict()))
 
 
@@ -157,7 +157,7 @@ def test_a_resumed_average_has_the_same_bits() -> None:
     fresh = _Net()
     loaded = _built(fresh)
     shared, own = to_trees({"model": net, "ema": ema})
-    put_back({"model": fresh, "ema": loaded}, copy.deepcopy(shared), copy.deepcopy(own))
+    from_trees({"model": fresh, "ema": loaded}, copy.deepcopy(shared), copy.deepcopy(own))
     for each, average in ((net, ema), (fresh, loaded)):
         for seed in range(3, 6):
             _step(each, seed)

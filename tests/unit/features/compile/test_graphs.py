@@ -15,12 +15,12 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.graphs import compile_step, graph_counts
+from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
+from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
 from hpc_trainer.training.parallel.share import VotingLoss
-from hpc_trainer.training.pipeline import run_parts
-from hpc_trainer.training.stage_cut import Between, keep, stages_of
 
 compile_really = torch.compile
 _AT_IMPORT = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's

@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.float8.linear import use_float8
 from hpc_trainer.models.gpt import Gpt
-from hpc_trainer.training.checkpoint.objects import put_back, to_trees
+from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast, build_scaler
@@ -81,10 +81,10 @@ def test_a_checkpoint_is_that_of_any_precision_and_resumes_with_the_same_bits() 
     other = _model()
     use_float8(other, emulate=True)
     again = build_optimizer(AdamwConfig(lr=3e-3), other)
-    put_back({"model": other, "optimizer": again}, copy.deepcopy(saved), own)
+    from_trees({"model": other, "optimizer": again}, copy.deepcopy(saved), own)
     assert _train(model, optimizer, range(4, 8)) == _train(other, again, range(4, 8))
     plain = _model()
-    put_back({"model": plain, "optimizer": build_optimizer(AdamwConfig(lr=3e-3), plain)}, saved, own)
+    from_trees({"model": plain, "optimizer": build_optimizer(AdamwConfig(lr=3e-3), plain)}, saved, own)
 
 
 @pytest.mark.usefixtures("torchao")

@@ -1,0 +1,62 @@
+"""Weights are updated one by one in the backward pass, when their gradients are complete.
+
+It rests on optimizers that update each weight by itself (`step_some`). A rank updates what it holds: its parts of the
+weights (FSDP2, tensor parallel) or those of its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.optim.build import Group, Recipe, step_some
+from hpc_trainer.training.parallel.fully_sharded import share_of_fp32
+from hpc_trainer.training.tensors import num_bytes
+
+
+class InBackwardAbility(Ability):
+    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+        """An estimate takes the step by itself."""
+        return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Each gradient is there until its weight is updated; FSDP's until all of the block's are."""
+        parallel, held.growing = self.config.parallel, held.peak
+        held.gradients = max(num_bytes([weight]) for weight in held.model.parameters() if weight.requires_grad)
+        held.has_gradients = parallel.strategy is Strategy.fsdp
+        if held.has_gradients:
+            narrow = share_of_fp32(parallel.param_dtype)
+            held.gradients = max([held.gradients, *(int(narrow * size) for size in held.blocks[:1])])
+
+
+def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:
+    optimizer = recipe.make(groups)
+    step_in_backward(optimizer)
+    return optimizer
+
+
+def step_in_backward(optimizer: torch.optim.Optimizer) -> None:
+    """From now on a backward pass updates each weight when its gradient is complete, and frees that.
+
+    FSDP2 calls the same hook, when a weight's part of the gradient is reduced. `optimizer.step()` then has nothing left
+    to do. (torch's tutorial "How to save memory by fusing the optimizer step into the backward pass" has an optimizer
+    for each weight; with one for all its state is saved as ever.)
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for weight in group["params"]:
+            weight.register_post_accumulate_grad_hook(partial(_step_now, optimizer, optimizer.step, number))
+
+
+def _step_now(optimizer: torch.optim.Optimizer, step: Callable[[], Any], number: int, weight: torch.Tensor) -> None:
+    step_some(optimizer, step, number, [weight])
+    weight.grad = None
+
+
+ABILITY = InBackwardAbility

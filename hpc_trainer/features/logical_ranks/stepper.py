@@ -1,0 +1,162 @@
+"""Logical ranks: a step whose bits do not depend on how many ranks compute it (docs/decisions/0016).
+
+The batch is cut into `logical_ranks` parts, a power of two. Each rank computes its share of them, one after the other,
+in the same shapes, from the same buffers, each with a random stream of its own. The parts' gradients are added along
+one binary tree. Its lower levels lie inside a rank, its upper ones between ranks:
+
+    (0 + 1) + (2 + 3)     one rank adds all; of two, each adds its two, then both add the two sums; of four, 0 with 1
+                          and 2 with 3, then 0 with 2 and 1 with 3.
+
+a + b and b + a are the same bits, so both ranks of a pair hold the same sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.data.loader import shares_of
+from hpc_trainer.training.rng import seed_step
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Batch, Stepper
+
+
+@dataclass(slots=True, kw_only=True)
+class LogicalStepper(Stepper):
+    """A step of `num_logical` parts; `group.world_size` divides it, both are powers of two."""
+
+    shares_loss: ClassVar[bool] = True
+
+    group: RankGroup
+    num_logical: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Weights and buffers become rank 0's, as with DDP. Collective."""
+        Stepper.__post_init__(self)
+        with torch.no_grad():
+            _broadcast(itertools.chain(self.module.parameters(), self.module.buffers()), self.group)
+
+    @property
+    def num_shares(self) -> int:
+        """Whoever computes them."""
+        return self.num_logical
+
+    def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
+        weights = [weight for weight in state.model.parameters() if weight.requires_grad]
+        flag = self.vote.cast(wish_to_stop)
+        before = _copies(state.model)
+        after = before
+        tree, no_vote = PairSum(), torch.zeros((), device=self.device)
+        parts, accum = shares_of(self.group.rank, self.group.world_size, self.num_logical), self.grad_accum_steps
+        shares = iter(self._shares(batches, len(parts) * accum))
+        for part in parts:
+            _put(state.model, before)
+            seed_step(self.seed, part, state.step)
+            losses = [self._micro_batch(state, batches, None, next(shares)) for _ in range(accum)]
+            if part == 0:
+                after = _copies(state.model)
+            # A weight that no sample used has the gradient 0: which ranks know of others is no matter then.
+            leaves = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+            tree.add(_flat([*leaves, torch.stack(losses).sum().float(), no_vote]))
+            for weight in weights:
+                weight.grad = None
+        _put(state.model, after)
+        _broadcast(state.model.buffers(), self.group)
+        total = tree.total()
+        if flag is not None:
+            _unflat(total, [*weights, no_vote, no_vote])[-1].copy_(flag)
+        total = between_ranks(total, self.group)
+        for whole in total:
+            whole.mul_(1 / self.num_logical)  # exact: a power of two
+        *gradients, loss, vote = _unflat(total, [*weights, no_vote, no_vote])
+        for weight, gradient in zip(weights, gradients, strict=True):
+            # In the weight's order of memory (channels_last): fused kernels go through both side by side.
+            weight.grad = gradient if weight.is_contiguous() else torch.empty_like(weight).copy_(gradient)
+        if flag is not None:
+            self.vote.put(vote)
+        return loss
+
+
+class PairSum:
+    """Adds 2^n tuples of tensors along a binary tree, as they come; holds at most n + 1 of them."""
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[int, list[torch.Tensor]]] = []
+
+    def add(self, tensors: list[torch.Tensor]) -> None:
+        """The next leaf. Its tensors are used up."""
+        size = 1
+        while self._stack and self._stack[-1][0] == size:
+            _, left = self._stack.pop()
+            for ours, theirs in zip(left, tensors, strict=True):
+                ours.add_(theirs)
+            tensors, size = left, 2 * size
+        self._stack.append((size, tensors))
+
+    def total(self) -> list[torch.Tensor]:
+        """The sum of all leaves. Raises ValueError if their number is no power of two."""
+        if len(self._stack) != 1:
+            raise ValueError(f"{sum(size for size, _ in self._stack)} leaves make no binary tree.")
+        return self._stack.pop()[1]
+
+
+def between_ranks(tensors: Sequence[torch.Tensor], group: RankGroup) -> list[torch.Tensor]:
+    """The sum over all ranks, the same bits on each: recursive doubling, so neighbours first. Collective."""
+    sums = list(tensors)
+    distance = 1
+    while distance < group.world_size:
+        partner = group.rank ^ distance
+        for index, mine in enumerate(sums):
+            theirs = torch.empty_like(mine)
+            # batch_isend_irecv: NCCL needs both directions in one group, or it waits for ever.
+            words = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+            for work in dist.batch_isend_irecv(words):
+                work.wait()
+            # In the order of ranks on both sides: which of two NaNs comes out depends on it.
+            sums[index] = mine + theirs if group.rank < partner else theirs + mine
+        distance *= 2
+    return sums
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One vector for each number format, in the order in which the formats first come."""
+    formats = dict.fromkeys(tensor.dtype for tensor in tensors)
+    return [torch.cat([each.detach().reshape(-1) for each in tensors if each.dtype == dtype]) for dtype in formats]
+
+
+def _unflat(flat: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of `_flat(like)`, as views."""
+    formats = list(dict.fromkeys(tensor.dtype for tensor in like))
+    sizes = [[each.numel() for each in like if each.dtype == dtype] for dtype in formats]
+    parts = {dtype: iter(torch.split(whole, size)) for dtype, whole, size in zip(formats, flat, sizes, strict=True)}
+    return [next(parts[each.dtype]).view(each.shape) for each in like]
+
+
+def _broadcast(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
+    """Rank 0's values, in place. Collective."""
+    listed = list(tensors)
+    if group.world_size == 1 or not listed:
+        return
+    flat = _flat(listed)
+    for whole in flat:
+        dist.broadcast(whole, src=0)
+    for tensor, value in zip(listed, _unflat(flat, listed), strict=True):
+        tensor.detach().copy_(value)
+
+
+def _copies(model: nn.Module) -> list[torch.Tensor]:
+    return [buffer.clone() for buffer in model.buffers()]
+
+
+def _put(model: nn.Module, values: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), values, strict=True):
+            buffer.copy_(value)

@@ -1,0 +1,186 @@
+"""How many bytes are alive at once while a forward and a backward pass run on tensors without content.
+
+Counted are storages: each from the operation that makes it until nothing holds it any more. So what a pass needs at its
+peak is in it, whoever holds it: autograd, a function that has not returned, the backward pass of the loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.training.memory import Shares
+from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype
+from hpc_trainer.training.precision.formats import autocast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassBytes:
+    """Bytes of one micro-batch on one rank, besides weights, buffers and the batch.
+
+    `kept`: alive when the forward pass has ended. `peak`: the most at a time, without the gradients that are complete.
+    `growing`: the most at a time with them, as they come.
+    """
+
+    kept: int
+    peak: int
+    growing: int
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, what comes and goes is counted.
+
+    Args:
+        known: tensors that were there before; they do not count.
+        shares: how much of what is made now is this rank's.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor] = (), shares: Shares | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shares = shares or Shares()
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self._sizes: dict[int, int] = {}
+        self.now = self.besides = 0
+        """Bytes alive; and what `growing` counts beside them."""
+        self.peak = self.growing = 0
+        for each in known:
+            self._add(each, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation, and counts what it made."""
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                self._add(each, 1)
+        self.peak = max(self.peak, self.now)
+        self.growing = max(self.growing, self.now + self.besides)
+        return result
+
+    def _add(self, tensor: torch.Tensor, counts: int) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._storages:
+            return
+        size = counts * storage.nbytes() // self._shares.share_of_activations
+        self._storages[key] = weakref.ref(storage, lambda _: self._drop(key))
+        self._sizes[key] = size
+        self.now += size
+
+    def _drop(self, key: int) -> None:
+        del self._storages[key]
+        self.now -= self._sizes.pop(key)
+
+
+def measure(
+    config: TrainConfig,
+    loss: nn.Module,
+    batch: Sequence[torch.Tensor],
+    shares: Shares | None = None,
+    num_parts: int = 1,
+) -> PassBytes:
+    """A forward and a backward pass of one rank, weights as FSDP would compute with them. Gradients are there then.
+
+    Args:
+        num_parts: FSDP's, of which a rank keeps one.
+    """
+    of_blocks = None
+    if config.parallel.strategy is Strategy.fsdp:
+        of_blocks = [list(block.parameters()) for block in blocks(loss)]
+        in_blocks = {id(weight) for group in of_blocks for weight in group}
+        of_blocks.append([weight for weight in loss.parameters() if id(weight) not in in_blocks])
+    with as_gathered(config, loss, batch) as cast:
+        return _measure_pass(loss, cast, autocast(config.precision, "cpu"), shares or Shares(), of_blocks, num_parts)
+
+
+@contextlib.contextmanager
+def as_gathered(
+    config: TrainConfig, loss: nn.Module, batch: Sequence[torch.Tensor]
+) -> Iterator[Sequence[torch.Tensor]]:
+    """Weights are what FSDP would compute with; gives the batch as it would, and gradients are fp32 again after it."""
+    dtype = gathered_dtype(config.parallel)
+    if dtype is None:
+        yield batch
+        return
+    weights = [weight for weight in loss.parameters() if weight.is_floating_point()]
+    held = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.to(dtype)
+    try:
+        yield [each.to(dtype) if each.is_floating_point() else each for each in batch]
+    finally:
+        for weight, data in zip(weights, held, strict=True):
+            gradient, weight.grad = weight.grad, None
+            weight.data = data
+            weight.grad = None if gradient is None else gradient.to(data.dtype)
+
+
+def _measure_pass(
+    loss: nn.Module, batch: Sequence[torch.Tensor], around_forward: contextlib.AbstractContextManager[Any],
+    shares: Shares, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1,
+) -> PassBytes:  # fmt: skip
+    """Runs a micro-batch forward and backward; a weight has a gradient (without content) afterwards if it got one.
+
+    Args:
+        around_forward: autocast.
+        shares: how tensor parallel divides what is computed.
+        groups: weights whose gradients stay whole until the last of them has come (FSDP's blocks, a weight in one of
+            them); None: each for itself.
+        num_parts: what is left on a rank of a gradient is a part of so many.
+    """
+    live = LiveBytes([*loss.parameters(), *loss.buffers(), *batch], shares)
+    complete: list[nn.Parameter] = []
+    with _gradients_taken(loss, live, shares, groups, num_parts, complete), live:
+        with around_forward:
+            value = loss(*batch)
+        kept = live.now
+        value.backward()
+        del value
+    for weight in complete:
+        weight.grad = torch.empty_like(weight)
+    return PassBytes(kept=kept, peak=live.peak, growing=live.growing)
+
+
+@contextlib.contextmanager
+def _gradients_taken(
+    loss: nn.Module, live: LiveBytes, shares: Shares, groups: Iterable[list[nn.Parameter]] | None, num_parts: int,
+    complete: list[nn.Parameter],
+) -> Iterator[None]:  # fmt: skip
+    """Takes each gradient away when it is complete, and counts it in `live.besides` instead."""
+    trained = [weight for weight in loss.parameters() if weight.requires_grad]
+    group_of = {id(weight): tuple(map(id, group)) for group in groups or [] for weight in group}
+    missing: dict[tuple[int, ...], set[int]] = {group: set(group) for group in group_of.values()}
+    whole: dict[tuple[int, ...], int] = {}
+
+    def take(weight: torch.Tensor) -> None:
+        assert isinstance(weight, nn.Parameter)
+        weight.grad = None
+        complete.append(weight)
+        size = shares.num_bytes([weight])
+        group = group_of.get(id(weight), (id(weight),))
+        whole[group] = whole.get(group, 0) + size
+        live.besides += size
+        left = missing.get(group, set())
+        left.discard(id(weight))
+        if not left:
+            # Parts are fp32, in whatever format they were whole.
+            part = (
+                whole[group] // weight.itemsize * torch.float32.itemsize // num_parts if num_parts > 1 else whole[group]
+            )
+            live.besides += part - whole[group]
+
+    handles = [weight.register_post_accumulate_grad_hook(take) for weight in trained]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,56 @@
+"""Muon instead of the optimizers that the core knows."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.optim import MuonConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon.memory import bytes_of_step
+from hpc_trainer.features.muon.muon import hidden_and_others, muon_recipe
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.optim.build import Recipe
+from hpc_trainer.training.optim.decay import decay_groups, decaying
+from hpc_trainer.training.tensors import is_sharded
+
+
+class MuonAbility(Ability):
+    _hidden: frozenset[str]
+    """Names of the matrices that are Muon's, in the whole model."""
+    _decays: frozenset[bool]
+    """Of its other weights, whether some decay, and whether some do not: each stage has those groups, empty or not."""
+
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        """Which weights are whose is a question to the whole model: its last linear layer is the output layer."""
+        config = self._config
+        if not hasattr(torch.optim, "Muon"):
+            raise ConfigError(f"optim=muon needs torch 2.9 or newer, and this is {torch.__version__}. Use optim=adamw.")
+        hidden, others = hidden_and_others(config, model)
+        names, decay_of = {id(weight): name for name, weight in model.named_parameters()}, decaying(model)
+        self._hidden = frozenset(names[id(weight)] for weight in hidden)
+        self._decays = frozenset(decay_of[weight] for weight in others)
+
+    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+        """Collective where weights are in parts, also for a stage that has no hidden matrix."""
+        config, decay_of = self._config, decaying(model)
+        found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        others = {weight: decay_of[weight] for name, weight in found.items() if name not in self._hidden}
+        return muon_recipe(
+            config,
+            hidden=[weight for name, weight in found.items() if name in self._hidden],
+            rest=decay_groups(others, config.weight_decay, self._decays),
+            mesh=building.mesh if any(map(is_sharded, model.parameters())) else None,
+        )
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.made = bytes_of_step(held, self.config, building.mesh.shape)
+
+    @property
+    def _config(self) -> MuonConfig:
+        assert isinstance(self.config.optim, MuonConfig)
+        return self.config.optim
+
+
+ABILITY = MuonAbility

@@ -1,0 +1,31 @@
+"""What Muon's step makes, beside the gradients that it is given."""
+
+from __future__ import annotations
+
+import torch
+
+from hpc_trainer.config.mesh import MeshShape
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.muon.muon import MuonWithAdamw, num_flops
+from hpc_trainer.features.muon.whole_matrices import share_work
+from hpc_trainer.training.memory import RankMemory
+
+
+def bytes_of_step(held: RankMemory, config: TrainConfig, shape: MeshShape) -> int:
+    """Bytes: weights as they were, in case the device skips the step; messages; Newton-Schulz of the largest matrix."""
+    assert isinstance(held.optimizer, MuonWithAdamw)
+    hidden: list[torch.Tensor] = held.optimizer.muon.param_groups[0]["params"]
+    here = held.shares.num_bytes(hidden) // (shape.world_size if config.parallel.zero1 else shape.dp_shard)
+    num_ranks = shape.dp_shard * shape.tp
+    may_skip = config.train.max_skipped_steps is not None or config.precision.compute_dtype is Dtype.fp16
+    narrow = torch.bfloat16.itemsize
+    # Two at a time of: parts that are sent, matrices that came, what goes back.
+    dealt = [0] * num_ranks
+    for rank, each in zip(share_work([num_flops(each.shape) for each in hidden], num_ranks), hidden, strict=True):
+        dealt[rank] += each.numel()
+    most = max(dealt)
+    messages = narrow * (most + max(here // torch.float32.itemsize, most)) if num_ranks > 1 else 0
+    # The matrix, the iterate and the next one; two products of rows by rows.
+    products: int = max((3 * each.numel() + 2 * min(each.shape) ** 2 for each in hidden), default=0)
+    return here * may_skip + messages + narrow * products

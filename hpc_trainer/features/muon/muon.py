@@ -1,0 +1,177 @@
+"""Muon for the hidden matrices of a model and AdamW for the rest, as one optimizer (Jordan et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.optim import MuonConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.optim.build import Group, Recipe, fastest
+from hpc_trainer.training.optim.decay import decaying
+from hpc_trainer.training.parallel.fully_sharded import blocks
+from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.tensors import local_tensor
+from hpc_trainer.training.without_dynamo import without_dynamo
+
+
+class MuonWithAdamw(torch.optim.Optimizer):
+    """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, whose state_dict is that of both.
+
+    The first group is Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
+    group or loads a state here changes it there. Learning rates are told by Muon's; AdamW's is a fixed multiple.
+
+    On CUDA a step that must change nothing is told by `found_inf`, a number on the device as torch's fused optimizers
+    take it (`_step_supports_amp_scaling`): torch's Muon knows none, so its matrices are put back, which costs a copy of
+    them for the time of a step. Nobody waits for the device.
+    """
+
+    def __init__(self, muon: torch.optim.Optimizer, adamw: torch.optim.Optimizer, *, adamw_lr_ratio: float) -> None:
+        self.muon, self.adamw, self.adamw_lr_ratio = muon, adamw, adamw_lr_ratio
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._step_supports_amp_scaling = all(group["fused"] for group in adamw.param_groups)
+        self._share()
+
+    def _share(self) -> None:
+        num_muon = len(self.muon.param_groups)
+        self.muon.param_groups, self.adamw.param_groups = self.param_groups[:num_muon], self.param_groups[num_muon:]
+        self.muon.state = self.adamw.state = self.state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Groups and state are new objects after load_state_dict."""
+        super().__setstate__(state)
+        self._share()
+
+    def rates(self, lr: float) -> list[float]:
+        """Of each group: `lr` for Muon's matrices, its share for the weights of AdamW."""
+        return [lr] * len(self.muon.param_groups) + [lr * self.adamw_lr_ratio] * len(self.adamw.param_groups)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of all weights; of none where `found_inf` is not 0."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if bad is None:
+            self.muon.step()
+            self.adamw.step()
+            return loss
+        self._muon_unless(bad.bool(), scale)
+        self.adamw.grad_scale, self.adamw.found_inf = scale, bad  # type: ignore[attr-defined]
+        try:
+            self.adamw.step()
+        finally:
+            del self.adamw.grad_scale, self.adamw.found_inf  # type: ignore[attr-defined]
+        return loss
+
+    def _muon_unless(self, bad: torch.Tensor, scale: torch.Tensor | None) -> None:
+        """A step of Muon, taken back where `bad` (a bool on the device) is true; `scale`: of the gradients, if any."""
+        weights = [each for group in self.muon.param_groups for each in group["params"] if each.grad is not None]
+        before = [local_tensor(each).clone() for each in weights]
+        for weight in weights:
+            assert weight.grad is not None
+            gradient, momentum = local_tensor(weight.grad), self.state[weight].get("momentum_buffer")
+            if scale is not None:
+                gradient.div_(scale)
+            still = torch.zeros_like(gradient) if momentum is None else local_tensor(momentum)
+            torch.where(bad, still, gradient, out=gradient)  # a momentum that is drawn to itself stays
+        self.muon.step()
+        for weight, was in zip(weights, before, strict=True):
+            part = local_tensor(weight)
+            torch.where(bad, was, part, out=part)
+
+
+def muon_recipe(config: MuonConfig, hidden: list[nn.Parameter], rest: list[Group], mesh: Mesh | None) -> Recipe:
+    """Muon over the matrices `hidden`, AdamW over the groups `rest`. Collective, and in each step, with `mesh`.
+
+    Where ranks share moments out (ZeRO-1) each has whole matrices, and steps those alone; over weights in parts a rank
+    makes whole what is its share (`sharded`).
+
+    Args:
+        mesh: what weights were cut up on; None: they were not.
+    """
+    kind = _kind_of_muon(mesh)
+    first, second = config.betas
+    adamw_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+    speed = fastest([*hidden, *(weight for group in rest for weight in group["params"])])
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        muon = without_dynamo(
+            lambda: kind(
+                groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
+                adjust_lr_fn=config.adjust_lr.value,
+            )
+        )  # fmt: skip
+        adamw = without_dynamo(
+            lambda: torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
+        )
+        return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
+
+    return Recipe([{"params": hidden, "weight_decay": config.weight_decay}, *rest], make)
+
+
+def _kind_of_muon(mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:
+    if mesh is None:
+        return torch.optim.Muon
+    from hpc_trainer.features.muon.sharded import ShardedMuon  # late: a torch without Muon has no such class
+
+    return partial(ShardedMuon, ranks=mesh.copy_group())
+
+
+def hidden_and_others(config: MuonConfig, model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """`split_weights` of a whole model. Raises ConfigError: as that does, or Muon or AdamW would have nothing."""
+    hidden, others = split_weights(model, config.adamw_weights)
+    if not hidden:
+        raise ConfigError(
+            f"optim=muon is for hidden matrices, and {type(model).__name__} has none: weights with two dimensions that "
+            "are neither embeddings nor the output layer, nor of a norm. Use optim=adamw."
+        )
+    if not others:
+        raise ConfigError(
+            f"optim=muon gives embeddings, norms and biases to AdamW, and {type(model).__name__} has none. Name some "
+            "weights in optim.adamw_weights, or use optim=custom optim._target_=torch.optim.Muon."
+        )
+    return hidden, others
+
+
+def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """(hidden matrices, all other weights) of `model` that require gradients, in the model's order.
+
+    Embeddings are the weights of nn.Embedding; the output layer is the last nn.Linear that is in no block. What does
+    not decay is no matrix, whatever its shape: gains and biases (`decaying`).
+
+    Raises:
+        ConfigError: a pattern of `names` fits no weight.
+    """
+    in_blocks = {id(module) for block in blocks(model) for module in block.modules()}
+    heads = [each for each in model.modules() if isinstance(each, nn.Linear) and id(each) not in in_blocks]
+    known = [each for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))]
+    apart = {id(module.weight) for module in [*known, *heads[-1:]]}
+    found = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    for pattern in names:
+        fits = [weight for name, weight in found.items() if fnmatchcase(name, pattern)]
+        if not fits:
+            raise ConfigError(
+                f"optim.adamw_weights has {pattern}, and no weight of the model is called so: {', '.join(found)[:300]}."
+            )
+        apart |= {id(weight) for weight in fits}
+    decay_of = decaying(model)
+    hidden = [weight for weight in found.values() if weight.ndim == 2 and decay_of[weight] and id(weight) not in apart]
+    chosen = {id(weight) for weight in hidden}
+    return hidden, [weight for weight in found.values() if id(weight) not in chosen]
+
+
+def num_flops(shape: torch.Size) -> float:
+    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
+
+    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
+    """
+    rows, columns = sorted(shape)
+    return 2.0 * rows * rows * (2 * columns + rows)

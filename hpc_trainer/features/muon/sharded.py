@@ -1,0 +1,82 @@
+"""torch's Muon over matrices that ranks hold in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.muon.muon import num_flops
+from hpc_trainer.features.muon.whole_matrices import WholeMatrices
+from hpc_trainer.training.tensors import local_tensor
+
+try:
+    from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+except ImportError:  # a torch that has no Muon, or another one: tests/unit/features/muon/test_sharded_ranks.py tells
+    _adjust_lr = _zeropower_via_newtonschulz = None  # type: ignore[assignment]
+
+
+class ShardedMuon(torch.optim.Muon):
+    """torch.optim.Muon where the weights are DTensors: each rank steps its own parts, and none has all matrices.
+
+    Momentum, weight decay and the update are of each element by itself, so a part's is that part of the whole one's.
+    Newton-Schulz is of whole matrices: each is made whole on one rank, in bf16, which is what torch's Muon computes
+    with, and made orthogonal there by torch's own function (`whole_matrices`). What depends on a matrix's shape takes
+    the whole shape. So the gradients of one rank give the weights of one rank, to the bit.
+
+    Args:
+        weights: as torch.optim.Muon, one group.
+        ranks: that hold one copy of the weights (`Mesh.copy_group`); None: this one alone.
+
+    Raises:
+        ConfigError: this torch keeps its Newton-Schulz elsewhere.
+    """
+
+    def __init__(self, weights: Any, *, ranks: dist.ProcessGroup | None, **values: Any) -> None:
+        if _zeropower_via_newtonschulz is None:
+            raise ConfigError(
+                "optim=muon on weights in parts (parallel=fsdp, hsdp, tp) takes Newton-Schulz from torch.optim._muon, "
+                f"as torch 2.9 to 2.13 have it, and torch {torch.__version__} has none there. Use parallel=ddp, or "
+                "optim=adamw."
+            )
+        super().__init__(weights, **values)
+        (group,) = self.param_groups
+        self._number = {weight: index for index, weight in enumerate(group["params"])}
+        self.matrices = WholeMatrices(group["params"], [num_flops(each.shape) for each in group["params"]], ranks)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of this rank's parts. Collective among the ranks that hold a copy: two all-to-alls."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        (group,) = self.param_groups
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        orthogonal = partial(
+            _zeropower_via_newtonschulz,
+            ns_coefficients=group["ns_coefficients"], ns_steps=group["ns_steps"], eps=group["eps"],
+        )  # fmt: skip
+        updates = self.matrices.map(
+            [self._number[weight] for weight in weights], self._updates(group, weights), orthogonal
+        )
+        for weight, update in zip(weights, updates, strict=True):
+            part = local_tensor(weight)
+            part.mul_(1 - group["lr"] * group["weight_decay"])
+            part.add_(update, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape))
+        return loss
+
+    def _updates(self, group: dict[str, Any], weights: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """What is to be made orthogonal, of one matrix after the other this rank's part; the momentum goes on."""
+        for weight in weights:
+            assert weight.grad is not None
+            state, gradient = self.state[weight], local_tensor(weight.grad)
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            momentum = local_tensor(state["momentum_buffer"])
+            momentum.lerp_(gradient, 1 - group["momentum"])
+            yield gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum

@@ -1,0 +1,103 @@
+"""Moments live in host memory, but for the moment of a step.
+
+It rests on optimizers that update each weight by itself (`step_some`). A rank brings and takes back what it holds:
+whole moments, its parts of them (FSDP2, tensor parallel), those of its stage, or those that ZeRO-1 gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.checkpoint.optimizers import keep_in_host
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.optim.build import Group, Recipe, step_some
+from hpc_trainer.training.tensors import in_pieces, local_tensor, with_local
+
+# Bytes of weights on this rank whose moments are on the device at a time; one weight at least.
+PIECE = 64 << 20
+
+
+class OffloadAbility(Ability):
+    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+        """Before ZeRO-1 shares it out: its step calls that of a rank's own part. An estimate knows of it itself."""
+        return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """Moments of one piece of weights are on the device at a time."""
+        sizes, host = held.sizes_here(), Fraction(1)
+        if self.config.hardware.device_type == "cuda":
+            # torch pins each tensor in a block of a power of two: CachingHostAllocator, pytorch PR 171662.
+            host = Fraction(sum(1 << (size - 1).bit_length() for size in sizes if size), max(1, sum(sizes)))
+        held.most_moments = int(max(PIECE, *sizes) * (held.moments / max(1, held.trained)))
+        held.host_share = host
+
+
+def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:
+    optimizer = recipe.make(groups)
+    offload(optimizer)
+    return optimizer
+
+
+def offload(optimizer: torch.optim.Optimizer) -> None:
+    """From now on moments are in host memory (pinned, if the weights are on a GPU) but for the moment of a step.
+
+    A step takes the weights in pieces: brings the moments of a piece to the device, updates, and takes them back. So it
+    is the optimizer's own kernels that compute, with the same bits. On the CPU the copies are made too, for nothing.
+    """
+    step = optimizer.step
+    keep_in_host(optimizer)
+    optimizer.step = partial(_step_in_pieces, optimizer, step)  # type: ignore[assignment, method-assign]
+    optimizer.register_state_dict_pre_hook(_wait_for_host)
+    for weight, state in optimizer.state.items():
+        _take_back(weight, state, {})
+
+
+def _step_in_pieces(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> None:
+    for number, group in enumerate(optimizer.param_groups):
+        for piece in in_pieces([weight for weight in group["params"] if weight.grad is not None], PIECE):
+            # Not by state[..]: that would make a state where there is none yet.
+            in_host = [_bring(weight, optimizer.state.get(weight, {})) for weight in piece]
+            step_some(optimizer, step, number, piece)
+            for weight, host in zip(piece, in_host, strict=True):
+                _take_back(weight, optimizer.state.get(weight, {}), host)
+
+
+def _bring(weight: torch.Tensor, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies a weight's moments to its device, in place of those in host memory, which are returned. No wait."""
+    in_host = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.ndim}
+    for key, value in in_host.items():
+        host = local_tensor(value)
+        here = host.to(weight.device, non_blocking=True, copy=True)
+        state[key] = with_local(value, here)
+    return in_host
+
+
+def _take_back(weight: torch.Tensor, state: dict[str, Any], in_host: dict[str, torch.Tensor]) -> None:
+    """Undoes `_bring`; makes the place in host memory for moments that have none yet. No wait on pinned memory."""
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or not value.ndim:
+            continue
+        here = local_tensor(value)
+        host = local_tensor(in_host[key]) if key in in_host else None
+        if host is None or (weight.is_cuda and not host.is_pinned()):
+            host = torch.empty_like(here, device="cpu", pin_memory=weight.is_cuda)
+        host.copy_(here, non_blocking=True)
+        state[key] = with_local(value, host)
+
+
+def _wait_for_host(optimizer: torch.optim.Optimizer) -> None:
+    """Before the state is read: what was sent to host memory has to be there."""
+    # With ZeRO-1 a group of this rank may be empty.
+    device = next((weight.device for group in optimizer.param_groups for weight in group["params"]), None)
+    if device is not None and device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+ABILITY = OffloadAbility

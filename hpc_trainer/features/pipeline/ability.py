@@ -1,0 +1,47 @@
+"""A stage in place of the model, and a step whose micro-batches pass through all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.features.pipeline.memory import add_stage, trial_of
+from hpc_trainer.features.pipeline.stage import Stages, cut_out
+from hpc_trainer.features.pipeline.step import PipelineStepper
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Stepper
+
+
+class PipelineAbility(Ability):
+    _stages: Stages
+    _needed: dict[str, Any]
+
+    def cut(self, model: nn.Module, building: Building) -> None:
+        self._stages = cut_out(model, building)
+
+    def share(self, loss: VotingLoss, building: Building) -> nn.Module | None:
+        """The stage: its last part makes the loss."""
+        module, self._needed = self._stages.share(self.config, building.mesh, loss.model)
+        return module
+
+    def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
+        return partial(PipelineStepper, **self._needed)
+
+    def trial(
+        self, loss: nn.Module, batch: Sequence[torch.Tensor], building: Building
+    ) -> tuple[nn.Module, list[torch.Tensor]]:
+        assert isinstance(loss, VotingLoss)
+        return trial_of(loss, batch, self._stages.stage)
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        add_stage(held, self.config, self._stages.stage)
+
+
+ABILITY = PipelineAbility

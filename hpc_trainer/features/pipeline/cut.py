@@ -1,0 +1,219 @@
+"""Cuts a model into stages of a pipeline: what each part costs, where the cuts are, and what one stage keeps.
+
+A part costs the floating-point operations of its forward pass, counted on tensors that have shapes and no content. The
+cuts make the dearest stage as cheap as it can be, for it sets the pace of all; they follow from the configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.parts import Part, parts_of
+from hpc_trainer.training.precision.formats import autocast
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What goes from one part to the next: `shape` of one micro-batch, and the number format."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of it."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`index` of `num_stages`: the parts that it runs, and the tensors at both of its ends."""
+
+    index: int
+    num_stages: int
+    parts: tuple[Part, ...]
+    inputs: Between
+    outputs: Between
+
+    @property
+    def is_first(self) -> bool:
+        """True of the stage that is given the model's inputs."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True of the stage that makes the logits."""
+        return self.index == self.num_stages - 1
+
+
+def stages_of(
+    model: nn.Module, num_stages: int, *, inputs: Between, precision: PrecisionConfig, device_type: str,
+    param_dtype: torch.dtype | None = None,
+) -> list[Stage]:  # fmt: skip
+    """Cuts `model`, which is left as it is. Not collective; the same on all ranks.
+
+    Args:
+        inputs: one micro-batch, as the data set has it.
+        param_dtype: of the weights where they run, and of the inputs to a stage; None: their own.
+
+    Raises:
+        ConfigError: the model cannot be cut, or not into so many stages.
+    """
+    parts = parts_of(model)
+    if num_stages > len(parts):
+        raise ConfigError(
+            f"parallel.pipeline_parallel={num_stages} needs as many parts, and {type(model).__name__} has "
+            f"{len(parts)}. Use {len(parts)} or less."
+        )
+    costs, ends = _measure(model, parts, inputs, precision, device_type, param_dtype)
+    tensors = [inputs, *ends]
+    return [
+        Stage(
+            index=index,
+            num_stages=num_stages,
+            parts=tuple(parts[place.start : place.stop]),
+            inputs=tensors[place.start],
+            outputs=tensors[place.stop],
+        )
+        for index, place in enumerate(cut(costs, num_stages))
+    ]
+
+
+def cut(costs: Sequence[float], num_stages: int) -> list[range]:
+    """Cuts a row of parts so that the dearest stage is cheapest, and of equals the one whose stages are most alike.
+
+    Each stage has one part or more; `num_stages` is at most their number. Of equals the earliest cuts.
+    """
+    count = len(costs)
+    sums = [0.0, *itertools.accumulate(costs)]
+
+    def between(first: int, end: int) -> float:
+        return sums[end] - sums[first]
+
+    # best[n]: of the first n parts in so many stages. First the dearest stage, then the sum of squares below that.
+    best = [between(0, end) for end in range(count + 1)]
+    for number in range(2, num_stages + 1):
+        best = [
+            min((max(best[at], between(at, end)) for at in range(number - 1, end)), default=math.inf)
+            for end in range(count + 1)
+        ]
+    limit = best[count]
+    found: list[tuple[float, tuple[int, ...]]] = [
+        (between(0, end) ** 2 if end and between(0, end) <= limit else math.inf, (0,)) for end in range(count + 1)
+    ]
+    for _ in range(2, num_stages + 1):
+        found = [
+            min(
+                (
+                    (found[at][0] + between(at, end) ** 2, (*found[at][1], at))
+                    for at in range(1, end)
+                    if between(at, end) <= limit
+                ),
+                default=(math.inf, ()),
+            )
+            for end in range(count + 1)
+        ]
+    starts = (*found[count][1], count)
+    return [range(first, end) for first, end in itertools.pairwise(starts)]
+
+
+def keep(model: nn.Module, stage: Stage) -> None:
+    """Takes away from `model` what `stage` does not need, in place; names stay as they are."""
+    needed = {name for part in stage.parts for name in part.needs}
+    _drop(model, "", needed)
+
+
+def _drop(module: nn.Module, prefix: str, needed: set[str]) -> None:
+    for table in (module._parameters, module._buffers):
+        for name in [each for each in table if prefix + each not in needed]:
+            del table[name]
+            module._non_persistent_buffers_set.discard(name)
+    for name, child in list(module._modules.items()):
+        path = prefix + name
+        if path in needed or child is None:
+            continue
+        if any(each.startswith(path + ".") for each in needed):
+            _drop(child, path + ".", needed)
+        else:
+            del module._modules[name]
+
+
+def _measure(
+    model: nn.Module, parts: Sequence[Part], inputs: Between, precision: PrecisionConfig, device_type: str,
+    param_dtype: torch.dtype | None,
+) -> tuple[list[float], list[Between]]:  # fmt: skip
+    """(what each part costs, what it gives on)."""
+    costs: list[float] = []
+    ends: list[Between] = []
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if param_dtype is None or not tensor.is_floating_point() else tensor.to(param_dtype)
+
+    def run(value: torch.Tensor) -> torch.Tensor:
+        value = cast(value)
+        for part in parts:
+            with _Operations() as counter:
+                value = part.of(model)(value)
+            costs.append(counter.total)
+            ends.append(Between(tuple(value.shape), value.dtype))
+        return value
+
+    is_fake = any(isinstance(each, FakeTensor) for _, each in _tensors(model))  # `plan --memory` is in such a mode
+    fake = contextlib.nullcontext() if is_fake else FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, torch.no_grad(), autocast(precision, device_type):
+        # Where they will run: what autocast makes of them is another thing on another type of device.
+        tensors = {name: torch.empty_like(each, device=device_type) for name, each in _tensors(model)}
+        tensors |= {name: cast(tensors[name]) for name, _ in model.named_parameters()}
+        example = torch.empty(inputs.shape, dtype=inputs.dtype, device=device_type)
+        model.forward = run
+        try:
+            torch.func.functional_call(model, tensors, (example,))
+        finally:
+            del model.forward
+    if not any(costs):  # nothing that is counted
+        costs = [float(sum(_num_weights(model, name) for name in part.needs)) for part in parts]
+    return (costs if any(costs) else [1.0] * len(parts)), ends
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts floating-point operations by torch's table: products, convolutions, attention.
+
+    Not torch's FlopCounterMode, which takes some operations apart, and their results may have another number format.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += count(*args, **kwargs, out_val=result)
+        return result
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _num_weights(model: nn.Module, name: str) -> int:
+    found: Any = model
+    for word in name.split("."):
+        found = getattr(found, word)
+    return found.numel() if isinstance(found, torch.Tensor) else sum(each.numel() for each in found.parameters())

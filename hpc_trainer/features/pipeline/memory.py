@@ -1,0 +1,63 @@
+"""What a rank of a pipeline needs of a GPU's memory besides what its stage needs as a model of its own.
+
+Activations of a stage are those of one micro-batch times the micro-batches that have gone forward and not yet back:
+with 1f1b `stages - index` of them at most, with gpipe all of a step. Besides, torch keeps a place for what comes from
+the neighbours, activations and gradients, for each micro-batch of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.pipeline.cut import Stage
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.parallel.fully_sharded import share_of_fp32
+from hpc_trainer.training.parallel.share import VotingLoss
+
+
+def trial_of(loss: VotingLoss, batch: Sequence[torch.Tensor], stage: Stage) -> tuple[nn.Module, list[torch.Tensor]]:
+    """(a number to go back from, what goes into the stage); `batch` is what goes into the model."""
+    inputs, targets = batch
+    if not stage.is_first:
+        inputs = torch.empty(stage.inputs.shape, dtype=stage.inputs.dtype, requires_grad=True)
+    return _StageLoss(loss.model, loss.label_smoothing), [inputs, targets] if stage.is_last else [inputs]
+
+
+def add_stage(held: RankMemory, config: TrainConfig, stage: Stage) -> None:
+    """`held` is that of the stage as a model of its own, of one micro-batch."""
+    parallel, num_micro = config.parallel, config.train.grad_accum_steps or 1
+    held.peak += held.kept * (_num_in_flight(config, stage) - 1)
+    held.batch = num_micro * (held.batch + (0 if stage.is_last else stage.outputs.nbytes))
+    # With FSDP too: a pipeline adds micro-batches up before it shares them out, and its stage stays whole meanwhile.
+    held.gradients, held.has_gradients = int(held.trained * share_of_fp32(parallel.reduce_dtype)), True
+    held.gathered = int(held.weights * share_of_fp32(parallel.param_dtype)) * (parallel.strategy is Strategy.fsdp)
+    held.checkpoint += held.buffers  # what ranks share names those of all stages, beside each rank's own
+    words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
+    held.note = f"{words}; {held.note}" if held.note else words
+
+
+def _num_in_flight(config: TrainConfig, stage: Stage) -> int:
+    accum = config.train.grad_accum_steps or 1
+    if config.parallel.pipeline_schedule is PipelineSchedule["gpipe"]:
+        return accum
+    return min(accum, stage.num_stages - stage.index)
+
+
+class _StageLoss(nn.Module):
+    """A number to go back from: of the last stage the loss."""
+
+    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        value: torch.Tensor = self.model(inputs)
+        if targets is None:
+            return value.sum()
+        return functional.cross_entropy(value.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing)

@@ -1,0 +1,155 @@
+"""One rank's stage of a pipeline, cut out of the whole model that every rank has built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.pipeline.cut import Between, Stage, keep, stages_of
+from hpc_trainer.features.pipeline.step import Place, run_parts
+from hpc_trainer.training.ability import Building
+from hpc_trainer.training.checkpoint.whole_model import Whole, set_whole
+from hpc_trainer.training.optim.clip import counts_here
+from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
+from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.parallel.share import SYNC_BUFFERS
+from hpc_trainer.training.without_dynamo import ddp_without_dynamo
+
+
+def cut_out(model: nn.Module, building: Building) -> Stages:
+    """Leaves of `model`, which is whole and on the CPU, this rank's stage, in place. Not collective.
+
+    Its names stay those of the whole model, in checkpoints too.
+
+    Raises:
+        ConfigError: it cannot be cut into so many stages, or a stage would have nothing to train.
+    """
+    config, mesh = building.config, building.mesh
+    is_channels_last = config.train.channels_last and building.run is not None  # an estimate counts bytes
+    stages = stages_of(
+        model, mesh.shape.pp, inputs=_inputs(building), precision=config.precision,
+        device_type=building.device.type, param_dtype=gathered_dtype(config.parallel),
+    )  # fmt: skip
+    stage, whole = stages[mesh.place.pp], Whole.of(model)
+    names = [set(_names(model, each)) for each in stages]
+    _check_ties(model, names)
+    for each, held in zip(stages, names, strict=True):
+        if not held.intersection(whole.trained):
+            raise ConfigError(
+                f"parallel.pipeline_parallel={each.num_stages}: stage {each.index} of {type(model).__name__} would "
+                f"hold {[part.name for part in each.parts]} and nothing to train. Use fewer stages."
+            )
+    keep(model, stage)
+    before = set().union(*names[: stage.index])
+    set_whole(
+        model,
+        dataclasses.replace(whole, owned=frozenset(names[stage.index] - before), is_writer=mesh.is_first_of_stage),
+    )
+    run_parts(model, stage, config.precision, channels_last=is_channels_last)
+    shared = {
+        name: [each.index for each, held in zip(stages, names, strict=True) if name in held] for name in whole.trained
+    }
+    shared = {name: at for name, at in shared.items() if len(at) > 1}
+    return Stages(stage=stage, whole=whole, shared=shared)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """`stage` of this rank, the `whole` model, and the weights that several stages hold, with their numbers."""
+
+    stage: Stage
+    whole: Whole
+    shared: dict[str, list[int]]
+
+    def share(self, config: TrainConfig, mesh: Mesh, model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+        """(`model` with its data-parallel ranks, what PipelineStepper needs besides). Collective; builds groups.
+
+        Build optimizers after it: FSDP replaces the weights.
+        """
+        data_group = _data_group(mesh)
+        place = Place(
+            stage=self.stage, num_data=mesh.num_data_ranks, tells_loss=mesh.is_first_of_model,
+            pipe_group=mesh.pipe_group, data_group=data_group,
+        )  # fmt: skip
+        module = model
+        if config.parallel.strategy is Strategy.fsdp or mesh.shape.tp > 1:  # DDP knows no DTensors
+            module = share_among_data_ranks(model, mesh, config.parallel, data_group)
+        elif mesh.num_data_ranks > 1:
+            # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
+            no_buffers: dict[str, Any] = {SYNC_BUFFERS: False}  # the stepper hands them out, once a step
+            module = ddp_without_dynamo(
+                lambda: DistributedDataParallel(
+                    model,
+                    process_group=data_group,
+                    gradient_as_bucket_view=True,
+                    bucket_cap_mb=config.parallel.bucket_cap_mb,
+                    **no_buffers,
+                )
+            )
+        here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
+        told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}
+        told = {name: is_first and counts_here(here[name], mesh) for name, is_first in told.items()}
+        return module, {
+            "place": place,
+            "schedule_name": config.parallel.pipeline_schedule.value,
+            "label_smoothing": config.train.label_smoothing,
+            "norm_slots": {id(here[name]): slots[name] for name in here if name in slots and told[name]},
+            "num_slots": len(slots),
+            "tied": [(here[name], group) for name, group in self._groups(mesh) if name in here],
+        }
+
+    def _groups(self, mesh: Mesh) -> Iterator[tuple[str, Any]]:
+        """For each weight in several stages the group of those ranks that hold the same of it. Collective."""
+        made: dict[tuple[int, ...], Any] = {}
+        for name, stages in self.shared.items():
+            key = tuple(stages)
+            if len(key) == self.stage.num_stages:
+                made[key] = mesh.pipe_group
+            elif key not in made:
+                in_stage = mesh.num_data_ranks * mesh.shape.tp
+                members = [[at * in_stage + place for at in key] for place in range(in_stage)]
+                groups = [dist.new_group(ranks) for ranks in members]  # all ranks make all groups, in one order
+                made[key] = groups[mesh.rank % in_stage]
+            yield name, made[key]
+
+
+def _data_group(mesh: Mesh) -> Any:
+    """The ranks of this stage; None if that is this rank alone."""
+    devices = mesh.dim("dp_replicate", "dp_shard")  # one of them: HSDP is refused
+    return None if devices is None else devices.get_group()
+
+
+def _inputs(building: Building) -> Between:
+    """One micro-batch, by the first sample's number format."""
+    micro = building.config.train.given_micro_batch_size
+    assert micro is not None, "micro_batch_size=auto and stages are refused together"
+    (inputs, _) = building.samples or building.dataset.__getitems__(range(1))
+    return Between((micro, *inputs.shape[1:]), inputs.dtype)
+
+
+def _names(model: nn.Module, stage: Stage) -> Iterator[str]:
+    """Of the tensors that a stage keeps, as the whole model's state_dict has them."""
+    needed = {name for part in stage.parts for name in part.needs}
+    for name in model.state_dict():
+        if any(name == each or name.startswith(each + ".") for each in needed):
+            yield name
+
+
+def _check_ties(model: nn.Module, names: Sequence[set[str]]) -> None:
+    """One tensor of two names must be in one stage: each rank knows its own names only."""
+    first: dict[int, str] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(weight), name)
+        if other != name and any((name in held) != (other in held) for held in names):
+            raise ConfigError(
+                f"{other} and {name} of {type(model).__name__} are one tensor in different stages. Give it one name, "
+                "and let both parts use that (Part.uses in hpc_trainer/models/parts.py)."
+            )

@@ -1,0 +1,305 @@
+"""Pipeline parallelism: each rank runs one stage of the model, micro-batches pass through all of them.
+
+torch.distributed.pipelining moves them: `gpipe` (Huang et al. 2019, arXiv:1811.06965) forwards all micro-batches of a
+step and then goes back; `1f1b` (Narayanan et al. 2019, PipeDream-flush) begins to go back as soon as it can, and so
+keeps the activations of as many micro-batches as there are stages at most. Both add gradients up in the order of
+micro-batches, so a step has the bits of one rank that accumulates; but for weights that two stages share, whose
+gradients are added per stage first.
+
+Ranks of one stage are its data-parallel ranks, under DDP or FSDP2. With tensor parallel each of them is a group of
+neighbours that share its layers; activations are whole on all of them, so each speaks with the rank at its own place in
+the next stage. What all ranks must know of a step travels in one small all-reduce after it: the loss, the stop vote, an
+overflow in fp16, and the norm of each weight's gradient.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.errors import LoopError
+from hpc_trainer.features.pipeline.cut import Between, Stage
+from hpc_trainer.training.data.target_shares import by_share
+from hpc_trainer.training.optim.clip import place_gradients, scale_down
+from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
+from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.state import TrainState
+from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.tensors import is_sharded, local_tensor
+
+_LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
+"""Where things are in the vector that ranks add up: three numbers, then a norm for each weight of the whole model."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """Where a rank is: its stage, and whom it speaks with."""
+
+    stage: Stage
+    num_data: int
+    """Data-parallel ranks of each stage, ≥ 1."""
+    tells_loss: bool
+    """Of the last stage's tensor-parallel neighbours, which all have the loss, one tells it."""
+    pipe_group: Any
+    """The ranks at the same place in all stages, by stage."""
+    data_group: Any
+    """The data-parallel ranks of this stage with the same parts of its layers; None if that is this rank alone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PipelineStepper(Stepper):
+    """A step whose micro-batches pass through the stages; `module` is this rank's stage, with DDP or FSDP around it."""
+
+    shares_loss: ClassVar[bool] = True
+
+    place: Place
+    schedule_name: str
+    label_smoothing: float
+    norm_slots: dict[int, int]
+    """Of the weights that this rank tells the norm of, by id: their place among the whole model's."""
+    num_slots: int
+    tied: list[tuple[nn.Parameter, Any]]
+    """Weights that another stage has too, and the group of both."""
+    _schedule: Any = field(init=False, default=None)
+    _may_omit_outputs: bool = field(init=False, default=False)
+    _told: Sequence[Any] = field(init=False, default=())
+    _losses: list[torch.Tensor] = field(init=False, default_factory=list)
+    _scaler: torch.amp.GradScaler | None = field(init=False, default=None)
+    _norm: torch.Tensor | None = field(init=False, default=None)
+    _is_cut: bool = field(init=False, default=False)
+    _slots: tuple[tuple[int, ...], torch.Tensor] = field(init=False, default_factory=lambda: ((), torch.zeros(0)))
+
+    def __post_init__(self) -> None:
+        Stepper.__post_init__(self)  # super() knows the class before it had slots
+        self._is_cut = any(is_sharded(weight) for weight in self._weights)
+        self._schedule = build_schedule(
+            self.module, self.place, self.schedule_name, self.grad_accum_steps, self._loss, self.device,
+        )  # fmt: skip
+        # Not in the oldest torch that we support.
+        self._may_omit_outputs = "return_outputs" in inspect.signature(self._schedule.step).parameters
+
+    @property
+    def needs_data(self) -> bool:
+        """True of the stages at both ends."""
+        return self.place.stage.is_first or self.place.stage.is_last
+
+    def for_evaluation(self, model: nn.Module) -> nn.Module:
+        """`model` is a stage: what takes inputs to logits, on the last stage, and to None elsewhere."""
+        rows = self.place.stage.inputs.shape[0]
+        return Relay(model, self.place, rows=rows, device=self.device)
+
+    def _backward(self, state: TrainState, batches: Iterator[Batch], wish_to_stop: bool) -> torch.Tensor:
+        if self.place.num_data > 1:
+            share_buffers(state.model, [self.place.data_group])
+        self._scaler = state.scaler
+        self._losses.clear()
+        self._pass_through(batches)
+        if self._is_cut:
+            place_gradients(self._weights)
+        for weight, group in self.tied:
+            _add_up(weight, group)
+        wants_norm = self.max_grad_norm is not None or state.guard.is_on
+        if state.scaler.is_enabled() and not self._losses:
+            state.scaler.scale(
+                torch.zeros((), device=self.device)
+            )  # makes its scale, as the loss does on the last stage
+        if wants_norm or state.scaler.is_enabled():
+            state.scaler.unscale_(state.optimizer)
+        return self._agree(state, wish_to_stop, wants_norm=wants_norm)
+
+    def _pass_through(self, batches: Iterator[Batch]) -> None:
+        """Forward and backward of all micro-batches of the step, as far as this stage has to do with them."""
+        stage = self.place.stage
+        args: tuple[torch.Tensor, ...] = ()
+        told: dict[str, Any] = {}
+        if self._may_omit_outputs:
+            told["return_outputs"] = False  # the last stage needs no logits of the whole batch
+        if stage.is_last:
+            self._told = self._shares(batches, self.grad_accum_steps)
+        if stage.is_first or stage.is_last:
+            micro = [next(batches) for _ in range(self.grad_accum_steps)]
+            # torch cuts it into the same pieces again; one copy to the device instead of many.
+            if stage.is_first:
+                args = (torch.cat([inputs for inputs, _ in micro]).to(self.device, non_blocking=True),)
+            if stage.is_last:
+                told["target"] = torch.cat([targets for _, targets in micro]).to(self.device, non_blocking=True)
+        try:
+            self._schedule.step(*args, **told)
+        except RuntimeError as error:
+            cause = error.__cause__
+            if isinstance(cause, Exception) and "failed to run forward" in str(error):
+                raise cause from None  # as it was before torch wrapped it: its type says who is to blame
+            raise
+
+    def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Of one micro-batch: its share of the step's mean, in fp16 times the loss scale."""
+        assert self._scaler is not None
+        with autocast(self.precision, self.device.type):
+            loss = functional.cross_entropy(
+                logits.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing
+            )
+        share = self._told[len(self._losses)]  # micro-batches come in their order
+        if share is not None:
+            loss = by_share(loss, share)
+        if self.grad_accum_steps > 1:
+            loss = loss / self.grad_accum_steps
+        self._losses.append(loss.detach())
+        scaled: torch.Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def _agree(self, state: TrainState, wish_to_stop: bool, *, wants_norm: bool) -> torch.Tensor:
+        """Tells all ranks the loss, the vote, the overflow and the norm; returns the loss. Waits for no device."""
+        told = torch.zeros(_NORMS + (self.num_slots if wants_norm else 0), device=self.device)
+        if self._losses and self.place.tells_loss:
+            losses = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
+            told[_LOSS] = losses / self.place.num_data
+        if wish_to_stop:
+            told[_VOTE] = 1.0
+        overflows = state.scaler._found_inf_per_device(state.optimizer) if state.scaler.is_enabled() else {}
+        for overflow in overflows.values():
+            told[_OVERFLOW] += local_tensor(overflow)
+        if wants_norm:
+            self._tell_norms(told)
+        dist.all_reduce(told)
+        for overflow in overflows.values():
+            overflow.copy_(told[_OVERFLOW] > 0)  # exactly 1: fused optimizers look for that number
+        self.vote.put(told[_VOTE])
+        self._norm = None
+        if wants_norm:
+            norms = told[_NORMS:]
+            self._norm = norms.sum().sqrt() if self._is_cut else torch.linalg.vector_norm(norms)
+        return told[_LOSS]
+
+    def _tell_norms(self, told: torch.Tensor) -> None:
+        """The norm of each weight's gradient, by one rank; of parts of it the squares, each by one rank."""
+        found = [
+            (self.norm_slots[id(weight)], weight.grad)
+            for weight in self._weights
+            if weight.grad is not None and id(weight) in self.norm_slots
+        ]
+        if not found:
+            return
+        slots = tuple(_NORMS + slot for slot, _ in found)
+        if slots != self._slots[0]:  # the first step: a list would be copied to the device in each, and waited for
+            self._slots = slots, torch.tensor(slots, device=self.device)
+        gradients = [local_tensor(each) for _, each in found]
+        # As torch's clip_grad_norm_ takes them, for the same bits.
+        norms = torch.stack([each.float() for each in torch._foreach_norm(gradients, 2.0)])
+        told[self._slots[1]] = norms.square() if self._is_cut else norms
+
+    def _clip(self, state: TrainState) -> torch.Tensor | None:
+        norm = self._norm
+        if norm is None or self.max_grad_norm is None:
+            return norm
+        weights = [weight for weight in self._weights if weight.grad is not None]
+        if self._is_cut:
+            scale_down([local_tensor(weight.grad) for weight in weights], norm, self.max_grad_norm)
+        else:
+            nn.utils.clip_grads_with_norm_(weights, self.max_grad_norm, norm)
+        return norm
+
+
+class Relay(nn.Module):
+    """The forward pass through all stages, micro-batch by micro-batch; the logits come out at the last. Collective.
+
+    Args:
+        model: this rank's stage.
+        rows: of a micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, place: Place, *, rows: int, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        self._place, self._rows, self._device = place, rows, device
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """Inputs [batch, ...], whose number is all that later stages use, to logits; None before the last stage."""
+        stage, group = self._place.stage, self._place.pipe_group
+        parts: list[torch.Tensor] = list(torch.split(inputs, self._rows))
+        outputs: list[torch.Tensor] = []
+        sent: list[tuple[Any, torch.Tensor]] = []
+        for index in range(self._count(len(parts))):
+            is_real = index < len(parts)
+            part = parts[index] if is_real else inputs[:1]
+            if stage.is_first:
+                value = part
+            else:
+                value = _empty(stage.inputs, len(part), self._device)
+                dist.recv(value, group=group, group_src=stage.index - 1)
+            value = self.model(value)
+            if not stage.is_last:
+                sent.append((dist.isend(value, group=group, group_dst=stage.index + 1), value))
+            elif is_real:
+                outputs.append(value)
+        for work, _ in sent:
+            work.wait()
+        return torch.cat(outputs) if stage.is_last else None
+
+    def _count(self, mine: int) -> int:
+        """Under FSDP a forward pass is collective among the ranks of a stage: all make as many as any other."""
+        if not is_fully_sharded(self.model):
+            return mine
+        most = torch.tensor(mine, device=self._device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._place.data_group)
+        return int(most)
+
+
+def run_parts(model: nn.Module, stage: Stage, precision: PrecisionConfig, *, channels_last: bool) -> None:
+    """From now on `model(value)` runs the parts of `stage`, in place. Copies of the model run their own."""
+    model.forward = partial(_run, model, stage, precision, channels_last)
+
+
+def _run(
+    model: nn.Module, stage: Stage, precision: PrecisionConfig, channels_last: bool, value: torch.Tensor
+) -> torch.Tensor:
+    if channels_last and value.ndim == 4:
+        value = value.contiguous(memory_format=torch.channels_last)
+    with autocast(precision, value.device.type):
+        for part in stage.parts:
+            value = part.of(model)(value)
+    if value.dtype is not stage.outputs.dtype or value.shape[1:] != stage.outputs.shape[1:]:
+        raise LoopError(
+            f"stage {stage.index} gives {value.dtype} {list(value.shape[1:])} on, and {stage.outputs.dtype} "
+            f"{list(stage.outputs.shape[1:])} was agreed: the inputs have another shape than the data set's first one, "
+            "or a part's result depends on numbers."
+        )
+    return value.contiguous()  # gloo sends nothing else
+
+
+def build_schedule(
+    module: nn.Module, place: Place, name: str, num_micro_batches: int, loss: Callable[..., torch.Tensor],
+    device: torch.device,
+) -> Any:  # fmt: skip
+    """The schedule of that name, torch's. Shapes are given, so that ranks need not tell them (torch pickles them)."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe  # late: two seconds
+
+    stage = place.stage
+    ends = [_empty(each, each.shape[0], torch.device("meta")) for each in (stage.inputs, stage.outputs)]
+    for index, end in enumerate(ends):
+        end.requires_grad_(not (stage.is_first and index == 0))
+    inputs, outputs = ends
+    torchs = PipelineStage(
+        module, stage.index, stage.num_stages, device, input_args=inputs, output_args=outputs, group=place.pipe_group
+    )
+    kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[name]
+    return kind(torchs, num_micro_batches, loss_fn=loss, scale_grads=False)
+
+
+def _empty(between: Between, rows: int, device: torch.device) -> torch.Tensor:
+    return torch.empty((rows, *between.shape[1:]), dtype=between.dtype, device=device)
+
+
+def _add_up(weight: nn.Parameter, group: Any) -> None:
+    """The gradient of a weight that two stages hold becomes the sum of both. Collective in the two."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    dist.all_reduce(local_tensor(weight.grad), group=group)

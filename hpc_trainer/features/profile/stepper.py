@@ -1,0 +1,192 @@
+"""`monitor.profile_steps`: a window of steps under torch.profiler, as a trace, a table, and words. On rank 0 alone.
+
+It looks, and changes nothing: a run with a profile has the bits of one without (tests/unit/training/test_neutral.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.profile.figures import (
+    DATA_WAIT,
+    OPTIMIZER,
+    STEP,
+    ProfileFigures,
+    Span,
+    figures_of,
+    summary_lines,
+)
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.training.step import Batch, StepResult
+
+_ROWS = 25
+
+
+class ProfiledStepper:
+    """A Stepper that watches a window of its own steps.
+
+    Args:
+        stepper: what it stands for; everything but `step` is that one's.
+        config: `monitor.profile_warmup_steps` of this attempt pass first, then `monitor.profile_steps` are watched.
+        paths: where the trace and the table go; those of an attempt before are replaced.
+    """
+
+    def __init__(self, stepper: Any, config: TrainConfig, paths: RunPaths) -> None:
+        self._stepper, self._config, self._paths = stepper, config, paths
+        self._first = config.monitor.profile_warmup_steps
+        self._end = self._first + config.monitor.profile_steps
+        self._num_done = 0
+        self._torch: Any = None
+        self._inside_s = 0.0
+        self._first_step = self._num_seen = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stepper, name)
+
+    def step(self, state: Any, batches: Iterator[Batch], **words: Any) -> StepResult:
+        """The stepper's own, and in the window a profile of it."""
+        # One step more than the window: the profiler's own first step is slow, and its schedule leaves it out.
+        if self._num_done == self._first - 1:
+            self._start()
+        if self._torch is None:
+            self._num_done += 1
+            return self._stepper.step(state, batches, **words)  # type: ignore[no-any-return]
+        if self._num_done == self._first:
+            self._first_step = state.step + 1
+        self._wait_for_device()
+        begin = time.perf_counter()
+        result: StepResult = self._stepper.step(state, _Watched(batches), **words)
+        self._wait_for_device()
+        if self._num_done >= self._first:
+            self._inside_s += time.perf_counter() - begin
+            self._num_seen += 1
+        self._num_done += 1
+        self._torch.step()  # of the last: it writes
+        if self._num_done >= self._end:
+            self.close()
+        return result
+
+    def close(self) -> None:
+        """Ends the window, wherever it is; what was seen of it is written."""
+        seen, self._torch = self._torch, None
+        if seen is not None:
+            seen.stop()
+
+    def _start(self) -> None:
+        cuda = [ProfilerActivity.CUDA] if self._stepper.device.type == "cuda" else []
+        self._torch = profile(
+            activities=[ProfilerActivity.CPU, *cuda],
+            schedule=schedule(wait=0, warmup=1, active=self._end - self._first, repeat=1),
+            on_trace_ready=self._write,
+        )
+        self._torch.start()
+
+    def _wait_for_device(self) -> None:
+        # So that a step's kernels are counted to it; only while the profiler is on.
+        kind_of(self._stepper.device).synchronize(self._stepper.device)
+
+    def _write(self, seen: Any) -> None:
+        """A profile that cannot be written is a warning: it must not end a training."""
+        try:
+            figures = read_figures(
+                seen.events(), self._stepper.device, first_step=self._first_step, num_steps=self._num_seen,
+                inside_s=self._inside_s,
+            )  # fmt: skip
+            if figures is None:
+                return
+            lines = [f"profile: {line}" for line in summary_lines(figures, self._config)]
+            temporary = self._paths.profile_trace.with_name(f".{self._paths.profile_trace.name}")
+            seen.export_chrome_trace(str(temporary))
+            temporary.replace(self._paths.profile_trace)
+            by = "self_cuda_time_total" if figures.device == "cuda" else "self_cpu_time_total"
+            table = seen.key_averages().table(sort_by=by, row_limit=_ROWS)
+            write_atomic(self._paths.profile_table, "\n".join([*lines, "", table]) + "\n", sync=False)
+            where = f"profile: {self._paths.profile_table.name} and {self._paths.profile_trace.name} (chrome://tracing)"
+            print("\n".join([*lines, where]), flush=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            print(f"WARNING: the profile could not be written: {error}", flush=True)
+
+
+class _Watched(Iterator[Batch]):
+    """Batches of a loader, with the wait for each on the trace."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        with record_function(DATA_WAIT):
+            return next(self._batches)  # type: ignore[no-any-return]
+
+    def targets_ahead(self, num_batches: int) -> list[int]:
+        """As the loader's."""
+        with record_function(DATA_WAIT):
+            return self._batches.targets_ahead(num_batches)  # type: ignore[no-any-return]
+
+
+def read_figures(
+    events: Any, device: torch.device, *, first_step: int, num_steps: int, inside_s: float
+) -> ProfileFigures | None:
+    """The figures of the profiler's events (torch.autograd.profiler_util); None if no step was watched whole."""
+    marks = [each for each in events if each.name.startswith(STEP) and _is_on_cpu(each)]
+    # One that was begun after the last, and is none.
+    steps = sorted(marks, key=lambda each: each.time_range.start)[:num_steps]
+    if not steps:
+        return None
+    main = [each for each in events if _is_on_cpu(each) and each.thread == steps[0].thread]
+    operators = [each for each in main if not _is_mark(each)]
+    outermost = [_span(each) for each in operators if _is_outermost(each)]
+    work, own = outermost, [(each.name, each.self_cpu_time_total) for each in operators if not _is_in_wait(each)]
+    if device.type == "cuda":
+        kernels = [each for each in events if not _is_on_cpu(each) and not _is_mark(each)]
+        work = [_span(each) for each in kernels]
+        own = [(each.name, each.end - each.start) for each in work]
+    memory = None
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        memory = torch.cuda.max_memory_allocated(device) / total
+    return figures_of(
+        device=device.type,
+        first_step=first_step,
+        steps=[_span(each) for each in steps],
+        waits=[_span(each) for each in main if each.name == DATA_WAIT],
+        optimizer=[_span(each) for each in main if each.name.startswith(OPTIMIZER)],
+        work=work,
+        host=outermost,
+        own_us=own,
+        inside_s=inside_s,
+        peak_memory_share=memory,
+    )
+
+
+def _span(event: Any) -> Span:
+    return Span(event.name, event.time_range.start, event.time_range.end)
+
+
+def _is_on_cpu(event: Any) -> bool:
+    return str(event.device_type) == "DeviceType.CPU"
+
+
+def _is_mark(event: Any) -> bool:
+    """A span that somebody named, and no operator or kernel."""
+    return bool(event.is_user_annotation) or event.name.startswith((STEP, OPTIMIZER, DATA_WAIT))
+
+
+def _is_outermost(event: Any) -> bool:
+    return all(_is_mark(each) for each in _parents(event))
+
+
+def _is_in_wait(event: Any) -> bool:
+    return any(each.name == DATA_WAIT for each in _parents(event))
+
+
+def _parents(event: Any) -> Iterator[Any]:
+    while (event := event.cpu_parent) is not None:
+        yield event

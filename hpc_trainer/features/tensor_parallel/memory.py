@@ -1,0 +1,49 @@
+"""How tensor parallel divides what a step holds: for the estimate of memory, without a rank.
+
+Known of torch's ColwiseParallel and RowwiseParallel; what a plan's other styles divide counts as whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.features.tensor_parallel.layers import matching
+from hpc_trainer.training.memory import Shares
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+
+def divide(model: nn.Module, plan: Mapping[str, ParallelStyle], shares: Shares, count: int) -> None:
+    """`shares` learns which weights lie in `count` parts, and from now on what runs between layers that are divided."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    divided = set[int]()
+    for pattern, style in plan.items():
+        for module in matching(model, pattern):
+            if isinstance(style, ColwiseParallel):
+                divided |= {id(each) for each in module.parameters(recurse=False)}
+                module.register_forward_hook(partial(_entered, shares))
+            elif isinstance(style, RowwiseParallel):
+                divided |= {id(each) for each in module.parameters(recurse=False) if each.ndim > 1}
+                module.register_forward_hook(partial(_left, shares))
+    shares.count, shares.divided = count, frozenset(divided)
+
+
+def _entered(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """What follows is divided, until the backward pass comes back to the input."""
+    shares.is_inside = True
+    if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].requires_grad:
+        inputs[0].register_hook(lambda _: setattr(shares, "is_inside", False))  # type: ignore[no-untyped-call]
+
+
+def _left(shares: Shares, module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """What follows is whole, until the backward pass comes back to the output."""
+    shares.is_inside = False
+    if output.requires_grad:
+        output.register_hook(lambda _: setattr(shares, "is_inside", True))  # type: ignore[no-untyped-call]

@@ -1,0 +1,109 @@
+"""How much room is left: what the file system says, and a user's quota, by `lfs quota` on Lustre, else `quota`.
+
+statvfs tells of a project's quota on XFS and of many NFS servers', not of a user's on ext4, Lustre or NFS with rquotad.
+Both commands print the same nine columns (quota(1) with -w -p; lfs-quota(1) with -q): file system, then for blocks of
+1 KiB and for files each: used, soft limit, hard limit, grace. 0 is no limit; a star marks what is over its soft limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_COLUMNS = 9
+_KIB = 1024
+# A quota changes as slowly as disks fill up, and asking costs the file server something.
+_ASK_EVERY_S = 600.0
+# A server that is away lets `quota` wait for ever.
+_MAX_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is left until the hard limits; None: no limit."""
+
+    num_bytes: int | None
+    num_files: int | None
+
+
+def free_room(folder: Path) -> Room:
+    """What the file system has left for us; None where it does not say.
+
+    A quota shows here only where the file system counts it in, as XFS does with a project's and many NFS servers do.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return Room(None, None)
+    return Room(found.f_bavail * found.f_frsize if found.f_blocks else None, found.f_favail if found.f_files else None)
+
+
+class QuotaWatch:
+    """Asks in a process of its own and never waits for it: what is known is the newest answer, none at first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mount = _mount_of(folder)
+        self._asked: subprocess.Popen[str] | None = None
+        self._time = 0.0
+        self._room = Room(None, None)
+
+    def room(self) -> Room:
+        """The newest answer; asks again if that is older than ten minutes."""
+        asked = self._asked
+        if asked is not None and asked.poll() is not None:
+            self._asked = None
+            # quota(1) exits with 1 for a user over its limits, too.
+            self._room = read_answer(asked.communicate()[0], self._mount[1])
+        elif asked is not None and time.monotonic() - self._time > _MAX_ANSWER_S:
+            asked.kill()
+        elif asked is None and (not self._time or time.monotonic() - self._time > _ASK_EVERY_S):
+            self._ask()
+        return self._room
+
+    def _ask(self) -> None:
+        self._time = time.monotonic()
+        kind, _ = self._mount
+        argv = ["lfs", "quota", "-q", "-u", str(os.getuid()), str(self._folder)] if kind == "lustre" else _QUOTA
+        program = shutil.which(argv[0])
+        if program is None:
+            return
+        with contextlib.suppress(OSError):
+            self._asked = subprocess.Popen(
+                [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                text=True, errors="replace", env={**os.environ, "LC_ALL": "C"},
+            )  # fmt: skip
+
+
+_QUOTA = ["quota", "-w", "-p"]
+
+
+def read_answer(text: str, source: str) -> Room:
+    """The row of the file system `source` (of `lfs`: the only row); no limits if it is not there or unreadable."""
+    rows = [line.split() for line in text.splitlines()]
+    words = [row for row in rows if len(row) == _COLUMNS and row[0] == source] or [text.split()]  # lfs wraps long paths
+    row = words[0]
+    if len(row) != _COLUMNS:
+        return Room(None, None)
+    try:
+        used, limit, files, most = (int(row[column].rstrip("*")) for column in (1, 3, 5, 7))
+    except ValueError:
+        return Room(None, None)
+    return Room(max(0, limit - used) * _KIB if limit else None, max(0, most - files) if most else None)
+
+
+def _mount_of(folder: Path) -> tuple[str, str]:
+    """(type, source) of the file system that `folder` is on, by /proc/self/mounts; ("", "") where nobody says."""
+    place, found = os.path.realpath(folder), ("", "", "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+            source, point, kind, *_ = line.split(" ")
+            point = point.replace("\\040", " ")
+            if len(point) >= len(found[0]) and (place == point or place.startswith(point.rstrip("/") + "/")):
+                found = (point, kind, source)
+    return found[1:]

@@ -1,0 +1,223 @@
+"""A nested training state to named tensors plus a JSON structure, and back, exactly. Nothing here pickles.
+
+What JSON cannot say is an object of one key, the kind:
+
+    {"dict": [[key, value], ..]}   keys may be ints, and keep their order
+    {"tuple": [..]}                a list is a plain JSON list
+    {"tensor": "model.0.weight"}   a name in the safetensors file
+    {"sharded": "model.0.weight"}  a tensor of which ranks hold parts: a name in the manifest's "sharded"
+    {"int": "0x.."}                beyond 64 bits; Python refuses to print ints of more than 4,300 digits
+    {"float": "7ff8000000000000"}  inf and nan, by their IEEE 754 bits
+    {"str": "eda080"}              text that is not valid Unicode (lone surrogates), as WTF-8 bytes
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
+from hpc_trainer.training.checkpoint.shards import Shard, shard_of
+from hpc_trainer.training.tensors import is_sharded
+
+# Every element type that safetensors 0.8 both writes and reads back (it writes F4 and F8_E8M0, too).
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_JSON_INT_LIMIT = 2**63
+_RESERVED_NAME = "__metadata__"  # of the safetensors header
+
+
+def pack(tree: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    """Takes a tree apart into named tensors and a JSON structure.
+
+    Leaves may be tensors, None, bool, int, float and str; branches dicts (any mapping comes back as a dict)
+    with str or int keys, lists and tuples. Tensors are not copied and lose `requires_grad`; one that occurs
+    twice (tied weights) is kept once and comes back as one tensor.
+
+    Raises:
+        CheckpointError: something else is in the tree; the message gives its path. Sharded tensors, too.
+    """
+    tensors, shards, structure = pack_sharded(tree)
+    if shards:
+        raise CheckpointError(
+            f"{sorted(shards)[:5]} are sharded tensors in the state of a single rank; they must be in what ranks share."
+        )
+    return tensors, structure
+
+
+def pack_sharded(tree: Any) -> tuple[dict[str, torch.Tensor], dict[str, Shard], Any]:
+    """`pack`, with DTensors and `Shard`s among the leaves: (whole tensors, this rank's parts by name, structure)."""
+    packer = _Packer()
+    structure = packer.node(tree, ())
+    return packer.tensors, packer.shards, structure
+
+
+def unpack(tensors: Mapping[str, Any], structure: Any, sharded: Mapping[str, Any] | None = None) -> Any:
+    """Undoes `pack`, or with `sharded`, by name, `pack_sharded`. The tree holds what it is given, not copies.
+
+    Raises:
+        CorruptCheckpointError: the structure is not one of `pack`'s, or names other tensors than are there.
+    """
+    given = {"tensor": tensors, "sharded": sharded or {}}
+    used: set[tuple[str, str]] = set()
+    try:
+        tree = _unpack_node(given, structure, used)
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise CorruptCheckpointError(f"the structure does not fit its tensors: {error!r}.") from error
+    unread = sorted(name for kind in given for name in given[kind] if (kind, name) not in used)
+    if unread:
+        raise CorruptCheckpointError(f"tensors that the structure does not name: {unread[:5]} ({len(unread)}).")
+    return tree
+
+
+class _Packer:
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.shards: dict[str, Shard] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def node(self, value: Any, path: tuple[Any, ...]) -> Any:
+        if is_sharded(value):
+            value = shard_of(value)
+        if isinstance(value, Shard):
+            return {"sharded": self._add_shard(value, path)}
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._add_tensor(value, path)}
+        if isinstance(value, Mapping):
+            items = [[_key(key, path), self.node(item, (*path, key))] for key, item in value.items()]
+            return {"dict": items}
+        # Exact types: a namedtuple, an Enum or a numpy float would come back as something else.
+        if type(value) is list:
+            return [self.node(item, (*path, index)) for index, item in enumerate(value)]
+        if type(value) is tuple:
+            return {"tuple": [self.node(item, (*path, index)) for index, item in enumerate(value)]}
+        return _scalar(value, path)
+
+    def _add_tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
+        _check_kind(tensor, path)
+        same = _identity(tensor)
+        if same in self._names:
+            return self._names[same]
+        name = self._name(path)
+        if same:
+            self._names[same] = name
+        self.tensors[name] = tensor.detach()
+        return name
+
+    def _add_shard(self, shard: Shard, path: tuple[Any, ...]) -> str:
+        """Ranks whose part is empty cannot tell that weights are tied; rank 0 can, and its names count."""
+        same: tuple[Any, ...] = ()
+        if shard.local is not None:
+            _check_kind(shard.local, path)
+            same = _identity(shard.local)
+            if same:
+                same = (*same, shard.shape, shard.box)
+                if same in self._names:
+                    return self._names[same]
+        name = self._name(path)
+        if same:
+            self._names[same] = name
+        self.shards[name] = shard
+        return name
+
+    def _name(self, path: tuple[Any, ...]) -> str:
+        # Valid Unicode, for the header's JSON; unlike paths may give like names ("a.b" and "a" over "b").
+        wanted = ".".join(str(part) for part in path).encode("utf-8", "backslashreplace").decode() or "value"
+        name, copy = wanted, 2
+        while name in self.tensors or name in self.shards or name == _RESERVED_NAME:
+            name, copy = f"{wanted}#{copy}", copy + 1
+        return name
+
+
+def _check_kind(tensor: torch.Tensor, path: tuple[Any, ...]) -> None:
+    if tensor.layout is not torch.strided or tensor.dtype not in DTYPE_NAMES or tensor.is_meta:
+        raise CheckpointError(
+            f"{_show(path)} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}; a "
+            f"checkpoint holds dense tensors of {', '.join(DTYPE_NAMES.values())}. Convert it."
+        )
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for tensors that are one memory seen alike; () where there is no saying."""
+    if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg():
+        return ()
+    if not tensor.data_ptr():  # XLA shows nobody its memory: all tensors of one shape would be one
+        return ()
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _key(key: Any, path: tuple[Any, ...]) -> Any:
+    if type(key) not in (str, int):
+        raise CheckpointError(
+            f"{_show(path)} has the key {key!r} of {type(key).__name__}; keys must be str or int. Convert it."
+        )
+    return _scalar(key, path)
+
+
+def _scalar(value: Any, path: tuple[Any, ...]) -> Any:
+    if value is None or type(value) is bool:
+        return value
+    if type(value) is int:
+        return value if -_JSON_INT_LIMIT <= value < _JSON_INT_LIMIT else {"int": hex(value)}
+    if type(value) is float:
+        # JSON prints finite floats by repr, which Python reads back to the same bits.
+        return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return {"str": value.encode("utf-8", "surrogatepass").hex()}
+        return value
+    raise CheckpointError(
+        f"{_show(path)} is a {type(value).__name__}; a checkpoint holds tensors, None, bool, int, float, "
+        "str, dicts, lists and tuples. Convert it, or leave it out."
+    )
+
+
+def _show(path: tuple[Any, ...]) -> str:
+    return "state" + "".join(f"[{part!r}]" for part in path)
+
+
+def _unpack_node(given: Mapping[str, Mapping[str, Any]], node: Any, used: set[tuple[str, str]]) -> Any:
+    if isinstance(node, list):
+        return [_unpack_node(given, item, used) for item in node]
+    if not isinstance(node, dict):
+        return node
+    ((kind, value),) = node.items()
+    if kind == "dict":
+        return {_unpack_node(given, key, used): _unpack_node(given, item, used) for key, item in value}
+    if kind == "tuple":
+        return tuple(_unpack_node(given, item, used) for item in value)
+    if kind in given:
+        used.add((kind, value))
+        return given[kind][value]
+    if kind == "int":
+        return int(value, 16)
+    if kind == "float":
+        return struct.unpack(">d", bytes.fromhex(value))[0]
+    if kind == "str":
+        return bytes.fromhex(value).decode("utf-8", "surrogatepass")
+    raise ValueError(f"unknown kind {kind!r}")

@@ -1,0 +1,57 @@
+"""Who a rank is, and where its run lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE
+
+
+@dataclass(slots=True, kw_only=True)
+class RankView:
+    """What of a RunContext does not change while it trains."""
+
+    paths: RunPaths
+    env: RankEnv
+    group: RankGroup
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's tensors live."""
+        return self.group.device
+
+    @property
+    def rank(self) -> int:
+        """0 to world_size - 1."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of this run, ≥ 1."""
+        return self.group.world_size
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True on the one rank that writes metrics and results."""
+        return self.group.is_rank_zero
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """A folder of the run's own, for frameworks that write checkpoints themselves; made when first asked for.
+
+        Nothing here reads it or deletes from it. It is beside the folder that `save` writes to.
+
+        Raises:
+            UntrustedFileError: another user owns it or may write it, or it is a symbolic link.
+        """
+        folder = self.paths.own_checkpoints
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        check_trusted(folder)
+        return folder

@@ -1,0 +1,54 @@
+"""What rank 0 writes of a run for others to read: metrics.jsonl, the tracker, heartbeat.json, result.json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.states import DONE
+from hpc_trainer.training.telemetry.life_signs import LifeSigns
+from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
+
+
+@dataclass(slots=True, kw_only=True)
+class Reporter:
+    """Of one attempt; for rank 0 alone."""
+
+    paths: RunPaths
+    signs: LifeSigns
+    make_tracker: Callable[[int], Tracker]
+    _metrics: MetricsLog = field(init=False)
+    _tracker: Tracker = field(default_factory=NoTracker)
+
+    def __post_init__(self) -> None:
+        self._metrics = MetricsLog(self.paths.metrics)
+
+    def start(self, step: int) -> None:
+        """Training goes on from this step: metrics of later ones are gone."""
+        self._metrics.rewind(step)
+        self.close()
+        self._tracker = self.make_tracker(step)
+
+    def log(self, step: int, numbers: dict[str, float], *, sync: bool) -> None:
+        """A line of metrics.jsonl, one of the log, and a sign of life. `sync`: on the disk when this returns."""
+        self.signs.saw_metrics(numbers)
+        self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync)
+        self._tracker.log(step, numbers)
+        shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
+        print(f"step {step}/{self.signs.num_steps}  {shown}", flush=True)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """The run is done."""
+        write_json(self.paths.result, dict(result))
+        # DONE last: who sees it may count on the result.
+        write_json(self.paths.marker(DONE), {"time": time.time()})
+
+    def close(self) -> None:
+        """Writes what the tracker holds back."""
+        tracker, self._tracker = self._tracker, NoTracker()
+        tracker.close()

@@ -1,0 +1,46 @@
+"""The training core knows no feature: it reads none of their keys, and imports none of their modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.table import features
+from hpc_trainer.training.ability import Ability
+
+PACKAGE = Path(__file__).resolve().parents[2] / "hpc_trainer"
+CORE = sorted((PACKAGE / "training").rglob("*.py"))
+KEYS = sorted({key for each in features() for key in re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", each.on)})
+"""As `train.ema_decay`; `optim=muon` is a value of a key that is the core's own."""
+
+
+def test_there_are_keys_to_look_for() -> None:
+    assert {"train.ema_decay", "parallel.zero1", "optim.offload"} <= set(KEYS)
+    assert len(CORE) > 50
+
+
+@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_core_reads_no_key_of_a_feature(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    read = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert [each for each in sorted(read) for key in KEYS if f".{each}".endswith(f".{key}")] == []
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert [each for each in sorted(imported) if each.startswith("hpc_trainer.features")] == []
+
+
+def test_no_feature_imports_another_ones_ability() -> None:
+    """What two features need lies in the core."""
+    for path in sorted((PACKAGE / "features").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        owners = {each.split(".")[2] for each in imported if each.startswith("hpc_trainer.features.")}
+        assert owners <= {path.parent.name, "memory_estimate"}, path
+
+
+def test_every_hook_says_what_it_is_for() -> None:
+    hooks = [each for name, each in vars(Ability).items() if callable(each) and not name.startswith("_")]
+    assert len(hooks) > 10
+    assert all(each.__doc__ for each in hooks)

@@ -1,0 +1,44 @@
+"""Parts of a run, built as the run itself builds them: with all features that their sections ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.mesh import MeshShape
+from hpc_trainer.config.schema.optim import OptimConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.training.ability import Building, abilities
+from hpc_trainer.training.build import make_optimizer
+from hpc_trainer.training.optim.build import Recipe
+from hpc_trainer.training.parallel.mesh import Mesh
+
+ALONE = Mesh(shape=MeshShape(), rank=0)
+
+
+def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Building:
+    """What hooks are given of a run whose data set does not matter."""
+    nobodys: Any = None
+    settings: dict[str, Any] = {"dataset": nobodys, "run": object(), "abilities": abilities(config), **changes}
+    return Building(config=config, device=torch.device("cpu"), mesh=mesh, **settings)
+
+
+def optimizer_of(
+    optim: OptimConfig, model: nn.Module, *, zero1: bool = False, mesh: Mesh = ALONE
+) -> torch.optim.Optimizer:
+    """Over the weights of `model` as they are now. Collective with ZeRO-1, or where they are in parts."""
+    building = building_of(TrainConfig(optim=optim, parallel=ParallelConfig(zero1=zero1)), mesh)
+    for each in building.abilities:
+        each.see_whole(model, building)
+    return make_optimizer(building, model)
+
+
+def place(optimizer: torch.optim.Optimizer, optim: OptimConfig) -> None:
+    """Of an optimizer that is there already: it steps as `optim.in_backward` and `optim.offload` say."""
+    building = building_of(TrainConfig(optim=optim))
+    for each in building.abilities:
+        recipe = each.optimizer(Recipe([], lambda groups: optimizer), nn.Identity(), building)
+        recipe.make(recipe.groups)
