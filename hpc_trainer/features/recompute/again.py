@@ -32,7 +32,7 @@ def recompute_blocks(model: nn.Module, mode: Recompute) -> None:
 
     Random numbers are drawn again as they were, and batch norm counts a batch once.
     """
-    for block in blocks(model):
+    for block in blocks(model) if mode in (Recompute.full, Recompute.selective) else ():
         context_fn = partial(_contexts, block, mode is Recompute.selective)
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=context_fn)
 

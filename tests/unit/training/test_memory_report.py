@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.telemetry.device_memory import HostMemory, is_out_of_memory, profile_bytes
-from hpc_trainer.training.telemetry.memory_report import _held
+from hpc_trainer.training.telemetry.memory_report import MemoryReport
 
 sys.path.insert(0, str(Path(__file__).parent))
 from train_here import config_of, train_here
@@ -118,4 +119,5 @@ def test_moments_in_host_memory_are_none_of_the_gpu_s() -> None:
     optimizer.state[model.weight]["momentum_buffer"] = torch.zeros(5, 6)
     optimizer.state[model.bias]["momentum_buffer"] = torch.zeros(5, device="meta")
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(PrecisionConfig(), "cpu"))
-    assert _held(state) == {"weights": 4 * 35, "gradients": 4 * 35, "optimizer": 4 * 5, "average": 0}
+    report = MemoryReport(config=config_of(*WORDS), run=Mock(), state=state)
+    assert report._held() == {"weights": 4 * 35, "gradients": 4 * 35, "optimizer": 4 * 5}

@@ -9,14 +9,21 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
+from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute, TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.recompute.again import check_blocks, recompute_blocks
+from hpc_trainer.features.recompute.again import recompute_blocks
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
+from tests.unit.training.built_parts import building_of
 
 _MODES = [Recompute.full, Recompute.selective]
+
+
+def _see(model: nn.Module, train: LoopConfig) -> None:
+    building = building_of(TrainConfig(train=train))
+    for each in building.abilities:
+        each.see_whole(model, building)
 
 
 def _model(config: ModelConfig) -> nn.Module:
@@ -103,6 +110,6 @@ def test_the_second_pass_is_counted() -> None:
 )
 def test_a_model_without_blocks_is_refused(train: LoopConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_blocks(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), train)
-    check_blocks(_model(_MODELS[0]), train)
-    check_blocks(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), LoopConfig(compile=True))
+        _see(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), train)
+    _see(_model(_MODELS[0]), train)
+    _see(Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), LoopConfig(compile=True))

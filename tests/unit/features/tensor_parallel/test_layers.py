@@ -55,7 +55,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     devices = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    yield SimpleNamespace(shape=SimpleNamespace(tp=1), dim=lambda name: devices, groups_of_stage=lambda: [None])
+    yield SimpleNamespace(shape=SimpleNamespace(tp=2), dim=lambda name: devices, groups_of_stage=lambda: [None])
     dist.destroy_process_group()
 
 
