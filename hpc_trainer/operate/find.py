@@ -11,7 +11,7 @@ from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.operate.lost import known_specs
 from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.submissions import read_ledger
 
 
@@ -84,7 +84,7 @@ def select(
     Raises:
         RunStateError: a name fits nothing.
     """
-    if sweep is None and len(names) == 1 and SweepPaths(runs_dir / names[0]).exists:
+    if sweep is None and len(names) == 1 and _is_sweep(runs_dir / names[0]):
         status = read_status(find_sweep(runs_dir, names[0]), is_look=is_look)
         return status, [*status.specs]
     if sweep is not None or not names:
@@ -97,6 +97,11 @@ def select(
             return status, find_runs(status, names)
     status = read_status(find_sweep(runs_dir, None), is_look=is_look)
     return status, find_runs(status, names)
+
+
+def _is_sweep(folder: Path) -> bool:
+    """False of one that is not to be seen just now: what a person names is mostly a run."""
+    return bool(exists(folder, Faults())) and SweepPaths(folder).exists
 
 
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:

@@ -81,7 +81,7 @@ class Refusals(Tries):
 
     def __init__(self, bed: Bed, seed: int, server: FileServer) -> None:
         super().__init__(bed, seed)
-        self.server, self._seed = server, seed
+        self.server, self._seed, self.kind = server, seed, "refused"
         self._order = random.Random(seed)
         self.clean: dict[str, str] = {}
         self.known = {each.uuid for each in read_submissions(bed.paths)}
@@ -95,6 +95,8 @@ class Refusals(Tries):
             assert self.wrong == []
             calls = sorted(self.server.seen)
             self.bed.restore()
+            if verb == "a start after the damage":  # without its spec no element can begin
+                calls = [each for each in calls if "specs.jsonl" not in each[1]]
             calls += [("every call", file) for file in {file for _, file in calls}]
             calls += [("all below", self.bed.ids[index]) for index in range(len(self.bed.ids))]
             found += [Case(verb, *call, error) for call in calls for error in _ERRORS if not _is_made(call[1])]
@@ -113,7 +115,7 @@ class Refusals(Tries):
             self._expect_a_name(what, case, str(error))
             if case.verb in READING and not _is_the_sweep(case.file):
                 self.counts["wrong refusals"] += 1
-                self.wrong.append(f"{what}: {type(error).__name__}: {error}")
+                self.wrong.append(f"{what}: {type(error).__name__}: {error}\n{traceback.format_exc()[-1500:]}")
         except Exception:  # whatever it is: it is what is looked for
             self.counts["tracebacks"] += 1
             self.wrong.append(f"{what}\n{traceback.format_exc()[-1500:]}")
