@@ -37,6 +37,7 @@ from hpc_trainer.training.build import build_dataset, build_loss, make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.skip_step import is_put_back
+from hpc_trainer.training.optim.trial import try_without_ranks
 from hpc_trainer.training.parallel.fully_sharded import blocks, share_of_fp32
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
