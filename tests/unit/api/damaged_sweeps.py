@@ -231,7 +231,9 @@ def play(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_trainer.slurm.commands.subprocess", played)
     monkeypatch.setattr("hpc_trainer.slurm.sbatch.subprocess", played)
     monkeypatch.setattr("hpc_trainer.launch.submit._start_queue", lambda *_: types.SimpleNamespace(pid=os.getpid()))
-    monkeypatch.setattr("hpc_trainer.launch.settle.time", types.SimpleNamespace(time=lambda: 4e9, sleep=lambda _: None))
+    slept: list[float] = []  # a clock that stands still would make a wait for a young intent endless
+    clock = types.SimpleNamespace(time=lambda: 4e9 + sum(slept), sleep=slept.append)
+    monkeypatch.setattr("hpc_trainer.launch.settle.time", clock)
 
 
 def doubled(bed: Bed, arrays: Sequence[SubmittedArray], *, retried: Sequence[str] = ()) -> list[str]:
