@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.errors import SlurmError, SubmitError
+from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
 from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.runs.files import write_atomic
@@ -14,7 +14,7 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.slurm.queue import find_ended, job_name
-from hpc_trainer.slurm.sbatch import UnclearSubmitError, submit_script
+from hpc_trainer.slurm.sbatch import submit_script
 
 
 def make_request(
@@ -53,8 +53,9 @@ def hand_over(
         book: where the intent was written; None: in the sweep's submissions.jsonl.
 
     Raises:
-        UnclearSubmitError: nobody knows whether it was accepted; a later command finds out.
-        SubmitError: refused; NoRoomError if it may come in later.
+        RefusedError: refused; NoRoomError if it may come in later.
+        ConfigError, SubmitError, MissingCommandError: nothing was handed over.
+        SlurmError: nobody knows whether it was accepted; a later command finds out.
     """
     from hpc_trainer.launch.submitit_bridge import render_script
 
@@ -62,7 +63,10 @@ def hand_over(
     try:
         write_atomic(script, render_script(request), sync=False)
         job_id = submit_script(script, options=options)
-    except UnclearSubmitError:
+    except (ConfigError, SubmitError, MissingCommandError, RefusedError) as error:
+        write_dropped(book, intent, str(error))
+        raise
+    except SlurmError:
         # "Socket timed out" may come after the controller accepted, and it may accept minutes later: what is not
         # seen now stays in doubt, and a later command finds out.
         write_doubt(book, intent)
@@ -72,8 +76,5 @@ def hand_over(
         if found is None:
             raise
         job_id = found
-    except SubmitError as error:
-        write_dropped(book, intent, str(error))
-        raise
     write_confirmation(book, intent, job_id)
     return job_id

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import SilentError
 from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -111,7 +111,7 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
         if job_id is not None:
             return job_id
         if sbatch is not None and age > _ORPHAN_S:
-            raise SlurmError(
+            raise SilentError(
                 f"the sbatch of an earlier submit still tries (process {pid_of(sbatch)}). Wait until it has ended, or "
                 "end it; then give the same command again."
             )

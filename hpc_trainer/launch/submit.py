@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, SubmitError
+from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
 from hpc_trainer.launch.fit import ArrayPlan
 from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.lock import SubmitLock
@@ -28,7 +27,7 @@ from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start
+from hpc_trainer.slurm.sbatch import estimate_start, is_of_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +69,6 @@ def _request_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> ScriptRequest:
     )
 
 
-# --test-only says these of drained or powered-down nodes too, where sbatch itself accepts and waits (22.05).
-_MAY_PASS = re.compile(
-    r"node configuration is not available|nodes are busy|Required nodes? not available", re.IGNORECASE
-)
-
-
 def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:
     """The plan with what `sbatch --test-only` says of each shape: a start, or a problem. Submits nothing.
 
@@ -92,10 +85,10 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
             asked[array.shape] = estimate_start(array_script_of(plan, array)).start
         except NoRoomError as error:
             notes.append(f"Slurm has no room for {array.hardware} now: {error}")
-        except UnclearSubmitError as error:
+        except SilentError as error:
             notes.append(str(error))
-        except SubmitError as error:
-            if _MAY_PASS.search(str(error)):
+        except RefusedError as error:
+            if is_of_nodes(error):
                 notes.append(f"Slurm cannot start {array.hardware} as the nodes are now: {error}")
             else:
                 problems.append(f"Slurm would refuse hardware={array.hardware}: {error}")
@@ -117,7 +110,8 @@ def submit_plan(
 
     Raises:
         ConfigError: the plan has problems; nothing was written.
-        SubmitError: the scheduler refused an array; those before it stand, and are not submitted again.
+        RefusedError: the scheduler refused an array; those before it stand, and are not submitted again.
+        SlurmError: nobody knows whether it has an array; the next submit asks.
     """
     if plan.problems:
         raise ConfigError("\n".join(plan.problems))
@@ -216,9 +210,7 @@ class _SlurmSubmission:
                 if self._top_up is None:
                     self._wait_for_room(str(error))
                 size //= 2
-            except UnclearSubmitError:
-                raise
-            except SubmitError as error:
+            except RefusedError as error:
                 if not self._skip_refused:
                     raise
                 run_ids = [spec.run_id for spec in specs]

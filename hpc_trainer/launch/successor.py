@@ -37,7 +37,7 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
 
     Raises:
         RunStateError: the sweep does not hold this run.
-        SubmitError: sbatch refused, or did not answer.
+        SlurmError: sbatch refused, or did not answer.
     """
     from hpc_trainer.launch.submitit_bridge import worker_command
 

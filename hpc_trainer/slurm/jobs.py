@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import RefusedError, UnclearError
 from hpc_trainer.slurm.commands import run_slurm
 
 # A worker that is about to be killed must not wait a minute for an answer.
@@ -63,7 +63,7 @@ def parse_job(text: str) -> JobInfo:
     # The last word of an answer that was cut may be half a word: it is not believed.
     fields = dict(re.findall(r"(\w+)=(\S*)(?=\s)", f"{line}{line_break}"))
     if "JobState" not in fields:
-        raise SlurmError(f"scontrol show job printed no JobState: {line[:200]!r}")
+        raise UnclearError(f"scontrol show job printed no JobState: {line[:200]!r}")
     return JobInfo(
         job_id=fields.get("JobId", ""),
         state=fields["JobState"],
@@ -141,12 +141,13 @@ def requeue(job_id: str) -> str:
         `requeued`, or `already_pending` where Slurm or somebody else was faster.
 
     Raises:
-        SlurmError: the site refuses requeues ("Requested operation is presently disabled"), or no answer.
+        RefusedError: the site allows no requeues ("Requested operation is presently disabled").
+        SlurmError: no answer.
     """
     try:
         run_slurm(["scontrol", "requeue", "Incomplete", job_id], timeout_s=WORKER_TIMEOUT_S)
-    except SlurmError as error:
-        if "pending execution" in str(error):
+    except RefusedError as error:
+        if "pending execution" in error.said:
             return "already_pending"
         raise
     return "requeued"

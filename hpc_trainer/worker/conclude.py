@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, SlurmError
+from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
 from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
 from hpc_trainer.runs.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -202,11 +202,9 @@ def _ask_requeue(job_id: str) -> Answer:
         answer = Answer(requeue(job_id))
     except SlurmError as error:
         print(f"job {job_id} was not requeued: {error}")
-        text = str(error)
-        if "not on PATH" in text or "could not be started" in text:
-            return Answer.no_scontrol
-        is_silent = "did not answer" in text or "Unable to contact" in text or "timed out" in text
-        return Answer.silent if is_silent else Answer.refused
+        if isinstance(error, RefusedError):
+            return Answer.refused
+        return Answer.no_scontrol if isinstance(error, MissingCommandError) else Answer.silent
     print(f"job {job_id}: {answer.value}")
     return answer
 

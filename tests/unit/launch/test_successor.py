@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.api import submit_grid
-from hpc_trainer.errors import SubmitError
+from hpc_trainer.errors import RefusedError
 from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.settle import settle_successor
 from hpc_trainer.launch.successor import submit_successor
@@ -90,7 +90,7 @@ def test_a_refused_successor_leaves_the_run_to_the_next_submit(
 ) -> None:
     refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
     fake_slurm.answer("sbatch", code=1, error=refusal)
-    with pytest.raises(SubmitError, match="permission denied"):
+    with pytest.raises(RefusedError, match="permission denied"):
         submit_successor(run, "101_1")
     assert read_ledger(run).submissions == []
     fake_slurm.clear_queue()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import RefusedError, SlurmError
 from hpc_trainer.slurm.jobs import (
     JobInfo,
     Preemption,
@@ -150,7 +150,7 @@ def test_a_job_that_waits_already_was_requeued_by_somebody(fake_slurm: FakeSlurm
 )
 def test_a_refused_requeue_is_an_error(fake_slurm: FakeSlurm, error: str) -> None:
     fake_slurm.answer("scontrol", error=f"{error} for job 1080_3\n", code=1)
-    with pytest.raises(SlurmError, match=error):
+    with pytest.raises(RefusedError, match=error):
         requeue("1080_3")
 
 
