@@ -21,7 +21,6 @@ from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
-    AT_WORK,
     UNEXPLAINED,
     Action,
     Answer,
@@ -37,8 +36,10 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
-from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
+from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
+from hpc_trainer.slurm.preemption import show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
+from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
@@ -277,7 +278,7 @@ def _facts(stop: Stop) -> StopFacts:
     accounting, is_kept = (None, True) if job.state in AT_WORK else _accounting(job_id)
     return dataclasses.replace(
         known,
-        preempts_by_requeue=None if preemption is None else preemption.mode.startswith("REQUEUE"),
+        preempts_by_requeue=None if preemption is None else preemption.brings_back,
         # Times come in whole seconds.
         is_in_grace=preemption is not None and now < (job.preempt_time or now) + preemption.grace_s - 2,
         job_state=job.state,
