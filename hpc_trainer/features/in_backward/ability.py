@@ -22,7 +22,7 @@ from hpc_trainer.training.tensors import num_bytes
 
 
 class InBackwardAbility(Ability):
-    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+    def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """An estimate takes the step by itself."""
         return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
 
