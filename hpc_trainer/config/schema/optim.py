@@ -92,6 +92,23 @@ class AdamwConfig(OptimConfig):
 
 
 @dataclass(kw_only=True, slots=True)
+class LionConfig(OptimConfig):
+    """Lion (Chen et al. 2023): wants an lr 3 to 10 times smaller than AdamW's, and a weight_decay as much larger."""
+
+    name: str = "lion"
+    lr: float = 1e-4
+    weight_decay: float = 0.1
+    betas: list[float] = key([0.9, 0.99], RULED, COUNTS, limits="[0, 1)")
+    """The momentum's share in an update, and in the momentum that goes on."""
+
+    updates_each_weight_alone: ClassVar[bool] = True
+
+    @property
+    def num_moments(self) -> int:
+        return 1
+
+
+@dataclass(kw_only=True, slots=True)
 class MuonConfig(OptimConfig):
     """Muon for hidden matrices, AdamW for all other weights; torch 2.9 or newer."""
 
