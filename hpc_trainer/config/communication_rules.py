@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.rank_rules import accum_steps
-from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import CommHook, ParallelConfig, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 
-# Each weight's update needs that weight's gradient and state alone, and the group's numbers, which it does not change.
-_WEIGHT_BY_WEIGHT = (SgdConfig, AdamwConfig)
 _BUCKET_MB = 25  # torch's own, in MiB
 
 
@@ -188,7 +185,7 @@ def _in_backward(config: TrainConfig) -> Iterator[str]:
 
 
 def _weight_by_weight(config: TrainConfig, key: str) -> Iterator[str]:
-    if not isinstance(config.optim, _WEIGHT_BY_WEIGHT):
+    if not config.optim.updates_each_weight_alone:
         yield (
             f"{key} updates weights in pieces, and nobody knows if optim={config.optim.name} can. Use optim=adamw or "
             "optim=sgd, or leave it out."

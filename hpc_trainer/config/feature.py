@@ -52,6 +52,8 @@ class Feature:
     """Choices with which it is refused. Each pair stands once, at either of the two."""
     after: tuple[str, ...] = ()
     """Features whose ability is asked before this one's, where the same hook of both changes the same thing."""
+    before: tuple[str, ...] = ()
+    """The same the other way round: they come after this one, and need not know it."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
     """Rules of its own values, which no choice says; asked whether it is on or not."""
     num_threads: int | None = None

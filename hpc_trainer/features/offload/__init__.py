@@ -7,5 +7,4 @@ FEATURE = Feature(
     on="optim.offload",
     off="optim.offload=false",
     example="optim.offload=true",
-    after=("muon",),
 )

@@ -7,5 +7,5 @@ FEATURE = Feature(
     on="parallel.zero1",
     off="parallel.zero1=false",
     example="parallel.zero1=true",
-    after=("muon", "offload"),
+    after=("offload",),
 )

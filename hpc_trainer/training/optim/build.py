@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.optim.custom import check_custom, refusal
@@ -89,7 +90,7 @@ def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays:
 
 
 def _refuse(config: OptimConfig, *_: Any, **__: Any) -> NoReturn:
-    raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: sgd, adamw, muon, custom.")
+    raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: {', '.join(VARIANTS['optim'])}.")
 
 
 def fastest(trained: Collection[nn.Parameter]) -> dict[str, bool]:

@@ -77,6 +77,14 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null", "accum": "1"},
         ("parallel=fsdp_tp", "optim=muon", "optim.adamw_lr=0.003"),
     ),
+    "lion_fsdp": (
+        {"precision": "bf16", "ranks": "2", "model": "gpt"},
+        ("parallel=fsdp", "optim=lion", "optim.lr=0.001", "model.num_layers=2"),
+    ),
+    "lion_zero1": (
+        {"precision": "fp16", "ranks": "2", "point": "epoch_edge", "model": "cnn"},
+        ("parallel.zero1=true", "optim=lion", "optim.lr=0.001", "optim.offload=true"),
+    ),
     "chunked": (
         {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt", "accum": "1"},
         ("train.loss_chunk_size=96", "train.label_smoothing=0.1"),
