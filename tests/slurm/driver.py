@@ -12,6 +12,8 @@ from typing import Any
 
 from tests.slurm.testbed.cluster import SlurmCluster
 
+# A look takes 0.2 s of a core, which the runs need.
+_STATUS_S = 0.7
 _KILLED_AFTER_SBATCH = """
 import os, signal, sys
 from hpc_trainer.launch import hand_over
@@ -94,7 +96,7 @@ class Driver:
             return all(run["state"] in states for run in latest.values())
 
         try:
-            self.slurm.wait_for(reached, timeout_s, f"{sweep} in {states}")
+            self.slurm.wait_for(reached, timeout_s, f"{sweep} in {states}", poll_s=_STATUS_S)
         except Exception as error:
             raise AssertionError(f"{error}\n{json.dumps(latest, indent=1)}\n{self.all_logs()}") from error
         return latest

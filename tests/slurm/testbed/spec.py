@@ -44,6 +44,11 @@ def base_folder() -> Path:
     return Path("/tmp") / f"hpc-trainer-slurm-{os.getuid()}"
 
 
+def worker() -> str:
+    """`gw0` of pytest-xdist, "" outside: each worker has clusters of its own, so that tests run side by side."""
+    return os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
 def cache_folder() -> Path:
     """The folder that keeps what is slow to make: chroots and an empty database."""
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -75,7 +80,7 @@ class Spec:
     @property
     def default_folder(self) -> Path:
         """Where the state folder lies when none is named."""
-        return base_folder() / self.name
+        return base_folder() / worker() / self.name
 
     @property
     def cluster_name(self) -> str:
@@ -101,7 +106,7 @@ class Spec:
         if self.folder == self.default_folder.absolute():
             slot = RELEASES.index(self.release) * 16 + VARIANTS.index(self.variant)
             # One person's clusters never collide; those of another runtime folder seldom (1 in 14).
-            block = zlib.crc32(str(base_folder()).encode()) % 15
+            block = (zlib.crc32(str(base_folder()).encode()) + int(worker()[2:] or 0)) % 15
             return 17000 + 1000 * block + 20 * slot
         return 18000 + 20 * (zlib.crc32(str(self.folder).encode()) % 500)
 
