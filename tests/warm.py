@@ -56,6 +56,7 @@ _READ_LATER = (
     "TORCHELASTIC_",
     "OMP_NUM_THREADS",
 )
+_PYTHON = os.path.realpath(sys.executable)  # a test may name another one
 _PR_SET_CHILD_SUBREAPER, _PR_SET_MM, _PR_SET_MM_MAP = 36, 35, 14
 
 
@@ -83,7 +84,7 @@ class Program:
 
 def _read_command(argv: Sequence[str]) -> Program | None:
     """The command of a Python without options that change how it starts; None for another one."""
-    if os.path.realpath(argv[0]) != os.path.realpath(sys.executable):
+    if os.path.realpath(argv[0]) != _PYTHON:
         return None
     program = Program(argv=list(argv))
     for place, word in enumerate(argv[1:], 1):
