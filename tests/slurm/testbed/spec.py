@@ -106,7 +106,7 @@ class Spec:
         if self.folder == self.default_folder.absolute():
             slot = RELEASES.index(self.release) * 16 + VARIANTS.index(self.variant)
             # One person's clusters never collide; those of another runtime folder seldom (1 in 14).
-            block = (zlib.crc32(str(base_folder()).encode()) + int(worker()[2:] or 0)) % 15
+            block = (zlib.crc32(str(base_folder()).encode()) + int(worker()[2:] or -1) + 1) % 15
             return 17000 + 1000 * block + 20 * slot
         return 18000 + 20 * (zlib.crc32(str(self.folder).encode()) % 500)
 
