@@ -52,7 +52,7 @@ slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
 	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
 	$(BIN)/python -m tests.each_alone
-	$(BIN)/python -m pytest -m long tests/slurm/test_submission.py
+	$(BIN)/python -m pytest -m long $(filter-out %/test_soak.py,$(wildcard tests/slurm/test_*.py))
 	@set -e; for release in $(RELEASES); do \
 	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios tests/slurm/test_soak.py; \
 	done
