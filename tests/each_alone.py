@@ -15,6 +15,7 @@ _NO_TESTS = 5  # pytest's exit code where a file has none of those that `make un
 def play(path: Path) -> str | None:
     """What pytest says of the file, if it does not pass alone."""
     words = ["-q", "-p", "no:cacheprovider", "-m", "not slurm and not long and not xla", str(path.relative_to(ROOT))]
+    words[:0] = ["-W", "ignore:Module already imported"]  # it brings a plugin for pytest, and is in the warm process
     done = warm.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, text=True)
     return None if done.returncode in (0, _NO_TESTS) else f"--- {words[-1]}\n{done.stdout[-5000:]}{done.stderr[-2000:]}"
 

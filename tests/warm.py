@@ -219,21 +219,22 @@ class Nursery:
 
 _the_nursery: Nursery | None = None
 _process: Any = None
-_is_tried = False
+_beginning = threading.Lock()
 
 
 def _nursery() -> Nursery | None:
     """This process' own; None where none can be: then starts are real ones."""
-    global _the_nursery, _is_tried
-    if _the_nursery is not None:
-        return _the_nursery if _the_nursery.is_mine else None
-    if _is_tried or __name__ == "__main__":
-        return None
-    _is_tried = True
+    with _beginning:
+        if _process is None and __name__ != "__main__":
+            _begin()
+    return _the_nursery if _the_nursery is not None and _the_nursery.is_mine else None
+
+
+def _begin() -> None:
+    global _the_nursery, _process
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     options = ["-P"] if sys.version_info >= (3, 11) else []
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONWARNINGS")}
-    global _process
     with far:
         _process = subprocess.Popen(
             [sys.executable, *options, __file__, str(far.fileno())], pass_fds=[far.fileno()], env=environ,
@@ -242,7 +243,6 @@ def _nursery() -> Nursery | None:
     if near.recv(64) == b"ready":
         _the_nursery = Nursery(near, _at_start(environ))
     atexit.register(_end, near)
-    return _the_nursery
 
 
 def _end(near: socket.socket) -> None:
@@ -423,7 +423,8 @@ def _main() -> None:
         program, descriptors = started
         _become(program, descriptors, base_path)
         started = _own_nursery(at_start) if set(program.argv) & set(_STARTERS) else None
-    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+    if _the_nursery is not None:
+        subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
     try:
         _execute(program)
     except BaseException as error:
