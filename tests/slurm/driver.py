@@ -6,14 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.slurm.testbed.cluster import SlurmCluster
 
-# A look takes 0.2 s of a core, which the runs need.
-_STATUS_S = 0.7
+# A look takes 0.3 s of a core, which the runs need: where nothing has changed, one in so many seconds.
+_STATUS_S = 3.0
 _KILLED_AFTER_SBATCH = """
 import os, signal, sys
 from hpc_trainer.launch import hand_over
@@ -89,17 +90,30 @@ class Driver:
     def wait_for_states(self, sweep: str, *states: str, timeout_s: float = 120) -> dict[str, dict[str, Any]]:
         """Waits until every run of the sweep is in one of `states`."""
         latest: dict[str, dict[str, Any]] = {}
+        signs, looked = "", 0.0
 
         def reached() -> bool:
+            nonlocal signs, looked
+            before, signs = signs, self._signs(sweep)
+            if signs == before and time.monotonic() - looked < _STATUS_S:
+                return False
+            looked = time.monotonic()
             latest.update(self.status(sweep))
             self.seen.setdefault(sweep, set()).update(run["state"] for run in latest.values())
             return all(run["state"] in states for run in latest.values())
 
         try:
-            self.slurm.wait_for(reached, timeout_s, f"{sweep} in {states}", poll_s=_STATUS_S)
+            self.slurm.wait_for(reached, timeout_s, f"{sweep} in {states}")
         except Exception as error:
             raise AssertionError(f"{error}\n{json.dumps(latest, indent=1)}\n{self.all_logs()}") from error
         return latest
+
+    def _signs(self, sweep: str) -> str:
+        """What changes when a run of the sweep does, as text: the queue, journals and markers."""
+        queue = self.slurm.run("squeue", "-h", "-t", "all", "-o", "%i %T", check=False).stdout
+        names = ("attempts.jsonl", "DONE", "CANCEL", "HOLD")
+        files = [path for path in (self.folder / "runs" / sweep).glob("*/*") if path.name in names]
+        return queue + " ".join(f"{path} {path.stat().st_size}" for path in sorted(files))
 
     def run_folder(self, sweep: str) -> Path:
         return self.folder / "runs" / sweep / str(self.only_run(sweep)["run_id"])

@@ -29,9 +29,9 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
 def test_preempted_own_loop_resumes_with_the_same_bits(driver: Driver, hardware: str) -> None:
     steps = SHAPES[hardware]
     words = (*WORDS, f"hardware={hardware}", f"train.num_steps={steps}")
-    driver.submit(*words, "sweep_name=preempted", "hardware.partition=preempt")
+    answer = driver.submit(*words, "sweep_name=preempted", "hardware.partition=preempt")
+    job_id = f"{answer['arrays'][0]['job_id']}_0"  # known before, as the run does not wait while `status` is asked
     driver.wait_for_step("preempted", steps // 20)
-    job_id = driver.only_run("preempted")["job_id"]
     preemptor = driver.slurm.preempt()
     driver.wait_for_states("preempted", "REQUEUED")
     (end,) = driver.attempts("preempted", "end")

@@ -97,14 +97,14 @@ class SlurmCluster:
         pairs = (word.partition("=") for word in text.split())
         return {key: value for key, _, value in pairs if key}
 
-    def wait_for(self, predicate: Callable[[], bool], timeout_s: float, what: str, poll_s: float = POLL_S) -> None:
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Poll until the predicate holds; on time-out say what was waited for, and the queue."""
         deadline = time.monotonic() + timeout_s
         while not predicate():
             if time.monotonic() > deadline:
                 queue = self.run("squeue", "-t", "all", "-l", check=False).stdout
                 raise AssertionError(f"waited {timeout_s:g} s in vain for {what}\n{queue}")
-            time.sleep(poll_s)
+            time.sleep(POLL_S)
 
     def wait_for_state(self, job_id: int | str, *states: str, timeout_s: float = 30) -> str:
         """Wait until a job is in one of the states; say which."""
