@@ -30,6 +30,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ _READ_LATER = (
 )
 _PYTHON = os.path.realpath(sys.executable)  # a test may name another one
 _PR_SET_CHILD_SUBREAPER, _PR_SET_MM, _PR_SET_MM_MAP = 36, 35, 14
+_DONE, _FAILED, _GONE = 0, -1, -2  # what a nursery says after a fork
 
 
 @dataclass(kw_only=True)
@@ -209,12 +211,26 @@ class Nursery:
             try:
                 fds = array.array("i", descriptors).tobytes()
                 self._channel.sendmsg([pickle.dumps(vars(program))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-                answers = [self._channel.recv(64) for _ in range(2)]
+                pid = int(self._channel.recv(64) or _GONE)
+                said = int(self._channel.recv(64) or _GONE) if pid > 0 else pid
+            except (BrokenPipeError, ConnectionResetError):
+                said = _GONE
             finally:
                 libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        if b"" in answers:
-            raise ChildProcessError("the process that forks test programs has ended")
-        return int(max(answers))
+        if said == _GONE:
+            raise ChildProcessError(f"the process that forks test programs (tests/warm.py) has ended{_how_it_ended()}")
+        if said != _DONE:
+            raise ChildProcessError("the process that forks test programs (tests/warm.py) could not fork")
+        return pid
+
+
+def _how_it_ended() -> str:
+    """Of this process' own nursery, in words that follow "has ended"."""
+    try:
+        code = _process.wait(timeout=5)
+    except (AttributeError, subprocess.TimeoutExpired):  # another process' own, or it is about to end
+        return ""
+    return f", by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
 
 
 _the_nursery: Nursery | None = None
@@ -240,15 +256,20 @@ def _begin() -> None:
             [sys.executable, *options, __file__, str(far.fileno())], pass_fds=[far.fileno()], env=environ,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    if near.recv(64) == b"ready":
+    owner = os.getpid()
+    atexit.register(lambda: _end() if os.getpid() == owner else None)
+    said = near.recv(64)
+    if said == b"ready":
         _the_nursery = Nursery(near, _at_start(environ))
-    atexit.register(_end, near)
-
-
-def _end(near: socket.socket) -> None:
-    near.close()
-    if _the_nursery is not None and _the_nursery.is_mine:
+    elif not said:
         _process.wait()
+        raise ChildProcessError(f"the process that forks test programs (tests/warm.py) has ended{_how_it_ended()}")
+
+
+def _end() -> None:
+    """A program that outlives this process may hold the channel open: nothing to wait for."""
+    _process.kill()
+    _process.wait()
 
 
 # What follows runs in the nursery and in what it forks.
@@ -263,17 +284,22 @@ def _serve(channel: socket.socket) -> tuple[Program, list[int]]:
         between = os.fork()
         if between == 0:
             between = os.getpid()
-            if pid := os.fork():
+            try:
+                pid = os.fork()
+            except OSError:
+                traceback.print_exc()
+                os._exit(1)
+            if pid:
                 channel.send(str(pid).encode())
                 os._exit(0)
             channel.close()
             while os.getppid() == between:
                 time.sleep(0.0002)
             return Program(**pickle.loads(data)), fds
-        os.waitpid(between, 0)
+        _, status = os.waitpid(between, 0)
         for each in fds:
             os.close(each)
-        channel.send(b"0")
+        channel.send(str(_FAILED if status else _DONE).encode())
 
 
 def _become(program: Program, descriptors: Sequence[int], base_path: Sequence[str]) -> None:
@@ -415,6 +441,7 @@ def _main() -> None:
             importlib.import_module(name)
     base_path = list(sys.path)
     if not _show_in_proc(Program(argv=sys.orig_argv[:], environ=dict(os.environ))):
+        channel.send(b"starts are real ones here")
         os._exit(0)
     gc.freeze()
     channel.send(b"ready")

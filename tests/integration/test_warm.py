@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,15 @@ def test_what_a_fork_cannot_give_is_a_real_start() -> None:
     assert warm.run([sys.executable, "-O", "-c", code], text=True).stdout == "False 1\n"
     environ = {**os.environ, "TORCH_LOGS": "dynamo"}
     assert warm.run([sys.executable, "-c", code], text=True, env=environ).stdout == "False 0\n"
+
+
+@pytest.mark.parametrize(("answer", "said"), [(None, "has ended, by SIGKILL"), (b"-1", "could not fork")])
+def test_a_warm_process_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch, answer: bytes | None, said: str) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far, subprocess.Popen(["sleep", "100"]) as process:
+        process.kill()
+        far.close() if answer is None else far.send(answer)
+        monkeypatch.setattr(warm, "_process", process)
+        monkeypatch.setattr(warm, "_the_nursery", warm.Nursery(near, warm._at_start(os.environ)))
+        with pytest.raises(ChildProcessError, match=said):
+            warm.run([sys.executable, "-c", "print('never')"])
