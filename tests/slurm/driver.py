@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -124,6 +125,29 @@ class Driver:
         self.slurm.wait_for(
             lambda: beat.exists() and json.loads(beat.read_text())["step"] >= step, timeout_s, f"step {step} of {sweep}"
         )
+
+    def preempt_at(self, sweep: str, step: int, job_id: str) -> int:
+        """Has the sweep's only run preempted once it has come as far as `step`; the id of the job that wants its nodes.
+
+        Its first rank stands still until Slurm has begun: a short run would end before, where the machine is busy.
+        """
+        self.wait_for_step(sweep, step)
+        pid = self.attempts(sweep, "start")[-1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        preemptor = self.slurm.preempt()
+        self.slurm.wait_for(lambda: "PreemptTime" in self.slurm.job(job_id), 60, f"the preemption of {job_id} to begin")
+        os.kill(pid, signal.SIGCONT)
+        return preemptor
+
+    def start_again(self, job_id: str) -> None:
+        """A requeued job that is alone starts in two seconds instead of two minutes.
+
+        But not beside what its last start left on the nodes: slurmd would refuse it and Slurm drain the node
+        ("Duplicate jobid").
+        """
+        self.slurm.wait_for_state(job_id, "PENDING")
+        self.slurm.wait_for(lambda: self.slurm.job_processes() == [], 60, "the end of the last start's processes")
+        self.slurm.start_now(job_id)
 
     def attempts(self, sweep: str, event: str) -> list[dict[str, Any]]:
         lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()
