@@ -18,7 +18,6 @@ from hpc_trainer.training.optim.own_step import OwnStep
 from hpc_trainer.training.parallel.fully_sharded import blocks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.tensors import local_tensor
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 
 class MuonWithAdamw(OwnStep):
@@ -97,15 +96,11 @@ def muon_recipe(config: MuonConfig, hidden: list[nn.Parameter], rest: list[Group
     speed = fastest([*hidden, *(weight for group in rest for weight in group["params"])])
 
     def make(groups: list[Group]) -> torch.optim.Optimizer:
-        muon = without_dynamo(
-            lambda: kind(
-                groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
-                adjust_lr_fn=config.adjust_lr.value,
-            )
+        muon = kind(
+            groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
+            adjust_lr_fn=config.adjust_lr.value,
         )  # fmt: skip
-        adamw = without_dynamo(
-            lambda: torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
-        )
+        adamw = torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
         return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
 
     return Recipe([{"params": hidden, "weight_decay": config.weight_decay}, *rest], make)

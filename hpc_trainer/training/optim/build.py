@@ -19,7 +19,6 @@ from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
 from hpc_trainer.training.tensors import is_sharded
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 Group = dict[str, Any]
 
@@ -82,7 +81,7 @@ def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays:
         return built
 
     def make(groups: list[Group]) -> torch.optim.Optimizer:
-        built = without_dynamo(lambda: build(groups))
+        built = build(groups)
         begin_momenta(built)
         return built
 
