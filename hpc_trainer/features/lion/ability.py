@@ -13,7 +13,6 @@ from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import Group, Recipe
 from hpc_trainer.training.optim.own_step import OwnStep
 from hpc_trainer.training.tensors import in_pieces, local_tensor
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 _PIECE = 64 << 20
 """Bytes of weights on this rank that are stepped at a time: so long a step's copies of them live."""
@@ -69,7 +68,7 @@ class LionAbility(Ability):
         assert isinstance(config, LionConfig)
         first, second = config.betas
         make = partial(Lion, lr=config.lr, betas=(first, second))
-        return Recipe(recipe.groups, lambda groups: without_dynamo(lambda: make(groups)))
+        return Recipe(recipe.groups, make)
 
 
 ABILITY = LionAbility
