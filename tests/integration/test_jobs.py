@@ -130,7 +130,7 @@ COMMANDS = list(_commands())
 
 
 def test_the_pages_have_commands() -> None:
-    assert {command.page.name for command in COMMANDS} >= {"README.md", "quickstart.md", "configure.md", "submit.md"}
+    assert {command.page.name for command in COMMANDS} >= {"README.md", "quickstart.md", "configure.md", "grids.md", "submit.md"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
@@ -140,6 +140,7 @@ def test_documented_commands_compose(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    _write_files_of(ROOT / "docs" / "site.md", tmp_path)  # the site that other pages name
     _write_files_of(command.page, tmp_path)
     words = ["plan", *_plan_words(command.words)]
     if command.next_line.startswith("error: "):
@@ -158,7 +159,7 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_custom_model_and_data_of_the_page_train(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "configure.md"
+    page = ROOT / "docs" / "own_model_and_data.md"
     _write_files_of(page, tmp_path)
     (command,) = (each for each in COMMANDS if each.page == page and "+model.kwargs.width=32" in each.words)
     done = warm.run(
