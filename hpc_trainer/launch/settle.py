@@ -80,9 +80,9 @@ def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
     return [each for each in intents if each.cluster in (None, here)]
 
 
-def script_path(paths: SweepPaths, uuid: str) -> Path:
-    """The batch script of a submission: its name tells a living sbatch from all others."""
-    return paths.scripts / f"{uuid}.sh"
+def script_path(folder: Path, uuid: str) -> Path:
+    """The batch script of a submission, in the folder of scripts: its name tells a living sbatch from all others."""
+    return folder / f"{uuid}.sh"
 
 
 def look_once(intent: Submission) -> str | None:
@@ -105,7 +105,7 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
     lag = _ACCEPT_LAG_S if intent.doubt_time is None else _DOUBT_LAG_S
     while True:
         # Asked before the queue: an sbatch that ends in between shows in the queue.
-        sbatch = find_process(str(script_path(paths, intent.uuid)))
+        sbatch = find_process(str(script_path(paths.scripts, intent.uuid)))
         age = time.time() - begin
         job_id = look_once(intent)
         if job_id is not None:

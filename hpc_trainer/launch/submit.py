@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
+from hpc_trainer.launch.batch_job import BatchJob, make_batch_job, worker_command
 from hpc_trainer.launch.fit import ArrayPlan
-from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
-from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
@@ -55,16 +54,14 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
         return ""
     from hpc_trainer.launch.submitit_bridge import render_script
 
-    return render_script(_request_of(plan, array, uuid))
+    return render_script(_job_of(plan, array, uuid))
 
 
-def _request_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> ScriptRequest:
-    from hpc_trainer.launch.submitit_bridge import worker_command
-
+def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
     command = worker_command(paths.folder, ["--array", uuid], cluster["python"], archive)
-    return make_request(
+    return make_batch_job(
         paths, uuid, array.shape, cluster, command, len(array.specs), array.parallelism, plan.exit_codes
     )
 
@@ -85,6 +82,8 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
             asked[array.shape] = estimate_start(array_script_of(plan, array)).start
         except NoRoomError as error:
             notes.append(f"Slurm has no room for {array.hardware} now: {error}")
+        except ConfigError as error:
+            problems += str(error).splitlines()
         except SilentError as error:
             notes.append(str(error))
         except RefusedError as error:
@@ -210,7 +209,7 @@ class _SlurmSubmission:
                 if self._top_up is None:
                     self._wait_for_room(str(error))
                 size //= 2
-            except RefusedError as error:
+            except (ConfigError, RefusedError) as error:
                 if not self._skip_refused:
                     raise
                 run_ids = [spec.run_id for spec in specs]
@@ -227,6 +226,8 @@ class _SlurmSubmission:
         return kept
 
     def _submit(self, array: ArrayPlan, after: Sequence[str]) -> SubmittedArray:
+        from hpc_trainer.launch.submitit_bridge import hand_over
+
         paths = self._paths
         run_ids = [spec.run_id for spec in array.specs]
         self._renew()
@@ -240,7 +241,7 @@ class _SlurmSubmission:
             cluster=self._plan.cluster,
         )
         options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
-        job_id = hand_over(paths, intent, _request_of(self._plan, array, intent.uuid), options)
+        job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
         return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
 
     def _renew(self) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hpc_trainer.errors import ConfigError, NoRoomError, SilentError, SlurmError, SubmitError, UnclearError
-from hpc_trainer.launch.hand_over import hand_over, make_request
+from hpc_trainer.launch.batch_job import make_batch_job, top_up_command
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.submissions import TOP_UP, write_intent
@@ -38,14 +38,14 @@ class TopUpJob:
 
         Never raises for a refusal: without the job the next command tops up, and the notes say so.
         """
-        from hpc_trainer.launch.submitit_bridge import top_up_command
+        from hpc_trainer.launch.submitit_bridge import hand_over
 
         intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP, cluster=cluster)
         group = spec.config["cluster"]
         command = top_up_command(paths.folder, group["python"])
-        request = make_request(paths, intent.uuid, top_up_shape(spec), group, command)
+        job = make_batch_job(paths, intent.uuid, top_up_shape(spec), group, command)
         try:
-            return cls(hand_over(paths, intent, request, [f"--begin=now+{_BEGIN_S}"]))
+            return cls(hand_over(paths, intent, job, [f"--begin=now+{_BEGIN_S}"]))
         except (SilentError, UnclearError) as error:
             return cls(None, (str(error),))
         except (ConfigError, SlurmError, SubmitError) as error:

@@ -14,17 +14,18 @@ from tests.slurm.testbed.cluster import SlurmCluster
 
 _KILLED_AFTER_SBATCH = """
 import os, signal, sys
-from hpc_trainer.launch import hand_over
-left, real = int(sys.argv.pop(1)), hand_over.submit_script
+from hpc_trainer.launch import submitit_bridge
+left, real = int(sys.argv.pop(1)), submitit_bridge.submit_script
 
 def killed(*args, **kwargs):
     global left
-    real(*args, **kwargs)
+    answer = real(*args, **kwargs)
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+    return answer
 
-hand_over.submit_script = killed
+submitit_bridge.submit_script = killed
 from hpc_trainer.cli.main import main
 main()
 """
