@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
-from hpc_trainer.launch.fit import ActiveArray
+from hpc_trainer.launch.arrays import ActiveArray
 from hpc_trainer.launch.freeze import Grid, freeze_grid, grid_of_specs
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan

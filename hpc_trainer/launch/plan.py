@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpc_trainer.config.lr_scaling import scaling_line
 from hpc_trainer.config.memory_bound import memory_line
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.launch.fit import ActiveArray, ArrayPlan, fit
+from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import RunSpec, Shape

@@ -48,7 +48,14 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
     """
 
     def __init__(self, job: BatchJob, options: Sequence[str] = ()) -> None:
-        """`options`: of sbatch, besides what the script says."""
+        """`options`: of sbatch, besides what the script says.
+
+        Raises:
+            ConfigError: the job holds what no script may hold.
+        """
+        problems = list(job.problems())
+        if problems:
+            raise ConfigError("\n".join(problems))
         super().__init__(folder=job.folder)
         self.job, self.options = job, options
         self._flags = _flags(job)
@@ -76,7 +83,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         """Submits the job by one sbatch and returns its id.
 
         Raises:
-            ConfigError: it holds what no script may hold; SubmitError: submitit wrote something else than was asked.
+            ConfigError: its script is too long; SubmitError: submitit wrote something else than was asked for.
             RefusedError, MissingCommandError: Slurm does not have it. Any other SlurmError: it may have.
         """
         return str(self._submit_command(self._submitit_command_str).job_id)
@@ -91,9 +98,6 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         return SlurmJob(folder=self.folder, job_id=submit_script(script, options=self.options))
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        problems = list(self.job.problems())
-        if problems:
-            raise ConfigError("\n".join(problems))
         text = str(super()._make_submission_file_text(command, uid)).rstrip("\n")
         self._check(text, command)
         text = "\n".join([text, *self.job.tail, ""])

@@ -19,9 +19,9 @@ import torch
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import fsync_folder
-from hpc_trainer.runtime.mail import Mail
 from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.rank_messages import Mail
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.background import Staging, Writing
 from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, free_room

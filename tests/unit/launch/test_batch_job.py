@@ -176,6 +176,15 @@ def test_a_count_is_a_whole_number(key: str, attack: object) -> None:
         render_script(_job(shape=dataclasses.replace(_job().shape, **{key: attack})))
 
 
+@pytest.mark.parametrize("key", ["mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu"])
+@pytest.mark.parametrize(
+    "attack", ["60G", "1\n#SBATCH --uid=0", 0.0, -1.0, 1e-9, float("inf"), float("nan"), [60], True]
+)
+def test_memory_is_a_number_of_megabytes(key: str, attack: object) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=.* must be a number of GB, 1 MB or more"):
+        render_script(_job(shape=dataclasses.replace(_job().shape, **{"mem_gb_per_gpu": None, key: attack})))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
