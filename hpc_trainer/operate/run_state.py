@@ -47,15 +47,14 @@ class SchedulerView:
 
     def job_of(self, folder: RunFolder) -> QueueEntry | None:
         """The run's job in the queue."""
-        entry = self._with_its_id(folder)
+        if not self.queue:
+            return None
+        entry = self.queue.get(folder.job_id or "")
         return entry if entry is not None and _is_its(entry, folder) else None
 
     def has_foreign_job(self, folder: RunFolder) -> bool:
         """True if the id of the run's job is that of another job in the queue."""
-        return self._with_its_id(folder) is not None and self.job_of(folder) is None
-
-    def _with_its_id(self, folder: RunFolder) -> QueueEntry | None:
-        return (self.queue or {}).get(folder.job_id or "")
+        return (folder.job_id or "") in (self.queue or {}) and self.job_of(folder) is None
 
     def row_of(self, folder: RunFolder) -> AccountingEntry | None:
         """What the accounting says of the run's job."""

@@ -200,7 +200,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """
     ledger = read_ledger(sweep, may_fail=True)
     faults = Faults()
-    specs = known_specs(sweep, ledger, faults)
+    listed = list_folder(sweep.folder, faults)
+    specs = known_specs(sweep, ledger, listed or (), faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
     submissions = latest_of_each_run(ledger.submissions)
@@ -210,7 +211,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
 
     notes: list[str] = []
-    folders = _first_look(sweep, specs, read, submissions, ledger, faults)
+    folders = _first_look(sweep, specs, listed, read, submissions, ledger)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
@@ -265,11 +266,10 @@ def _unseen(ledger: Ledger) -> str:
 
 
 def _first_look(
-    sweep: SweepPaths, run_ids: Iterable[str], read: Callable[[str], RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, faults: Faults,
+    sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[[str], RunFolder],
+    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger,
 ) -> dict[str, RunFolder]:  # fmt: skip
-    """The folders of runs that are not done. One listing of the sweep's tells which runs have none yet."""
-    listed = list_folder(sweep.folder, faults)
+    """The folders of runs that are not done. What was `listed` of the sweep's tells which runs have none yet."""
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
     return {
