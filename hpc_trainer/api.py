@@ -21,18 +21,18 @@ from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.settle import settle_intents, settle_successor
 from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
-from hpc_trainer.operate.lost import told_few
-from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.spec import WRITE_AGAIN, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import cancel_jobs
 from hpc_trainer.slurm.read_limits import read_limits
+from hpc_trainer.state.lost import told_few
+from hpc_trainer.state.status import SweepStatus, read_status
+from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 
 # A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
 _TOP_UP_LOCK_S = 900.0

@@ -24,12 +24,12 @@ from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.slurm.sbatch import UnclearSubmitError
+from hpc_trainer.state.status import SweepStatus, read_status
 
 # A top-up job's time limit is half an hour (launch/top_up.py).
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0

@@ -12,9 +12,9 @@ from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.slurm.queue import find_ended, job_name
 from hpc_trainer.slurm.sbatch import UnclearSubmitError, submit_script
+from hpc_trainer.state.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 
 
 def make_request(

@@ -18,15 +18,15 @@ from hpc_trainer.launch.snapshot import archive_of
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE
-from hpc_trainer.runs.submissions import (
+from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.slurm.read_limits import read_limits
+from hpc_trainer.state.submissions import (
     SUCCESSOR,
     latest_of_each_run,
     newest_of_run,
     read_submissions,
     write_intent,
 )
-from hpc_trainer.slurm.jobs import cancel_jobs
-from hpc_trainer.slurm.read_limits import read_limits
 
 
 def submit_successor(run: RunPaths, after: str) -> str | None:

@@ -13,9 +13,9 @@ from hpc_trainer.errors import SlurmError, SubmitError
 from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
-from hpc_trainer.runs.submissions import TOP_UP, write_intent
 from hpc_trainer.slurm.jobs import update_job
 from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError
+from hpc_trainer.state.submissions import TOP_UP, write_intent
 
 # The submit that placed it has this long to submit its arrays and to say what to wait for.
 _BEGIN_S = 60

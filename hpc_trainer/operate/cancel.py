@@ -8,12 +8,12 @@ import signal
 from collections.abc import Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.files import write_marker
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 
 def cancel_runs(

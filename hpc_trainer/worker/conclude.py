@@ -16,7 +16,6 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, SlurmError
 from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
-from hpc_trainer.runs.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
@@ -39,6 +38,7 @@ from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
+from hpc_trainer.state.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.

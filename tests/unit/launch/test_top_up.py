@@ -14,10 +14,10 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.top_up import TopUpJob, top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -13,9 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError
-from hpc_trainer.operate.ask import ask_slurm, decide_now
-from hpc_trainer.operate.known_ends import record_ends
-from hpc_trainer.operate.lost import (
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
+from hpc_trainer.slurm.reasons import explain_reason
+from hpc_trainer.state.ask import ask_slurm, decide_now
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.known_ends import record_ends
+from hpc_trainer.state.lost import (
     LOST_SPEC,
     NO_SUBMISSION,
     LostJobs,
@@ -24,19 +33,10 @@ from hpc_trainer.operate.lost import (
     lost_notes,
     told_few,
 )
-from hpc_trainer.operate.run_folder import RunFolder, read_folder, unstarted_folder
-from hpc_trainer.operate.run_state import End, SchedulerView, decide, ended_before_it_began
-from hpc_trainer.operate.unstarted import last_words
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
-from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
-from hpc_trainer.slurm.reasons import explain_reason
+from hpc_trainer.state.run_folder import RunFolder, read_folder, unstarted_folder
+from hpc_trainer.state.run_state import End, SchedulerView, decide, ended_before_it_began
+from hpc_trainer.state.submissions import Ledger, Submission, latest_of_each_run, read_ledger
+from hpc_trainer.state.unstarted import last_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hpc_trainer.operate.run_folder import RunFolder, journal_settles
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import SUCCESSOR
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, is_of
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.run_folder import RunFolder, journal_settles
+from hpc_trainer.state.submissions import SUCCESSOR
 
 End = tuple[RunState, str | None, str | None]
 """State, cause and node of a run."""

@@ -14,7 +14,7 @@ from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
+from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 
 T = TypeVar("T")
 

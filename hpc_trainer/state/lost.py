@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psutil
 
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
 from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
-from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission
 
 LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
 NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"

@@ -40,8 +40,6 @@ Book = SweepPaths | RunPaths
 """Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
 _Told = list[tuple[int | None, dict[str, Any] | None]]
 """Numbers of lines, None for what a copy tells, and their records, None for a line that cannot be read."""
-CLOCKS_S = 600.0
-"""By this much clocks of login nodes and nodes may differ; no controller comes to the same job id again as soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
