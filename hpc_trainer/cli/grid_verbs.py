@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_trainer.api import known_of, plan_grid, retry, submit_grid, top_up
 from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
@@ -20,6 +19,8 @@ from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
+from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
 from hpc_trainer.launch.successor import submit_successor

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import plan_grid, submit_grid
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.local_process import process_name

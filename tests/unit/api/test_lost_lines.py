@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import plan_grid, retry, submit_grid
 from hpc_trainer.cli.main import main
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, SubmitError
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
 from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from hpc_trainer.state.submissions import read_submissions

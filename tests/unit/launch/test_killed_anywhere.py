@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.api import submit_grid, top_up
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import submit_grid, top_up
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.state.submissions import read_ledger
@@ -98,7 +98,7 @@ def _accepted(folder: Path, fake: FakeSlurm) -> Counter[str]:
 
 
 POINTS = {
-    "lock taken": ("hpc_trainer.api.submit_plan", "before", 1),
+    "lock taken": ("hpc_trainer.launch.grids.submit_plan", "before", 1),
     "before the specs": (f"{SUBMIT}.append_specs", "before", 1),
     "after the specs": (f"{SUBMIT}.append_specs", "after", 1),
     "before sweep.json": (f"{SUBMIT}.write_json", "before", 1),

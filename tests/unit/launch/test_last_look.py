@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.runs.files import write_atomic

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.errors import SubmitError
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.settle import settle_successor
 from hpc_trainer.launch.successor import submit_successor

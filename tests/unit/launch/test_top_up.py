@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid, top_up
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.launch.grids import retry, submit_grid, top_up
 from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.top_up import TopUpJob, top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
@@ -204,7 +204,7 @@ def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
 
     def code_is(digest: str) -> None:
         monkeypatch.setattr(
-            "hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
+            "hpc_trainer.launch.grids.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
         )
 
     monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.drill import DrillReport, _come_back
 from hpc_trainer.operate.drill_kinds import Drill

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.local_process import process_name

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.runs.reading import read_lines
