@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from pathlib import Path
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import HpcTrainerError, SlurmError
 from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.launch.snapshot import archive_of
@@ -72,3 +74,18 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
 
 def _is_over(run: RunPaths) -> bool:
     return any(run.marker(name).exists() for name in (DONE, CANCEL))
+
+
+def main() -> None:
+    """`python -m hpc_trainer.launch.successor RUN_FOLDER JOB`: what the worker of that job starts."""
+    run, after = RunPaths(Path(sys.argv[1]).absolute()), sys.argv[2]
+    try:
+        job_id = submit_successor(run, after)
+    except (HpcTrainerError, OSError) as error:
+        sys.exit(f"error: {error}")
+    told = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
+    sys.stdout.write(f"{run.run_id}: {told}.\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -43,6 +43,7 @@ from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
+_SUCCESSOR = "hpc_trainer.launch.successor"
 # sacct tells of an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us in KillWait, 30 s by default.
 _ASK_AGAIN_S = (0.3, 0.6, 1.2)
 # Its own job ends in this moment, by the clock of its node.
@@ -212,9 +213,8 @@ def _ask_requeue(job_id: str) -> Answer:
 
 
 def _submit_successor(stop: Stop) -> bool:
-    """Another process, which knows how to submit: a worker does not (its layer lies below launch/)."""
-    job_id = stop.env.job_id
-    argv = [sys.executable, *start_words("hpc_trainer"), "successor", str(stop.paths.folder), "--after", job_id]
+    """In another process, by `launch.successor.main`: who submits needs what no rank has imported, and may hang."""
+    argv = [sys.executable, *start_words(_SUCCESSOR), str(stop.paths.folder), stop.env.job_id]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_SUCCESSOR_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
