@@ -111,5 +111,5 @@ pythons:  ## The layers without torch, on other Pythons: make pythons PYTHONS="p
 	    [ -x $$env/bin/python ] || $$python -m venv $$env; \
 	    $$env/bin/python -m pip install --quiet --constraint constraints.txt hydra-core omegaconf submitit numpy \
 	        psutil rich typer pytest pytest-timeout hypothesis tomli; \
-	    PYTHONPATH=. $$env/bin/python -m pytest -q $(addprefix tests/unit/,config runs slurm runtime launch operate); \
+	    PYTHONPATH=. $$env/bin/python -m pytest -q $(addprefix tests/unit/,config runs slurm runtime state launch operate); \
 	done

@@ -52,6 +52,7 @@ from hpc_trainer.errors import ConfigError
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
 _SHORTEST_WATCHDOG_S = 10
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
+MAX_SEED = 2**32 - 1
 # sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
 _LARGEST_COUNT = 2**31 - 1
 _LONGEST_MIN = 2**31 // 60
@@ -90,7 +91,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     With a `memo`, points that share all but their seed are looked at once.
     """
     memo = memo or Memo()
-    yield from _between("seed", config.seed, 0, 2**32 - 1)
+    yield from _between("seed", config.seed, 0, MAX_SEED)
     yield from memo.of(_without_seed, memo, *but_seed(config))
 
 

@@ -27,10 +27,10 @@ from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.queue import find_ended
 from hpc_trainer.slurm.sbatch import submit_script
+from hpc_trainer.state.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 
 _SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")
 # slurm.conf: SchedulerParameters=max_script_size, 4 MiB by default.

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
-from hpc_trainer.runs.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.training.checkpoint.objects import take
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.contract import ResumeContract

@@ -185,3 +185,12 @@ class WholeMatrices:
             first += box.numel
             sizes[rank] += box.numel
         return _Message(dict(places), sizes)
+
+
+def num_flops(shape: torch.Size) -> float:
+    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
+
+    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
+    """
+    rows, columns = sorted(shape)
+    return 2.0 * rows * rows * (2 * columns + rows)

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.api import retry
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.batch_job import BatchJob, megabytes, worker_command
+from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.submitit_bridge import render_script
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_specs

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.files import read_lines, write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.reading import parse_record, seal
 from hpc_trainer.runs.spec import RunSpec, append_specs
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import write_confirmation, write_intent
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.submissions import write_confirmation, write_intent
 from tests.unit.slurm.fake_slurm import uuid_of
 
 

@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hpc_trainer.operate.run_folder import RunFolder, journal_settles
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import SUCCESSOR
 from hpc_trainer.runtime.decide import UNEXPLAINED
 from hpc_trainer.slurm import states
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, is_of
 from hpc_trainer.slurm.reasons import says_held
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.run_folder import RunFolder, journal_settles
+from hpc_trainer.state.submissions import SUCCESSOR
 
 End = tuple[RunState, str | None, str | None]
 """State, cause and node of a run."""
@@ -49,15 +49,14 @@ class SchedulerView:
 
     def job_of(self, folder: RunFolder) -> QueueEntry | None:
         """The run's job in the queue."""
-        entry = self._with_its_id(folder)
+        if not self.queue:
+            return None
+        entry = self.queue.get(folder.job_id or "")
         return entry if entry is not None and _is_its(entry, folder) else None
 
     def has_foreign_job(self, folder: RunFolder) -> bool:
         """True if the id of the run's job is that of another job in the queue."""
-        return self._with_its_id(folder) is not None and self.job_of(folder) is None
-
-    def _with_its_id(self, folder: RunFolder) -> QueueEntry | None:
-        return (self.queue or {}).get(folder.job_id or "")
+        return (folder.job_id or "") in (self.queue or {}) and self.job_of(folder) is None
 
     def row_of(self, folder: RunFolder) -> AccountingEntry | None:
         """What the accounting says of the run's job."""

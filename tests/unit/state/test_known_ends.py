@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.journal import log_header
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import write_confirmation, write_intent
+from hpc_trainer.state.journal import log_header
+from hpc_trainer.state.status import RunStatus, read_status
+from hpc_trainer.state.submissions import write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm, accounting_rows
+from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
 

@@ -11,15 +11,15 @@ import pytest
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import Submission, read_submissions, write_waiting
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
+from hpc_trainer.state.submissions import Submission, read_submissions, write_waiting
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import ACCOUNTING_HEADER, CLUSTER, FakeSlurm, uuid_of
+from tests.unit.state.sweeps import SweepOnDisk
 
 OURS = uuid_of("500")
 FOREIGN = "500_0|RUNNING|n7|None|their comment|their_job\n500_1|PENDING||Priority||other-01234567\n"

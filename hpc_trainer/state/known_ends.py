@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.operate.run_folder import RunFolder, journal_settles
-from hpc_trainer.operate.run_state import End, SchedulerView
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, as_text, as_time, records, tell
 from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.state.run_folder import RunFolder, journal_settles
+from hpc_trainer.state.run_state import End, SchedulerView
 
 
 def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import write_confirmation, write_intent, write_waiting
+from hpc_trainer.state.status import RunStatus, read_status
+from hpc_trainer.state.submissions import write_confirmation, write_intent, write_waiting
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
 

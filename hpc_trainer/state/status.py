@@ -13,9 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.errors import ExitCode, RunStateError
-from hpc_trainer.operate.ask import ask_slurm, decide_now
-from hpc_trainer.operate.known_ends import record_ends
-from hpc_trainer.operate.lost import (
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
+from hpc_trainer.slurm.reasons import explain_reason
+from hpc_trainer.slurm.states import NOT_BEGUN, PENDING
+from hpc_trainer.state.ask import ask_slurm, decide_now
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.known_ends import record_ends
+from hpc_trainer.state.lost import (
     LOST_SPEC,
     NO_SUBMISSION,
     LostJobs,
@@ -24,20 +34,10 @@ from hpc_trainer.operate.lost import (
     lost_notes,
     told_few,
 )
-from hpc_trainer.operate.run_folder import RunFolder, read_folder, unstarted_folder
-from hpc_trainer.operate.run_state import End, SchedulerView, decide, ended_before_it_began
-from hpc_trainer.operate.unstarted import last_words
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.journal import Attempt
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.metrics_log import SPEED
-from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
-from hpc_trainer.runs.spec import RunSpec
-from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
-from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
-from hpc_trainer.slurm.reasons import explain_reason
-from hpc_trainer.slurm.states import NOT_BEGUN, PENDING
+from hpc_trainer.state.run_folder import RunFolder, read_folder, unstarted_folder
+from hpc_trainer.state.run_state import End, SchedulerView, decide, ended_before_it_began
+from hpc_trainer.state.submissions import Ledger, Submission, latest_of_each_run, read_ledger
+from hpc_trainer.state.unstarted import last_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     """
     ledger = read_ledger(sweep, may_fail=True)
     faults = Faults()
-    specs = known_specs(sweep, ledger, faults)
+    listed = list_folder(sweep.folder, faults)
+    specs = known_specs(sweep, ledger, listed or (), faults)
     if not specs and not sweep.folder.is_dir():
         raise RunStateError(_no_sweep(sweep))
     submissions = latest_of_each_run(ledger.submissions)
@@ -211,7 +212,7 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
         return read_folder(sweep.run(run_id), submissions.get(run_id), ledger.waiting.get(run_id), jobs)
 
     notes: list[str] = []
-    folders = _first_look(sweep, specs, read, submissions, ledger, faults)
+    folders = _first_look(sweep, specs, listed, read, submissions, ledger)
     # A batch script tells that this sweep was given to Slurm, whatever is left of submissions.jsonl.
     is_told = not ledger.damage and ledger != Ledger()
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
@@ -266,11 +267,10 @@ def _unseen(ledger: Ledger) -> str:
 
 
 def _first_look(
-    sweep: SweepPaths, run_ids: Iterable[str], read: Callable[[str], RunFolder],
-    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger, faults: Faults,
+    sweep: SweepPaths, run_ids: Iterable[str], listed: Iterable[str] | None, read: Callable[[str], RunFolder],
+    submissions: Mapping[str, tuple[Submission, int]], ledger: Ledger,
 ) -> dict[str, RunFolder]:  # fmt: skip
-    """The folders of runs that are not done. One listing of the sweep's tells which runs have none yet."""
-    listed = list_folder(sweep.folder, faults)
+    """The folders of runs that are not done. What was `listed` of the sweep's tells which runs have none yet."""
     present = set(run_ids if listed is None else listed)
     place = str(sweep.folder)
     return {

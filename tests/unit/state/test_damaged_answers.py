@@ -9,12 +9,12 @@ import pytest
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import read_status
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm, accounting_rows, queue_rows
+from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
 QUEUE = queue_rows("500_0|RUNNING|n1|None|x\n500_1|PENDING||Priority|x\n500_2|PENDING||Priority|x\n")

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 
 from hpc_trainer.errors import SilentError
-from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import RunStatus, read_status
+from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 ROW = "{job}|{state}|0:0|n1\n"
 

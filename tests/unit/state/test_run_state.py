@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import RunStatus, read_status
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
 DEAD = process_name().rsplit(":", 1)[0] + ":1.00"

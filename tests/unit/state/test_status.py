@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate.status import RunStatus, gpu_hours, read_status
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import RunStatus, gpu_hours, read_status
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
 DEAD_PID = 2**22 + 1  # above the kernel's largest

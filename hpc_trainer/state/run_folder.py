@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.errors import UntrustedFileError
-from hpc_trainer.operate.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.runs.beat import read_heartbeat, read_result
-from hpc_trainer.runs.journal import Attempt, Journal
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.clocks import CLOCKS_S
+from hpc_trainer.runs.layout import HEARTBEAT, RESULT, RunPaths
 from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import CLOCKS_S, Ledger, Submission, Waiting, newest_in, read_ledger
 from hpc_trainer.runtime.decide import UNEXPLAINED
+from hpc_trainer.state.journal import Attempt, Journal
+from hpc_trainer.state.lost import is_of_unknown_job, submission_told_by
+from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +95,20 @@ def read_folder(
         jobs: ids of all arrays that the sweep's submissions tell of.
     """
     faults, journal_faults = Faults(), Faults()
-    heartbeat = read_heartbeat(paths.heartbeat, faults)
+    heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults)
     unread = faults[0] if faults.refusal is not None else None
     book = _read_book(paths)
     story = Journal(paths).read_story(journal_faults)
     unseen = Faults()
-    markers = frozenset(name for name in (DONE, CANCEL) if exists(paths.marker(name), unseen))
+    markers = frozenset(name for name in (DONE, CANCEL) if exists(paths.at(name), unseen))
     lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
     faults += [*book.damage, *journal_faults, *lost, *unseen]
     doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
     if latest is None and book.submissions:
         waiting = None  # the array that these follow took it out of the queue, and its line is lost
     submission, index = newest_in(book, latest) or (None, 0)
-    all_jobs = {*jobs, *(each.job_id for each in book.submissions if each.job_id is not None)}
+    own_jobs = {each.job_id for each in book.submissions if each.job_id is not None}
+    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs
     is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
     if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
         waiting = None  # so did the array that it lived in
@@ -121,7 +123,7 @@ def read_folder(
         job_id=submission.element_id(index) if submission else None,
         attempts=story.attempts,
         heartbeat=heartbeat,
-        result=read_result(paths.result, faults) if DONE in markers else {},
+        result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
         markers=markers,
         waits=None if waiting is None else waiting.reason,
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_error, read_failure
 from hpc_trainer.runs.files import append_lines
-from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, read_ledger
+from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 
 T = TypeVar("T")
 
@@ -71,7 +71,8 @@ class Journal:
         """As `read`, and whether the newest attempt may have said more than can be read."""
         attempts: dict[int, Attempt] = {}
         is_whole, num_faults = True, len(faults or ())
-        for number, record in records(self._paths.attempts, faults):
+        path = self._paths.at(ATTEMPTS)
+        for number, record in records(path, faults):
             is_whole = is_whole and record is not None and len(faults or ()) == num_faults
             num_faults = len(faults or ())
             try:
@@ -79,7 +80,7 @@ class Journal:
                     # A start is newer than any line before it; the newest attempt's end is what counts of it.
                     is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
             except (KeyError, ValueError) as error:
-                tell(faults, self._paths.attempts, f"{type(error).__name__}: {error}", number)
+                tell(faults, path, f"{type(error).__name__}: {error}", number)
                 is_whole = False
         is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
         return Story([attempts[number] for number in sorted(attempts)], is_whole)

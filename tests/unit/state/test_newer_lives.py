@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.errors import RunStateError, SlurmError
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_ledger, write_intent
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_ledger, write_intent
 from tests.unit.launch.grids import make_grid
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

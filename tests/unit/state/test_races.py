@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.live import watch
-from hpc_trainer.operate import run_state
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.results import result_rows
-from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state import run_state
+from hpc_trainer.state.status import RunStatus, read_status
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Each line says things once, and files get damaged. What is submitted twice costs
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import psutil
 
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
 from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
-from hpc_trainer.runs.submissions import SUCCESSOR, Ledger, Submission
 from hpc_trainer.slurm.queue import QueueEntry, array_of
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission
 
 LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
 NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"
@@ -31,8 +30,12 @@ _OF_ONE_RUN = re.compile(rb"--run[ =]'?([A-Za-z0-9._-]+)")
 _ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
 
 
-def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, RunSpec]:
-    """Every run of the sweep: those of specs.jsonl, then those that submissions.jsonl or their own folder tells of."""
+def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], faults: Faults) -> dict[str, RunSpec]:
+    """Every run of the sweep: those of specs.jsonl, then those that submissions.jsonl or their own folder tells of.
+
+    Args:
+        present: the names in the sweep's folder. List it before: whoever makes a run's folder has written its spec.
+    """
     damage = Faults()
     specs = read_specs(sweep, damage)
     hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
@@ -41,7 +44,7 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, 
     listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
     names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
-    lost |= dict.fromkeys(_run_folders(sweep, specs.keys() | lost.keys(), damage), "?")
+    lost |= dict.fromkeys(_run_folders(sweep, present, specs.keys() | lost.keys(), damage), "?")
     if lost and not damage:
         damage.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
     # A damaged line says no more whose it was, perhaps: where every run has its spec, it was written anew.
@@ -50,11 +53,8 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, faults: Faults) -> dict[str, 
     return specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}
 
 
-def _run_folders(sweep: SweepPaths, known: Collection[str], faults: Faults) -> list[str]:
-    try:
-        names = sorted(set(os.listdir(sweep.folder)) - set(known))  # noqa: PTH208  (10,000 names, not 10,000 paths)
-    except OSError:
-        return []
+def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:
+    names = [name for name in present if name not in known]
     runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
     signs = ((run.run_id, (run.attempts, run.heartbeat, run.logs)) for run in runs)
     return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import write_waiting
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import write_waiting
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 S = RunState
 
@@ -83,7 +83,7 @@ def test_an_end_that_only_the_accounting_told(
     assert before == {"TIMEOUT": 1, "NODE_FAIL": 1}
     fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)
     assert _asks(sweep, fake_slurm) == 1
-    monkeypatch.setattr("hpc_trainer.operate.ask.OVER_S", -1.0)
+    monkeypatch.setattr("hpc_trainer.state.ask.OVER_S", -1.0)
     assert _asks(sweep, fake_slurm) == 0
     assert read_status(sweep.paths, is_look=True).counts == before
 

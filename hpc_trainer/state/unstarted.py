@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.operate.run_folder import RunFolder
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, open_file
+from hpc_trainer.state.run_folder import RunFolder
 
 NOT_STARTED = "not started"
 """The cause that the local queue records of such a run, and the key of its verdict."""

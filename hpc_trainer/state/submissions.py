@@ -19,7 +19,7 @@ from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
-from hpc_trainer.runs.layout import RunPaths, SweepPaths, is_run_id
+from hpc_trainer.runs.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.reading import (
     Faults,
@@ -40,8 +40,6 @@ Book = SweepPaths | RunPaths
 """Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
 _Told = list[tuple[int | None, dict[str, Any] | None]]
 """Numbers of lines, None for what a copy tells, and their records, None for a line that cannot be read."""
-CLOCKS_S = 600.0
-"""By this much clocks of login nodes and nodes may differ; no controller comes to the same job id again as soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +188,9 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
         OSError: the file system refused: what it hides may be a submission.
     """
     damage, faults = Faults(), Faults()
-    is_there = is_ours(paths.submissions, damage)
+    is_there = is_ours(paths.at(SUBMISSIONS) if isinstance(paths, RunPaths) else paths.submissions, damage)
+    if not is_there and not damage and isinstance(paths, RunPaths):
+        return Ledger()  # as almost every run: no attempt of it had to submit a successor
     told: _Told = [*records(paths.submissions, damage)] if is_there else []
     book = _read(paths, told, faults)
     lost = _lost_copies(paths, book, damage)
