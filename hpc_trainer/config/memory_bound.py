@@ -8,9 +8,10 @@ from typing import Any
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.mesh_rules import VOCABULARY
 from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of
 
-_NUM_BYTES = 4  # weights, gradients and moments are fp32 in each precision
+_MOMENT_BYTES = 4
 
 
 def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
@@ -42,7 +43,9 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     kept = 1 + (not optim["in_backward"]) + (plain["train"]["ema_decay"] is not None)
     kind: Any = variant_of("optim", optim)
     moments = 0 if optim["offload"] else kind(**optim).num_moments
-    return _NUM_BYTES * int(count * kept // divided + count * moments // (world_size if parallel["zero1"] else divided))
+    weight_bytes = FORMATS[Dtype[plain["precision"]["compute_dtype"]]].weight_bytes
+    of_moments = _MOMENT_BYTES * (count * moments // (world_size if parallel["zero1"] else divided))
+    return weight_bytes * int(count * kept // divided) + of_moments
 
 
 def _num_weights(plain: Mapping[str, Any]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, INCOMPATIBLE, SCHEDULE, key, only_with
 
@@ -14,6 +15,26 @@ class Dtype(str, enum.Enum):
     bf16 = "bf16"
     fp16 = "fp16"
     fp8 = "fp8"
+
+
+class Format(NamedTuple):
+    """What a precision means where its name alone does not say."""
+
+    products: str
+    """What matrix products are computed in, as GPUs' peaks are listed."""
+    autocast: str | None = None
+    """The format of autocast; None: there is none."""
+    weight_bytes: int = 4
+    """Of each weight and each gradient. Moments are fp32 in each precision."""
+
+
+FORMATS = {
+    Dtype.fp32: Format("fp32"),
+    Dtype.tf32: Format("tf32"),
+    Dtype.bf16: Format("bf16", autocast="bf16"),
+    Dtype.fp16: Format("fp16", autocast="fp16"),
+    Dtype.fp8: Format("fp8", autocast="bf16"),
+}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,3 +48,7 @@ class PrecisionConfig:
     """First loss scale of the GradScaler; fp16 only."""
     growth_interval: int = key(2_000, only_with("precision.compute_dtype=fp16"), COUNTS, SCHEDULE, limits="≥ 1")
     """Steps without overflow before the scale doubles; fp16 only."""
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.compute_dtype]

@@ -158,7 +158,9 @@ def share(
         return loss
     if mesh.devices is not None:
         if mesh.num_data_ranks > 1:
-            loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device))
+            # FSDP takes weights of one number format together.
+            dtype = next((each.dtype for each in loss.model.parameters() if each.requires_grad), None)
+            loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device, dtype=dtype))
         return share_among_data_ranks(loss, mesh, parallel)
     if deterministic:
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
