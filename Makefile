@@ -36,8 +36,8 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	nice -n 5 $(BIN)/python -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
 
-# Tests on a Slurm mostly wait: as many at once, each on a cluster of its own.
-CLUSTERS ?= 3
+# Tests on a Slurm mostly wait: two at once, each on a cluster of its own.
+CLUSTERS ?= 2
 ON_SLURM = $(BIN)/python -m pytest -m "slurm and not long" --numprocesses $(CLUSTERS) --dist worksteal
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's

@@ -157,7 +157,7 @@ def test_a_sweep_that_loses_its_files_goes_on_and_is_submitted_once(driver: Driv
         assert (again["submitted"], again["already"], len(again["arrays"])) == (0, 5, 0), gone
     for node in NODES:
         driver.slurm.set_node(node, "resume")
-    runs = driver.wait_for_states("robbed", "COMPLETED", timeout_s=180)
+    runs = driver.wait_for_states("robbed", "COMPLETED")
     assert _starts(driver, "robbed") == Counter(runs.keys()), "every run once"
     assert len([*(folder / "slurm").glob("*.sh")]) == 1
 
