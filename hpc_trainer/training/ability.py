@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.feature import PACKAGE, Feature, features
+from hpc_trainer.config.feature import Feature
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table import PACKAGE, features
 from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Ability:
 
 def abilities(config: TrainConfig) -> list[Ability]:
     """Those of the features that are on; after others where a feature says so."""
-    found = {each.name: each for each in features() if each.has_ability and each.is_on(config)}
+    found = {each.name: each for each in features() if each.is_on(config)}
     order = graphlib.TopologicalSorter({name: set(each.after) & found.keys() for name, each in sorted(found.items())})
     return [_load(found[name])(config) for name in order.static_order()]
 

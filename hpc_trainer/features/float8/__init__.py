@@ -11,6 +11,11 @@ FEATURE = Feature(
         Row(what="parallel.tensor_parallel", why="it needs whole layers on each rank", use="parallel=fsdp"),
         Row(what="parallel.pipeline_parallel", why="nobody has tried both"),
         Row(
+            what="hardware.device_type=cpu",
+            why="it needs a GPU from Ada or Hopper on (compute capability 8.9)",
+            use="hardware with such a GPU",
+        ),
+        Row(
             what="model=mlp|cnn|resnet",
             why="it is for the linear layers of blocks, and there are none",
             use="model=gpt",

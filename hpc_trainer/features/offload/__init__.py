@@ -1,11 +1,18 @@
 """`optim.offload`: moments in host memory."""
 
-from hpc_trainer.config.feature import Feature
+from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
     name="offload",
     on="optim.offload",
     off="optim.offload=false",
     example="optim.offload=true",
+    needs=(
+        Row(what="optim=adamw|sgd", why="weights are updated in pieces, and nobody knows if another optimizer can"),
+    ),
+    excludes=(
+        OF_SHARED_LOOP,
+        Row(what="hardware.device=mps|xla", why="the state is kept beside a CUDA device alone"),
+    ),
     after=("muon",),
 )

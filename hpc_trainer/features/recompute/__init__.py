@@ -1,6 +1,6 @@
-"""`train.recompute=full`, `selective`: blocks keep less for the backward pass, which computes them again.
+"""`train.recompute`: blocks keep less for the backward pass, which computes them again.
 
-`train.recompute=budget` is a choice of the compiler, and so of the feature `compile`.
+`train.recompute=budget` is a feature of its own: the compiler carries it out.
 """
 
 from hpc_trainer.config.feature import Feature, Row
@@ -17,9 +17,15 @@ FEATURE = Feature(
             use="model=gpt, resnet18 or resnet50",
         ),
         Row(
-            what="train.compile=true & train.compile_scope=model",
+            what="train.compile & train.compile_scope=model",
             why="the compiler decides itself what is computed again",
             use="train.recompute=budget, or train.compile=false, or train.recompute=full train.compile_scope=blocks",
+        ),
+        Row(
+            when="train.recompute=selective",
+            what="train.compile & train.compile_scope=blocks",
+            why="it chooses among operations, and a compiled block is one alone",
+            use="train.recompute=full, or train.compile=false",
         ),
     ),
     after=("compile",),
