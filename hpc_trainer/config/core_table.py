@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 
-_NO_OWN_LOOP = Row(what="train.main", why="it is a way of the shared loop, and your own calls fully_shard itself")
+_NO_OWN_LOOP = Row("train.main", "it is a way of the shared loop, and your own calls fully_shard itself")
 _ONE_RANK = "it is for one rank"
 _FSDP = "parallel=fsdp, hsdp or fsdp_tp"
 _BUCKET_MB = 25  # torch's own, in MiB
@@ -60,16 +60,16 @@ def _of_fsdp(
         on=f"parallel.{key}",
         off=f"parallel.{key}={off}",
         example=f"parallel.{key}={example} parallel=fsdp",
-        needs=(Row(what="parallel=fsdp", why="it is a key of FSDP2", use=use),),
+        needs=(Row("parallel=fsdp", "it is a key of FSDP2", use=use),),
         excludes=(*excludes, _NO_OWN_LOOP),
     )
 
 
 def _computed(format: str) -> Row:
     return Row(
+        f"precision!={format}",
+        "it is what blocks compute with",
         when=f"parallel.param_dtype={format}",
-        what=f"precision!={format}",
-        why="it is what blocks compute with",
         use=lambda config: f"precision={format}, or parallel.param_dtype={_nearest(config)}",
     )
 
@@ -85,14 +85,14 @@ CORE = (
         on="model=gpt",
         off="model=cnn",
         example="model=gpt",
-        excludes=(Row(what="data=digits|synthetic_images", why="it reads text", use="data=text_bytes"),),
+        excludes=(Row("data=digits|synthetic_images", "it reads text", use="data=text_bytes"),),
     ),
     Feature(
         name="text",
         on="data=text_bytes|synthetic_tokens",
         off="data=digits",
         example="data=text_bytes",
-        excludes=(Row(what="model=mlp|cnn|resnet", why="it is text, and such a model reads images", use="model=gpt"),),
+        excludes=(Row("model=mlp|cnn|resnet", "it is text, and such a model reads images", use="model=gpt"),),
     ),
     Feature(
         name="lr_scaling",
@@ -101,8 +101,8 @@ CORE = (
         example="optim.lr_scaling=linear optim.lr_base_batch=8",
         needs=(
             Row(
-                what="optim.lr_base_batch",
-                why="that is the batch that optim.lr is meant for",
+                "optim.lr_base_batch",
+                "that is the batch that optim.lr is meant for",
                 use=lambda config: f"optim.lr_base_batch={config.train.global_batch_size}",
             ),
         ),
@@ -112,16 +112,14 @@ CORE = (
         on="cluster=local",
         off="cluster=slurm",
         example="cluster=local",
-        excludes=(Row(what="hardware.num_nodes>1", why="there is one machine here"),),
+        excludes=(Row("hardware.num_nodes>1", "there is one machine here"),),
     ),
     Feature(
         name="fsdp",
         on="parallel=fsdp",
         off="parallel=ddp",
         example="parallel=fsdp",
-        excludes=(
-            Row(what="hardware.world_size=1", why="it shares weights out among ranks", use="hardware with more ranks"),
-        ),
+        excludes=(Row("hardware.world_size=1", "it shares weights out among ranks", use="hardware with more ranks"),),
         problems=_fsdp,
     ),
     Feature(
@@ -129,7 +127,7 @@ CORE = (
         on="parallel.data_parallel_replicate>1",
         off="parallel.data_parallel_replicate=1",
         example="parallel.data_parallel_replicate=2 parallel=fsdp",
-        needs=(Row(what="parallel=fsdp", why="every rank holds the model without it", use="parallel=hsdp"),),
+        needs=(Row("parallel=fsdp", "every rank holds the model without it", use="parallel=hsdp"),),
         problems=_hsdp,
     ),
     _of_fsdp(
@@ -139,7 +137,7 @@ CORE = (
         (
             _computed("bf16"),
             _computed("fp16"),
-            Row(what="model=resnet", why="batch norm takes weights in the format of its running statistics, fp32"),
+            Row("model=resnet", "batch norm takes weights in the format of its running statistics, fp32"),
         ),
     ),
     _of_fsdp(
@@ -148,9 +146,9 @@ CORE = (
         "bf16",
         (
             Row(
+                "precision!=fp16",
+                "gradients below 6e-8 are lost and those above 65504 overflow without fp16's loss scaler",
                 when="parallel.reduce_dtype=fp16",
-                what="precision!=fp16",
-                why="gradients below 6e-8 are lost and those above 65504 overflow without fp16's loss scaler",
                 use="precision=fp16, or parallel.reduce_dtype=bf16",
             ),
         ),
@@ -162,7 +160,7 @@ CORE = (
         on="precision=tf32",
         off="precision=fp32",
         example="precision=tf32",
-        excludes=(Row(what="hardware.device_type=cpu", why="it is a format of GPUs", use="hardware with a GPU"),),
+        excludes=(Row("hardware.device_type=cpu", "it is a format of GPUs", use="hardware with a GPU"),),
     ),
     Feature(
         name="single",
@@ -170,9 +168,9 @@ CORE = (
         off="hardware.device=auto",
         example="hardware.device=mps",
         excludes=(
-            Row(what="hardware.gpus_per_node>0", why="it is no CUDA device"),
-            Row(what="hardware.world_size>1", why=_ONE_RANK, use="hardware.num_nodes=1 hardware.tasks_per_node=1"),
-            Row(what="precision!=fp32|bf16", why="it knows fp32 and bf16", use="precision=bf16"),
+            Row("hardware.gpus_per_node>0", "it is no CUDA device"),
+            Row("hardware.world_size>1", _ONE_RANK, use="hardware.num_nodes=1 hardware.tasks_per_node=1"),
+            Row("precision!=fp32|bf16", "it knows fp32 and bf16", use="precision=bf16"),
         ),
     ),
     Feature(
@@ -180,14 +178,14 @@ CORE = (
         on="parallel=none",
         off="parallel=ddp",
         example="parallel=none",
-        excludes=(Row(what="hardware.world_size>1", why=_ONE_RANK, use="hardware with one rank"),),
+        excludes=(Row("hardware.world_size>1", _ONE_RANK, use="hardware with one rank"),),
     ),
     Feature(
         name="bucket_cap",
         on="parallel.bucket_cap_mb",
         off="parallel.bucket_cap_mb=null",
         example="parallel.bucket_cap_mb=50",
-        needs=(Row(what="parallel=ddp", why="it is a size of DDP's messages"),),
+        needs=(Row("parallel=ddp", "it is a size of DDP's messages"),),
         problems=_bucket_cap,
     ),
     Feature(
@@ -196,10 +194,7 @@ CORE = (
         off="parallel.elastic=false",
         example="parallel.elastic=true",
         excludes=(
-            Row(
-                what="train.batch_per_rank",
-                why="the batch would follow the ranks, and the training is to stay the same",
-            ),
+            Row("train.batch_per_rank", "the batch would follow the ranks, and the training is to stay the same"),
         ),
     ),
 )

@@ -16,7 +16,7 @@ def _no_rules(config: TrainConfig) -> Iterator[str]:
     return iter(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table of what goes with what: a choice, and the reason in a clause without a full stop."""
 
@@ -29,7 +29,7 @@ class Row:
     """What to type instead, where that is not what turns one of the two off: `train.recompute=full`."""
 
 
-OF_SHARED_LOOP = Row(what="train.main", why="it is a way of the shared loop, and that is your own")
+OF_SHARED_LOOP = Row("train.main", "it is a way of the shared loop, and that is your own")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,11 @@ FEATURE = Feature(
     off="train.micro_batch_size=null",
     example="train.micro_batch_size=auto",
     excludes=(
-        Row(what="train.grad_accum_steps", why="it finds that too"),
-        Row(what="train.logical_ranks", why="those promise the same bits on any hardware, and what fits depends on it"),
+        Row("train.grad_accum_steps", "it finds that too"),
+        Row("train.logical_ranks", "those promise the same bits on any hardware, and what fits depends on it"),
         OF_SHARED_LOOP,
-        Row(what="parallel.tensor_parallel", why="it tries the whole model on one rank"),
-        Row(what="hardware.device=mps|xla", why="nobody counts the memory of such a device"),
+        Row("parallel.tensor_parallel", "it tries the whole model on one rank"),
+        Row("hardware.device=mps|xla", "nobody counts the memory of such a device"),
     ),
     problems=_problems,
 )

@@ -8,13 +8,13 @@ FEATURE = Feature(
     off="train.channels_last=false",
     example="train.channels_last=true",
     excludes=(
-        Row(what="parallel=fsdp", why="FSDP cannot cut weights up in that order"),
-        Row(what="parallel.tensor_parallel", why="weights cannot be cut up in that order"),
-        Row(what="model=mlp|gpt", why="it orders images for convolutions, and there are none"),
+        Row("parallel=fsdp", "FSDP cannot cut weights up in that order"),
+        Row("parallel.tensor_parallel", "weights cannot be cut up in that order"),
+        Row("model=mlp|gpt", "it orders images for convolutions, and there are none"),
         # A strided 1x1 convolution from 4 channels in NHWC overwrites the heap on a CPU (torch 2.13.0, 6 of 6 tries).
         Row(
-            what="model=resnet & model.width<8 & hardware.device_type=cpu",
-            why="so few channels in that order crash there (oneDNN in torch 2.13)",
+            "model=resnet & model.width<8 & hardware.device_type=cpu",
+            "so few channels in that order crash there (oneDNN in torch 2.13)",
             use="model.width=8",
         ),
     ),

@@ -17,13 +17,9 @@ FEATURE = Feature(
     off="train.loss_chunk_size=null",
     example="train.loss_chunk_size=2048",
     excludes=(
-        Row(what="model=mlp|cnn|resnet", why="it is for the logits of many tokens, and there are few classes"),
-        Row(
-            what="parallel.tensor_parallel",
-            why="it runs the output layer apart, which is shared out",
-            use="parallel=fsdp",
-        ),
-        Row(what="parallel.pipeline_parallel", why="nobody has tried both"),
+        Row("model=mlp|cnn|resnet", "it is for the logits of many tokens, and there are few classes"),
+        Row("parallel.tensor_parallel", "it runs the output layer apart, which is shared out", use="parallel=fsdp"),
+        Row("parallel.pipeline_parallel", "nobody has tried both"),
     ),
     problems=_problems,
     after=("auto_batch",),

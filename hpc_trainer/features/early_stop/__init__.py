@@ -21,8 +21,8 @@ FEATURE = Feature(
     example="train.early_stop.patience=3 train.eval_every_steps=1",
     excludes=(
         Row(
-            what="train.eval_every_steps=0",
-            why="it counts evaluations, and there would be one alone, at the end",
+            "train.eval_every_steps=0",
+            "it counts evaluations, and there would be one alone, at the end",
             use=lambda config: f"train.eval_every_steps={max(1, config.train.num_steps // 10)}",
         ),
     ),

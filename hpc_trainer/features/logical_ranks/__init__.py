@@ -43,16 +43,13 @@ FEATURE = Feature(
     off="train.logical_ranks=null",
     example="train.logical_ranks=4",
     excludes=(
-        Row(what="parallel=fsdp", why="it needs the whole model and optimizer on each rank"),
-        Row(what="parallel.zero1", why="it needs the whole model and optimizer on each rank"),
-        Row(what="parallel.tensor_parallel", why="it needs the whole model on each rank"),
-        Row(what="parallel.pipeline_parallel", why="it needs the whole model on each rank"),
-        Row(what="train.deterministic=false", why="other kernels give other bits each time"),
-        Row(
-            what="train.main",
-            why="it is a way of the shared loop; parallel.elastic=true lets the number of ranks change",
-        ),
-        Row(what="train.batch_per_rank", why="the batch would follow the ranks, and the training is to stay the same"),
+        Row("parallel=fsdp", "it needs the whole model and optimizer on each rank"),
+        Row("parallel.zero1", "it needs the whole model and optimizer on each rank"),
+        Row("parallel.tensor_parallel", "it needs the whole model on each rank"),
+        Row("parallel.pipeline_parallel", "it needs the whole model on each rank"),
+        Row("train.deterministic=false", "other kernels give other bits each time"),
+        Row("train.main", "it is a way of the shared loop; parallel.elastic=true lets the number of ranks change"),
+        Row("train.batch_per_rank", "the batch would follow the ranks, and the training is to stay the same"),
     ),
     problems=_problems,
     num_threads=1,  # two add in another order than one, and two ranks may have fewer cores each than one has

@@ -30,12 +30,10 @@ FEATURE = Feature(
     off="optim=adamw or sgd",
     example="optim=muon",
     excludes=(
+        Row("model=cnn|resnet", "it is for hidden matrices, and there are convolutions alone", use="model=gpt"),
         Row(
-            what="model=cnn|resnet", why="it is for hidden matrices, and there are convolutions alone", use="model=gpt"
-        ),
-        Row(
-            what="model=mlp & model.num_layers=0",
-            why="it is for hidden matrices, and there is an output layer alone",
+            "model=mlp & model.num_layers=0",
+            "it is for hidden matrices, and there is an output layer alone",
             use="model.num_layers=1",
         ),
     ),

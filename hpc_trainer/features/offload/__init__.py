@@ -7,12 +7,10 @@ FEATURE = Feature(
     on="optim.offload",
     off="optim.offload=false",
     example="optim.offload=true",
-    needs=(
-        Row(what="optim=adamw|sgd", why="weights are updated in pieces, and nobody knows if another optimizer can"),
-    ),
+    needs=(Row("optim=adamw|sgd", "weights are updated in pieces, and nobody knows if another optimizer can"),),
     excludes=(
         OF_SHARED_LOOP,
-        Row(what="hardware.device=mps|xla", why="the state is kept beside a CUDA device alone"),
+        Row("hardware.device=mps|xla", "the state is kept beside a CUDA device alone"),
     ),
     after=("muon",),
 )

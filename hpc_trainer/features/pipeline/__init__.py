@@ -56,29 +56,29 @@ FEATURE = Feature(
     example="parallel.pipeline_parallel=2 train.grad_accum_steps=2",
     excludes=(
         Row(
-            what="model=mlp|cnn",
-            why="it cuts a model between its blocks, and there are none",
+            "model=mlp|cnn",
+            "it cuts a model between its blocks, and there are none",
             use="model=gpt, resnet18 or resnet50, or one of your own with pipeline_parts (hpc_trainer/models/parts.py)",
         ),
-        Row(what="parallel.data_parallel_replicate", why="stages and the groups of HSDP have no common mesh yet"),
+        Row("parallel.data_parallel_replicate", "stages and the groups of HSDP have no common mesh yet"),
         Row(
-            what="train.compile & train.compile_scope=model",
-            why="a stage is given its inputs by another rank, and has no loss but in the last",
+            "train.compile & train.compile_scope=model",
+            "a stage is given its inputs by another rank, and has no loss but in the last",
             use="train.compile_scope=blocks, or train.compile=false",
         ),
         Row(
-            what="train.compile & parallel=fsdp",
-            why="compiled stages in parts were never seen to train",
+            "train.compile & parallel=fsdp",
+            "compiled stages in parts were never seen to train",
             use="train.compile=false",
         ),
         Row(
-            what="train.compile & parallel.tensor_parallel",
-            why="compiled stages with shared layers were never seen to train",
+            "train.compile & parallel.tensor_parallel",
+            "compiled stages with shared layers were never seen to train",
             use="train.compile=false",
         ),
         Row(
-            what="train.micro_batch_size=auto",
-            why="it needs to know its micro-batches, and auto finds them by trials of the whole model",
+            "train.micro_batch_size=auto",
+            "it needs to know its micro-batches, and auto finds them by trials of the whole model",
             use=lambda config: (
                 f"train.grad_accum_steps={2 * config.parallel.pipeline_parallel} train.micro_batch_size=null"
             ),

@@ -34,7 +34,7 @@ FEATURE = Feature(
     on="monitor.profile_steps",
     off="monitor.profile_steps=0",
     example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
-    excludes=(Row(what="train.main", why="it watches the shared loop; torch.profiler works in your own"),),
+    excludes=(Row("train.main", "it watches the shared loop; torch.profiler works in your own"),),
     problems=_problems,
     after=("local_sgd", "logical_ranks", "pipeline", "tensor_parallel"),
 )

@@ -11,20 +11,16 @@ FEATURE = Feature(
     off="train.recompute=none",
     example="train.recompute=full",
     excludes=(
+        Row("model=mlp|cnn", "it computes blocks again, and there are none", use="model=gpt, resnet18 or resnet50"),
         Row(
-            what="model=mlp|cnn",
-            why="it computes blocks again, and there are none",
-            use="model=gpt, resnet18 or resnet50",
-        ),
-        Row(
-            what="train.compile & train.compile_scope=model",
-            why="the compiler decides itself what is computed again",
+            "train.compile & train.compile_scope=model",
+            "the compiler decides itself what is computed again",
             use="train.recompute=budget, or train.compile=false, or train.recompute=full train.compile_scope=blocks",
         ),
         Row(
+            "train.compile & train.compile_scope=blocks",
+            "it chooses among operations, and a compiled block is one alone",
             when="train.recompute=selective",
-            what="train.compile & train.compile_scope=blocks",
-            why="it chooses among operations, and a compiled block is one alone",
             use="train.recompute=full, or train.compile=false",
         ),
     ),

@@ -19,21 +19,17 @@ FEATURE = Feature(
     off="train.recompute=none",
     example="train.recompute=budget train.compile=true",
     needs=(
-        Row(
-            what="train.compile=true",
-            why="it is a choice of the compiler",
-            use="train.compile=true, or train.recompute=full",
-        ),
+        Row("train.compile=true", "it is a choice of the compiler", use="train.compile=true, or train.recompute=full"),
     ),
     excludes=(
         Row(
-            what="model=mlp|cnn|gpt & model.dropout>0",
-            why="dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
+            "model=mlp|cnn|gpt & model.dropout>0",
+            "dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
             use=f"model.dropout=0, or {_BY_BLOCKS}",
         ),
         Row(
-            what="parallel.tensor_parallel",
-            why="torch (2.13) cannot measure what a layer keeps where it is given process groups to keep",
+            "parallel.tensor_parallel",
+            "torch (2.13) cannot measure what a layer keeps where it is given process groups to keep",
             use=_BY_BLOCKS,
         ),
     ),

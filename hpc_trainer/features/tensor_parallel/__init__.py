@@ -41,13 +41,13 @@ FEATURE = Feature(
     example="parallel.tensor_parallel=2",
     excludes=(
         Row(
-            what="model=mlp|cnn|resnet",
-            why="it shares layers out by the model's plan, and there is none",
+            "model=mlp|cnn|resnet",
+            "it shares layers out by the model's plan, and there is none",
             use="model=gpt, or a model of your own with a `tensor_parallel_plan`",
         ),
         Row(
-            what="train.compile & train.compile_mode!=default",
-            why="it would capture what ranks send each other, which nobody has tried",
+            "train.compile & train.compile_mode!=default",
+            "it would capture what ranks send each other, which nobody has tried",
             use="train.compile_mode=default",
         ),
         OF_SHARED_LOOP,

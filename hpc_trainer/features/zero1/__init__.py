@@ -7,11 +7,11 @@ FEATURE = Feature(
     on="parallel.zero1",
     off="parallel.zero1=false",
     example="parallel.zero1=true",
-    needs=(Row(what="parallel=ddp", why="the others have one rank, or share the state out already"),),
+    needs=(Row("parallel=ddp", "the others have one rank, or share the state out already"),),
     excludes=(
-        Row(what="hardware.world_size=1", why="one rank shares nothing out", use="hardware with more ranks"),
-        Row(what="parallel.tensor_parallel", why="it shares out whole weights", use="parallel=fsdp"),
-        Row(what="parallel.pipeline_parallel", why="it shares out the weights of a whole model", use="parallel=fsdp"),
+        Row("hardware.world_size=1", "one rank shares nothing out", use="hardware with more ranks"),
+        Row("parallel.tensor_parallel", "it shares out whole weights", use="parallel=fsdp"),
+        Row("parallel.pipeline_parallel", "it shares out the weights of a whole model", use="parallel=fsdp"),
     ),
     after=("muon", "offload"),
 )
