@@ -36,19 +36,23 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	nice -n 5 $(BIN)/python -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
 
+# Tests on a Slurm mostly wait: as many at once, each on a cluster of its own.
+CLUSTERS ?= 3
+ON_SLURM = $(BIN)/python -m pytest -m "slurm and not long" --numprocesses $(CLUSTERS) --dist worksteal
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
-	$(BIN)/python -m pytest -m "slurm and not long" $(SLURM_TESTS)
+	$(ON_SLURM) $(SLURM_TESTS)
 
 # Its preemption differs from the host's: 24.05 changed what an exit within the grace means. What only concerns submitting
 # is the same on both.
 slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(BIN)/python -m tests.slurm.testbed build  # before the clock of the first test
-	SLURM=24.11 $(BIN)/python -m pytest -m "slurm and not long" tests/slurm/test_lifecycle.py tests/slurm/test_jobs.py
+	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py tests/slurm/test_jobs.py
 
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
 	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
-	$(BIN)/python -m pytest -m long tests/slurm/test_submission.py
+	$(BIN)/python -m tests.each_alone
+	$(BIN)/python -m pytest -m long $(filter-out %/test_soak.py,$(wildcard tests/slurm/test_*.py))
 	@set -e; for release in $(RELEASES); do \
 	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios tests/slurm/test_soak.py; \
 	done

@@ -95,7 +95,8 @@ def submit(
 
     Raises:
         ConfigError: a point of the grid cannot be, or the cluster would refuse it; nothing was written.
-        SubmitError: the scheduler refused an array, or another submit is at work on this sweep.
+        RefusedError: the scheduler refused an array.
+        SubmitError: another submit is at work on this sweep.
         SlurmError: Slurm does not answer.
     """
     grid = freeze_grid(overrides, config_dirs=config_dirs, trust=trust)

@@ -3,8 +3,13 @@
     HpcTrainerError                  exit 1
     ├── ConfigError (ValueError)     exit 2    what the person asked for cannot be
     │   └── IncompatibleResumeError  exit 2    checkpoint and start are of different trainings
-    ├── SubmitError                  exit 1    sbatch refused or did not answer
-    ├── SlurmError                   exit 1    another Slurm command failed
+    ├── SubmitError                  exit 1    a submission cannot begin, whatever Slurm would say
+    ├── SlurmError                   exit 1    a Slurm command did not do what was asked
+    │   ├── MissingCommandError      exit 1    there is no such command here
+    │   ├── SilentError              exit 1    no answer: too late, or the controller was not reached
+    │   ├── RefusedError             exit 1    Slurm answered no
+    │   │   └── NoRoomError          exit 1    a limit on the number of submitted jobs is reached
+    │   └── UnclearError             exit 1    the answer cannot be read: it may have been done or not
     ├── RunStateError                exit 1    a run folder does not hold what it must
     │   └── UntrustedFileError       exit 1    another user owns the file or may write it
     ├── RankEnvError                 exit 78   the rank environment is incomplete or contradicts itself
@@ -62,11 +67,35 @@ class IncompatibleResumeError(ConfigError):
 
 
 class SubmitError(HpcTrainerError):
-    """sbatch, or the start of the local queue, did not accept what was asked."""
+    """A submission cannot begin: another one is at work, its frozen code was changed, or its script cannot be."""
 
 
 class SlurmError(HpcTrainerError):
-    """A Slurm command failed, timed out, or printed what cannot be read."""
+    """A Slurm command did not do what was asked. `said`: its own words, without ours."""
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
+
+
+class MissingCommandError(SlurmError):
+    """The command is not on PATH. Nobody was asked."""
+
+
+class SilentError(SlurmError):
+    """No answer. The controller may have done what was asked all the same, or do it later."""
+
+
+class RefusedError(SlurmError):
+    """Slurm answered no."""
+
+
+class NoRoomError(RefusedError):
+    """A limit on the number of submitted jobs is reached: later the same job would be accepted."""
+
+
+class UnclearError(SlurmError):
+    """There was an answer, and it cannot be read: what was asked may have been done or not."""
 
 
 class RunStateError(HpcTrainerError):

@@ -29,7 +29,6 @@ from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.slurm.sbatch import UnclearSubmitError
 
 # A top-up job's time limit is half an hour (launch/top_up.py).
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
@@ -111,7 +110,7 @@ def run_top_up(folder: Path) -> None:
     while True:
         try:
             done = top_up(sweep)
-        except (SlurmError, UnclearSubmitError) as error:
+        except SlurmError as error:
             problem = str(error)
             if time.monotonic() > deadline:
                 raise

@@ -151,7 +151,7 @@ def _print_notes(plan: SweepPlan, more: Sequence[str]) -> None:
         out.print(f"{grid.num_excluded} point(s) were left out by sweep.exclude.")
     if grid.compose_counts.get("hydra"):
         out.print(
-            f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/configure.md).",
+            f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/grids.md).",
             soft_wrap=True,
         )
     if plan.no_longer_in_grid:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.choice import holds
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS
 
 
 def _no_rules(config: TrainConfig) -> Iterator[str]:
@@ -29,6 +30,11 @@ class Row:
     """What to type instead, where that is not what turns one of the two off: `train.recompute=full`."""
 
 
+BY_WEIGHT = Row(
+    "optim=" + "|".join(name for name, kind in VARIANTS["optim"].items() if kind.updates_each_weight_alone),
+    "weights are updated in pieces, and nobody knows if another optimizer can",
+    use="optim=adamw",
+)
 OF_SHARED_LOOP = Row("train.main", "it is a way of the shared loop, and that is your own")
 
 
@@ -50,6 +56,8 @@ class Feature:
     """Choices with which it is refused. Each pair stands once, at either of the two."""
     after: tuple[str, ...] = ()
     """Features whose ability is asked before this one's, where the same hook of both changes the same thing."""
+    before: tuple[str, ...] = ()
+    """The same the other way round: they come after this one, and need not know it."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
     """Rules of its own values, which no choice says; asked whether it is on or not."""
     num_threads: int | None = None

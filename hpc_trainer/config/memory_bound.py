@@ -8,8 +8,10 @@ from typing import Any
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.mesh import NUM_BYTES
 from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.precision import FORMATS, Dtype
+from hpc_trainer.config.store import variant_of
 
-_NUM_BYTES = 4  # weights, gradients and moments are fp32 in each precision
+_MOMENT_BYTES = 4
 
 
 def memory_line(plain: Mapping[str, Any], world_size: int) -> str | None:
@@ -39,13 +41,11 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     if parallel["strategy"] == "fsdp":
         divided = world_size // parallel["data_parallel_replicate"]
     kept = 1 + (not optim["in_backward"]) + (plain["train"]["ema_decay"] is not None)
-    moments = 0 if optim["offload"] else _num_moments(optim)
-    return _NUM_BYTES * int(count * kept // divided + count * moments // (world_size if parallel["zero1"] else divided))
-
-
-def _num_moments(optim: Mapping[str, Any]) -> int:
-    """Of each weight; of an own optimizer nobody knows."""
-    return {"adamw": 2, "muon": 1, "sgd": int(optim.get("momentum", 0) > 0)}.get(optim["name"], 0)
+    kind: Any = variant_of("optim", optim)
+    moments = 0 if optim["offload"] else kind(**optim).num_moments
+    weight_bytes = FORMATS[Dtype[plain["precision"]["compute_dtype"]]].weight_bytes
+    of_moments = _MOMENT_BYTES * (count * moments // (world_size if parallel["zero1"] else divided))
+    return weight_bytes * int(count * kept // divided) + of_moments
 
 
 def _num_weights(plain: Mapping[str, Any]) -> int | None:

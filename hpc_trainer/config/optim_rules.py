@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.custom_optim import custom_optim_problems
@@ -32,14 +33,21 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
         yield from custom_optim_problems(config, optim)
     if isinstance(optim, (AdamwConfig, MuonConfig)):
         yield from positive("optim.eps", optim.eps, AdamwConfig().eps)
-        if len(optim.betas) != 2:
-            yield f"optim.betas={optim.betas} must be two numbers. Use [0.9,0.999]."
-        for index, beta in enumerate(optim.betas):
-            yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
+    yield from _betas(getattr(optim, "betas", None), type(optim)())
     yield from _schedule(config.schedule, config.train.num_steps)
     is_cycled = config.schedule.name is ScheduleName.one_cycle and config.schedule.cycle_momentum is not False
     if is_cycled and config.train.main is None:
         yield from _cycled(optim)
+
+
+def _betas(betas: list[float] | None, fresh: Any) -> Iterator[str]:
+    """Of any optimizer that has some; `fresh` has the usual ones."""
+    if betas is None:
+        return
+    if len(betas) != 2:
+        yield f"optim.betas={betas} must be two numbers. Use [{','.join(map(str, fresh.betas))}]."
+    for index, beta in enumerate(betas):
+        yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
 
 
 def with_schedule(schedule: ScheduleConfig) -> ScheduleConfig:

@@ -1,4 +1,4 @@
-"""What may stand in a batch script: a pattern for each value, shared by validation and by the check of the script.
+"""What may stand in a batch script: a pattern for each value, for validation and for jobs (launch/batch_job.py).
 
 sbatch and bash read a script by different rules: in a directive a backslash escapes even inside single quotes and no
 variable is expanded; `#PBS` and `#BSUB` lines count wherever they stand (tried on Slurm 22.05: a `#BSUB -q` among the
@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 # sbatch copies one argument of a directive into 8,192 bytes (BUFSIZ); the key takes some of them.
 MAX_WORD_LENGTH = 8000
+# execve takes so many bytes as one argument (MAX_ARG_STRLEN, 128 KiB with its end); srun would not start.
+MAX_ARGUMENT_BYTES = 2**17 - 1
 # PATH_MAX is 4,096 bytes, and a run's deepest file adds about 250 to the folder of sweeps.
 MAX_FOLDER_BYTES = 3500
 
@@ -46,7 +48,8 @@ SRUN_ARGUMENT = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?")
 
 # What bash would expand or end a command at. cluster.python is words, not shell.
 _SHELL = "$`;&|<>(){}*?!"
-_DIRECTIVES = ("#SBATCH", "#PBS", "#BSUB")
+DIRECTIVES = ("#SBATCH", "#PBS", "#BSUB")
+"""How a line begins that sbatch obeys."""
 
 
 def has_control(text: str) -> bool:
@@ -61,7 +64,7 @@ def word_problem(key: str, value: str | None, word: Word) -> Iterator[str]:
     if value is not None and not word.fits(value):
         allowed = plain(value) or word.example
         yield (
-            f"{key}={_shown(value)} must be one plain word as Slurm takes it here, like {word.example}: no spaces, "
+            f"{key}={shown(value)} must be one plain word as Slurm takes it here, like {word.example}: no spaces, "
             f"quotes, line breaks or shell characters. Use {key}={allowed}."
         )
 
@@ -76,43 +79,52 @@ def folder_problem(folder: str) -> Iterator[str]:
     if has_control(folder) or "\\" in folder or "%" in folder:
         nearest = re.sub(r"[\\%]|[^\x20-\x7e]", "_", folder)
         yield (
-            f"the folder of sweeps {_shown(folder)} must hold no control characters, backslash or percent sign: "
+            f"the folder of sweeps {shown(folder)} must hold no control characters, backslash or percent sign: "
             f"sbatch reads them in its own way. Use paths.runs_dir={shlex.quote(nearest[:200])}, or a symbolic link."
         )
     elif len(folder.encode()) > MAX_FOLDER_BYTES or max(len(name.encode()) for name in folder.split("/")) > 255:
         yield (
-            f"the folder of sweeps {_shown(folder)} is too long: a name takes at most 255 bytes, and all of it at most "
+            f"the folder of sweeps {shown(folder)} is too long: a name takes at most 255 bytes, and all of it at most "
             f"{MAX_FOLDER_BYTES}, to leave room for a run's files. Use a shorter paths.runs_dir."
         )
+
+
+def argument_problem(key: str, argument: str) -> Iterator[str]:
+    """What is wrong with a word of the line that starts the ranks. It is quoted, so it may hold what a shell reads."""
+    if has_control(argument):
+        yield f"{key} holds {shown(argument)}: one line each, no control characters."
+    elif len(argument.encode()) > MAX_ARGUMENT_BYTES:
+        yield f"{key} holds {shown(argument)}: longer than the {MAX_ARGUMENT_BYTES} bytes that Linux takes as a word."
 
 
 def setup_problem(line: str) -> Iterator[str]:
     """What is wrong with one line of cluster.setup. It is shell by intention, so only its being one line counts."""
     if has_control(line):
-        yield f"cluster.setup holds {_shown(line)}: one line each, no control characters."
-    elif line.lstrip().startswith(_DIRECTIVES):
+        yield f"cluster.setup holds {shown(line)}: one line each, no control characters."
+    elif line.lstrip().startswith(DIRECTIVES):
         yield (
-            f"cluster.setup holds {_shown(line)}: a directive for sbatch has no place among commands (#SBATCH comes "
+            f"cluster.setup holds {shown(line)}: a directive for sbatch has no place among commands (#SBATCH comes "
             "too late there, #PBS and #BSUB overrule the profile). Use the keys of hardware and cluster."
         )
 
 
 def srun_problem(argument: str) -> Iterator[str]:
     """What is wrong with one entry of cluster.srun_args."""
-    if has_control(argument):
-        yield f"cluster.srun_args holds {_shown(argument)}: one line each, no control characters."
-    elif not SRUN_ARGUMENT.fullmatch(argument):
+    wrong = list(argument_problem("cluster.srun_args", argument))
+    yield from wrong
+    if not wrong and not SRUN_ARGUMENT.fullmatch(argument):
         yield (
-            f"cluster.srun_args holds {_shown(argument)}: each entry is one option with its value, as "
+            f"cluster.srun_args holds {shown(argument)}: each entry is one option with its value, as "
             "--cpu-bind=cores; srun would run any other word in place of the worker."
         )
 
 
 def python_problem(python: str) -> Iterator[str]:
     """What is wrong with cluster.python: a program and its first arguments."""
-    what = f"cluster.python={_shown(python)}"
-    if has_control(python):
-        yield f"cluster.python holds {_shown(python)}: one line each, no control characters."
+    what = f"cluster.python={shown(python)}"
+    wrong = list(argument_problem("cluster.python", python))
+    if wrong:
+        yield from wrong
         return
     shell = sorted(set(python) & set(_SHELL))
     if shell or "~" in python[:1]:
@@ -139,5 +151,6 @@ def split_python(python: str) -> list[str]:
     return shlex.split(python)
 
 
-def _shown(value: str) -> str:
+def shown(value: str) -> str:
+    """The value as a message shows it: quoted, and cut where it is long."""
     return repr(value if len(value) <= 120 else f"{value[:117]}...")

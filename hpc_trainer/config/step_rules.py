@@ -36,7 +36,7 @@ def _precision(config: TrainConfig) -> Iterator[str]:
     gpu = find_gpu_type(hardware.gpu_type)
     if dtype is Dtype.fp8:
         yield from _fp8(config)
-    if dtype in (Dtype.tf32, Dtype.bf16) and gpu is not None and gpu.capability < _AMPERE:
+    if config.precision.format.products in ("tf32", "bf16") and gpu is not None and gpu.capability < _AMPERE:
         other = "fp32" if dtype is Dtype.tf32 else _half_of(gpu, hardware.gpu_type)
         yield (
             f"precision={dtype.value} needs a GPU from Ampere on (compute capability 8.0), and "

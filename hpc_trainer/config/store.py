@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema import data, model, optim
 from hpc_trainer.config.schema.train import TrainConfig
@@ -11,28 +13,20 @@ from hpc_trainer.config.schema.train import TrainConfig
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
     from omegaconf import DictConfig
 
+
+def _variants(schema: ModuleType, base: Any) -> dict[str, type]:
+    """The dataclasses of a module that are kinds of `base`, by the name that each has where nobody sets it."""
+    kinds: list[Any] = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, base)]
+    return {_NAMES.get(kind, kind().name): kind for kind in kinds if kind is not base}
+
+
+_NAMES: dict[type, str] = {model.ResnetConfig: "resnet"}
+"""Of a kind that has several names: resnet18, resnet50."""
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": {
-        "mlp": model.MlpConfig,
-        "cnn": model.CnnConfig,
-        "resnet": model.ResnetConfig,
-        "gpt": model.GptConfig,
-        "custom": model.CustomModelConfig,
-    },
-    "data": {
-        "digits": data.DigitsConfig,
-        "synthetic_images": data.SyntheticImagesConfig,
-        "synthetic_tokens": data.SyntheticTokensConfig,
-        "text_bytes": data.TextBytesConfig,
-        "custom": data.CustomDataConfig,
-    },
-    "optim": {
-        "sgd": optim.SgdConfig,
-        "adamw": optim.AdamwConfig,
-        "muon": optim.MuonConfig,
-        "custom": optim.CustomOptimConfig,
-    },
+    "model": _variants(model, model.ModelConfig),
+    "data": _variants(data, data.DataConfig),
+    "optim": _variants(optim, optim.OptimConfig),
 }
 
 
@@ -62,8 +56,8 @@ def register_schemas() -> None:
             store.store(group=group, name=f"{name}_schema", node=node, provider="hpc_trainer")
 
 
-def variant_of(group: str, keys: set[str]) -> type:
-    """The dataclass of `group` that has these field names, and the fewest others.
+def variant_of(group: str, values: Mapping[str, Any]) -> type:
+    """The dataclass of `group` that has the field names of `values`, and the fewest others; of equals that of its name.
 
     Frozen specs hold plain values only; the field names tell the variants of a group apart. A spec that was frozen
     before a field existed lacks it, and has its default.
@@ -71,11 +65,8 @@ def variant_of(group: str, keys: set[str]) -> type:
     Raises:
         KeyError: no variant has these fields.
     """
-    others = {
-        node: {each.name for each in dataclasses.fields(node)} - keys
-        for node in VARIANTS[group].values()
-        if keys <= {each.name for each in dataclasses.fields(node)}
-    }
-    if not others:
-        raise KeyError(f"no {group} schema has the fields {sorted(keys)}")
-    return min(others, key=lambda node: len(others[node]))
+    fields = {name: {each.name for each in dataclasses.fields(node)} for name, node in VARIANTS[group].items()}
+    fitting = [name for name, known in fields.items() if values.keys() <= known]
+    if not fitting:
+        raise KeyError(f"no {group} schema has the fields {sorted(values)}")
+    return VARIANTS[group][min(fitting, key=lambda name: (len(fields[name]), name != values.get("name")))]

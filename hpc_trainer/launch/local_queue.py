@@ -20,7 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_trainer.launch.submitit_bridge import start_local, worker_command
+from hpc_trainer.launch.batch_job import worker_command
+from hpc_trainer.launch.submitit_bridge import start_local
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of

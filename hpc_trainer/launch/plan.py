@@ -16,6 +16,7 @@ from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.preemption import OFF
 
 _MOST_LRS = 8
 _MOST_MODELS = 4
@@ -202,7 +203,7 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
     for array in arrays:
         needed = known.stop_s.get(array.shape)
         partition = limits.partition_of(array.shape.partition)
-        if needed is None or partition is None or limits.kill_wait_s is None or partition.preempt_mode == "OFF":
+        if needed is None or partition is None or limits.kill_wait_s is None or partition.preempt_mode == OFF:
             continue
         warning = grace_warning(needed, partition.name, partition.grace_s, limits.kill_wait_s)
         if warning is not None:

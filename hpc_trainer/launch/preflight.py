@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hpc_trainer.errors import did_you_mean
-from hpc_trainer.launch.script import megabytes
+from hpc_trainer.launch.batch_job import megabytes
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.slurm.limits import Limits, NodeGroup, Partition
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import SilentError
 from hpc_trainer.launch.lock import age_on_disk
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -80,9 +80,9 @@ def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
     return [each for each in intents if each.cluster in (None, here)]
 
 
-def script_path(paths: SweepPaths, uuid: str) -> Path:
-    """The batch script of a submission: its name tells a living sbatch from all others."""
-    return paths.scripts / f"{uuid}.sh"
+def script_path(folder: Path, uuid: str) -> Path:
+    """The batch script of a submission, in the folder of scripts: its name tells a living sbatch from all others."""
+    return folder / f"{uuid}.sh"
 
 
 def look_once(intent: Submission) -> str | None:
@@ -105,13 +105,13 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
     lag = _ACCEPT_LAG_S if intent.doubt_time is None else _DOUBT_LAG_S
     while True:
         # Asked before the queue: an sbatch that ends in between shows in the queue.
-        sbatch = find_process(str(script_path(paths, intent.uuid)))
+        sbatch = find_process(str(script_path(paths.scripts, intent.uuid)))
         age = time.time() - begin
         job_id = look_once(intent)
         if job_id is not None:
             return job_id
         if sbatch is not None and age > _ORPHAN_S:
-            raise SlurmError(
+            raise SilentError(
                 f"the sbatch of an earlier submit still tries (process {pid_of(sbatch)}). Wait until it has ended, or "
                 "end it; then give the same command again."
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import subprocess
 import sys
 import time
@@ -11,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, SubmitError
+from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
+from hpc_trainer.launch.batch_job import BatchJob, make_batch_job, worker_command
 from hpc_trainer.launch.fit import ArrayPlan
-from hpc_trainer.launch.hand_over import hand_over, make_request
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
-from hpc_trainer.launch.script import ScriptRequest
 from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
@@ -28,7 +26,7 @@ from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start
+from hpc_trainer.slurm.sbatch import estimate_start, is_of_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +54,16 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
         return ""
     from hpc_trainer.launch.submitit_bridge import render_script
 
-    return render_script(_request_of(plan, array, uuid))
+    return render_script(_job_of(plan, array, uuid))
 
 
-def _request_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> ScriptRequest:
-    from hpc_trainer.launch.submitit_bridge import worker_command
-
+def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
     command = worker_command(paths.folder, ["--array", uuid], cluster["python"], archive)
-    return make_request(
+    return make_batch_job(
         paths, uuid, array.shape, cluster, command, len(array.specs), array.parallelism, plan.exit_codes
     )
-
-
-# --test-only says these of drained or powered-down nodes too, where sbatch itself accepts and waits (22.05).
-_MAY_PASS = re.compile(
-    r"node configuration is not available|nodes are busy|Required nodes? not available", re.IGNORECASE
-)
 
 
 def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:
@@ -92,10 +82,12 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
             asked[array.shape] = estimate_start(array_script_of(plan, array)).start
         except NoRoomError as error:
             notes.append(f"Slurm has no room for {array.hardware} now: {error}")
-        except UnclearSubmitError as error:
+        except ConfigError as error:
+            problems += str(error).splitlines()
+        except SilentError as error:
             notes.append(str(error))
-        except SubmitError as error:
-            if _MAY_PASS.search(str(error)):
+        except RefusedError as error:
+            if is_of_nodes(error):
                 notes.append(f"Slurm cannot start {array.hardware} as the nodes are now: {error}")
             else:
                 problems.append(f"Slurm would refuse hardware={array.hardware}: {error}")
@@ -117,7 +109,8 @@ def submit_plan(
 
     Raises:
         ConfigError: the plan has problems; nothing was written.
-        SubmitError: the scheduler refused an array; those before it stand, and are not submitted again.
+        RefusedError: the scheduler refused an array; those before it stand, and are not submitted again.
+        SlurmError: nobody knows whether it has an array; the next submit asks.
     """
     if plan.problems:
         raise ConfigError("\n".join(plan.problems))
@@ -216,9 +209,7 @@ class _SlurmSubmission:
                 if self._top_up is None:
                     self._wait_for_room(str(error))
                 size //= 2
-            except UnclearSubmitError:
-                raise
-            except SubmitError as error:
+            except (ConfigError, RefusedError) as error:
                 if not self._skip_refused:
                     raise
                 run_ids = [spec.run_id for spec in specs]
@@ -235,6 +226,8 @@ class _SlurmSubmission:
         return kept
 
     def _submit(self, array: ArrayPlan, after: Sequence[str]) -> SubmittedArray:
+        from hpc_trainer.launch.submitit_bridge import hand_over
+
         paths = self._paths
         run_ids = [spec.run_id for spec in array.specs]
         self._renew()
@@ -248,7 +241,7 @@ class _SlurmSubmission:
             cluster=self._plan.cluster,
         )
         options = [f"--dependency=afterany:{':'.join(after)}"] if after else []
-        job_id = hand_over(paths, intent, _request_of(self._plan, array, intent.uuid), options)
+        job_id = hand_over(paths, intent, _job_of(self._plan, array, intent.uuid), options)
         return SubmittedArray(job_id=job_id, hardware=array.hardware, run_ids=tuple(run_ids))
 
     def _renew(self) -> None:

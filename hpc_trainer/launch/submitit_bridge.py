@@ -1,12 +1,14 @@
 """The only file that touches submitit, and the private parts of it that arrays without pickles need.
 
 submitit's own path pickles a function for each point, guesses causes from elapsed time and checkpoints inside the
-signal handler. Here it renders the batch script, and starts local tasks; what runs is a plain command.
-tests/unit/launch/test_submitit_bridge.py is the contract: it fails if a submitit release changes these parts.
+signal handler. Here its executor writes the batch script of a plain command and submits it, and its local controller
+starts tasks on this machine. tests/unit/launch/test_submitit_bridge.py is the contract: it fails if a submitit release
+changes these parts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -15,84 +17,127 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from submitit.slurm.slurm import SlurmExecutor
+import submitit
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_trainer.config.script_words import split_python
-from hpc_trainer.launch.script import (
-    EXPORT_CPUS,
-    EXPORT_START,
-    GO_ON,
-    SRUN_OPTIONS,
-    TOP_UP,
-    WORKER,
-    ScriptRequest,
-    check_script,
-    megabytes,
-)
+from hpc_trainer.config.script_words import DIRECTIVES
+from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
+from hpc_trainer.launch.batch_job import GO_ON, BatchJob, megabytes
+from hpc_trainer.launch.settle import look_once, script_path
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.runtime.start import start_words
+from hpc_trainer.slurm.queue import find_ended
+from hpc_trainer.slurm.sbatch import submit_script
 
+_SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")
+# slurm.conf: SchedulerParameters=max_script_size, 4 MiB by default.
+_MAX_SCRIPT_BYTES = 4 * 2**20
 # submitit's local controller ends tasks at a time limit; runs on one's own machine have none.
 _LOCAL_TIMEOUT_S = 365 * 24 * 3600
 
 
-def worker_command(
-    sweep_dir: Path, which: Sequence[str], python: str | None = None, archive: Path | None = None
-) -> list[str]:
-    """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell.
+class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
+    """submitit's executor for one job whose ranks are a plain command.
 
-    Args:
-        archive: the frozen code to start from; None: the hpc_trainer that is installed.
+    It differs from its parent in what the script ends with, in the name of the script's file, by which a later command
+    finds an sbatch that is still at work, and in how sbatch is run: bounded in time, without the variables of a job
+    that we may be inside of, and with an error that says what is known of the job.
     """
-    program = split_python(python) if python else [sys.executable]
-    start = WORKER if archive is None else ("-u", str(archive))
-    return [*program, *start, "--sweep-dir", str(sweep_dir), *which]
 
-
-def top_up_command(sweep_dir: Path, python: str | None = None) -> list[str]:
-    """The words of a top-up job's command."""
-    program = split_python(python) if python else [sys.executable]
-    return [*program, *TOP_UP, str(sweep_dir)]
-
-
-class ScriptExecutor(SlurmExecutor):  # type: ignore[misc]
-    """Renders the batch script of one command; element i of an array finds its run by SLURM_ARRAY_TASK_ID."""
-
-    def __init__(self, request: ScriptRequest) -> None:
-        super().__init__(folder=request.folder)
-        self.request = request
-        self.parameters = slurm_parameters(request)
-        if request.num_elements is not None:
-            self.parameters["map_count"] = request.num_elements
+    def __init__(self, job: BatchJob, options: Sequence[str] = ()) -> None:
+        """`options`: of sbatch, besides what the script says."""
+        super().__init__(folder=job.folder)
+        self.job, self.options = job, options
+        self._flags = _flags(job)
+        self._more = {"requeue": True, "output": job.output, "signal": f"USR2@{job.shape.signal_lead_s}"}
+        self.parameters = {
+            **self._flags,
+            # Sites that enforce wckeys refuse submitit's default one.
+            "wckey": None,
+            "stderr_to_stdout": True,
+            # submitit takes the signal's name from SUBMITIT_PREEMPT_SIGNAL, which a surrounding job may have set.
+            "additional_parameters": self._more,
+            "setup": job.before,
+            # "--" ends srun's options: one that lacks its value cannot swallow the worker's program.
+            "srun_args": ["--output", job.output, *_SRUN_OPTIONS, *job.srun_args, "--"],
+        }
+        if job.num_elements is not None:
+            self.parameters |= {"map_count": job.num_elements, "array_parallelism": job.array_parallelism}
 
     @classmethod
     def affinity(cls) -> int:
         """Always usable: a plan is shown on machines without Slurm too."""
         return 2
 
+    def submit_job(self) -> str:
+        """Submits the job by one sbatch and returns its id.
+
+        Raises:
+            ConfigError: it holds what no script may hold; SubmitError: submitit wrote something else than was asked.
+            RefusedError, MissingCommandError: Slurm does not have it. Any other SlurmError: it may have.
+        """
+        return str(self._submit_command(self._submitit_command_str).job_id)
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return shlex.join(self.job.command)
+
+    def _submit_command(self, command: str) -> SlurmJob[None]:
+        script = script_path(self.job.folder, self.job.uuid)
+        write_atomic(script, self._make_submission_file_text(command, self.job.uuid), sync=False)
+        return SlurmJob(folder=self.folder, job_id=submit_script(script, options=self.options))
+
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        """What submitit writes for sbatch: no script leaves this place unread."""
-        text = "\n".join([str(super()._make_submission_file_text(command, uid)).rstrip("\n"), *self.request.tail, ""])
-        check_script(text, self.request)
+        problems = list(self.job.problems())
+        if problems:
+            raise ConfigError("\n".join(problems))
+        text = str(super()._make_submission_file_text(command, uid)).rstrip("\n")
+        self._check(text, command)
+        text = "\n".join([text, *self.job.tail, ""])
+        if len(text.encode()) > _MAX_SCRIPT_BYTES:
+            raise ConfigError(
+                f"the batch script would have {len(text.encode())} bytes, and Slurm takes {_MAX_SCRIPT_BYTES} "
+                "(max_script_size). Put the lines of cluster.setup into a file, and source it."
+            )
         return text
 
+    def _check(self, text: str, command: str) -> None:
+        """Stops at a submitit release that writes something else: a flag with a default of its own, for example."""
+        flags = {**self._flags, **self._more, "open-mode": "append"}
+        if self.job.num_elements is not None:
+            most = min(self.job.num_elements, self.job.array_parallelism or 1)
+            flags["array"] = f"0-{self.job.num_elements - 1}%{most}"
+        log = self.job.output.removesuffix(".out") + "_%t_log.out"  # our own --output comes later: the last one counts
+        srun = shlex.join(["srun", "--unbuffered", "--output", log, *self.parameters["srun_args"]])
+        commands = [*self.job.before, "export SUBMITIT_EXECUTOR=slurm", f"{srun} {command}"]
+        wanted = [*sorted(_directive(key, value) for key, value in flags.items()), *filter(_is_read, commands)]
+        lines = text.split("\n")
+        found = [*sorted(line for line in lines if line.startswith(DIRECTIVES)), *filter(_is_read, lines)]
+        if found != wanted:
+            differs = next((each for each in [*found, *wanted] if found.count(each) != wanted.count(each)), "the order")
+            raise SubmitError(
+                f"submitit {submitit.__version__} writes another batch script than was asked for ({differs[:200]}). "
+                "Nothing was submitted. constraints.txt names a release that hpc_trainer was tested with."
+            )
 
-def slurm_parameters(request: ScriptRequest) -> dict[str, Any]:
-    """`request` in submitit's words; None means the flag is not given."""
-    shape = request.shape
-    gpus = None
-    if shape.gpus_per_node:
-        gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else str(shape.gpus_per_node)
+
+def _flags(job: BatchJob) -> dict[str, Any]:
+    """What the job asks of sbatch, in submitit's words."""
+    shape = job.shape
+    gpus = f"{shape.gpu_type}:{shape.gpus_per_node}" if shape.gpu_type else str(shape.gpus_per_node)
     is_gres = shape.gpu_request == "gres"
-    parameters = {
-        "job_name": request.job_name,
-        "comment": request.uuid,
+    flags = {
+        "job_name": job.job_name,
+        "comment": job.uuid,
         "time": shape.time_limit_min,
         "nodes": shape.num_nodes,
         "ntasks_per_node": shape.tasks_per_node,
         "cpus_per_task": shape.cpus_per_task,
-        "gpus_per_node": None if is_gres else gpus,
-        "gres": f"gpu:{gpus}" if is_gres and gpus else None,
+        "gpus_per_node": gpus if shape.gpus_per_node and not is_gres else None,
+        "gres": f"gpu:{gpus}" if shape.gpus_per_node and is_gres else None,
         "mem": _memory(shape.mem_gb_per_node),
         "mem_per_gpu": _memory(shape.mem_gb_per_gpu),
         "mem_per_cpu": _memory(shape.mem_gb_per_cpu),
@@ -101,30 +146,67 @@ def slurm_parameters(request: ScriptRequest) -> dict[str, Any]:
         "constraint": shape.constraint,
         "exclude": shape.exclude,
         "account": shape.account,
-        "array_parallelism": request.array_parallelism,
-        "stderr_to_stdout": True,
-        # Sites that enforce wckeys refuse submitit's default one.
-        "wckey": None,
-        # submitit takes the signal's name from SUBMITIT_PREEMPT_SIGNAL, which a surrounding job may have set.
-        "additional_parameters": {"requeue": True, "output": request.output, "signal": f"USR2@{shape.signal_lead_s}"},
-        "setup": [EXPORT_CPUS, EXPORT_START, *request.setup, GO_ON],
-        # "--" ends srun's options: one that lacks its value cannot swallow the worker's program.
-        "srun_args": ["--output", request.output, *SRUN_OPTIONS, *request.srun_args, "--"],
     }
-    return {key: value for key, value in parameters.items() if value is not None or key == "wckey"}
+    return {key: value for key, value in flags.items() if value is not None}
+
+
+def _is_read(line: str) -> bool:
+    """True for a line that bash reads."""
+    return bool(line) and line[0] != "#"
 
 
 def _memory(gigabytes: float | None) -> str | None:
     return None if gigabytes is None else f"{megabytes(gigabytes)}M"
 
 
-def render_script(request: ScriptRequest) -> str:
-    """The text of the batch script, checked, without submitting anything.
+def _directive(key: str, value: object) -> str:
+    flag = f"#SBATCH --{key.replace('_', '-')}"
+    return flag if value is True else f"{flag}={shlex.quote(str(value))}"
+
+
+def render_script(job: BatchJob) -> str:
+    """The batch script that `hand_over` would submit; writes nothing.
 
     Raises:
-        SubmitError: submitit rendered something else than was asked for.
+        ConfigError: it holds what no script may hold; SubmitError: submitit wrote something else than was asked for.
     """
-    return ScriptExecutor(request)._make_submission_file_text(shlex.join(request.command), "script")
+    return BatchExecutor(job)._make_submission_file_text(shlex.join(job.command), job.uuid)
+
+
+def hand_over(
+    paths: SweepPaths, intent: Submission, job: BatchJob, options: Sequence[str] = (), book: Book | None = None
+) -> str:
+    """Submits the job of an intent and returns its id; the reply, a refusal or a doubt is recorded.
+
+    Killed anywhere, the job is found by the intent's uuid.
+
+    Args:
+        options: of sbatch, besides what the script says.
+        book: where the intent was written; None: in the sweep's submissions.jsonl.
+
+    Raises:
+        RefusedError: refused; NoRoomError if it may come in later.
+        ConfigError, SubmitError, MissingCommandError: nothing was handed over.
+        SlurmError: nobody knows whether it was accepted; a later command finds out.
+    """
+    book = book or paths
+    try:
+        job_id = BatchExecutor(job, options).submit_job()
+    except (ConfigError, SubmitError, MissingCommandError, RefusedError) as error:
+        write_dropped(book, intent, str(error))
+        raise
+    except SlurmError:
+        # "Socket timed out" may come after the controller accepted, and it may accept minutes later: what is not
+        # seen now stays in doubt, and a later command finds out.
+        write_doubt(book, intent)
+        found = None
+        with contextlib.suppress(SlurmError):
+            found = look_once(intent) or find_ended(paths.name, intent.uuid, intent.time)
+        if found is None:
+            raise
+        job_id = found
+    write_confirmation(book, intent, job_id)
+    return job_id
 
 
 def start_local(

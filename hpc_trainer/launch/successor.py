@@ -12,7 +12,7 @@ import contextlib
 import os
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.launch.hand_over import hand_over, make_request
+from hpc_trainer.launch.batch_job import make_batch_job, worker_command
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.launch.snapshot import archive_of
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -37,9 +37,9 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
 
     Raises:
         RunStateError: the sweep does not hold this run.
-        SubmitError: sbatch refused, or did not answer.
+        SlurmError: sbatch refused, or did not answer.
     """
-    from hpc_trainer.launch.submitit_bridge import worker_command
+    from hpc_trainer.launch.submitit_bridge import hand_over  # late: few commands submit
 
     sweep = SweepPaths(run.folder.parent)
     spec = read_spec(sweep, run.run_id)
@@ -62,8 +62,8 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
         after=newest[0].uuid,
         cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
     )  # fmt: skip
-    request = make_request(sweep, intent.uuid, spec.shape, cluster, command, exit_codes=codes)
-    job_id = hand_over(sweep, intent, request, [f"--dependency=afterany:{after}"], book=run)
+    job = make_batch_job(sweep, intent.uuid, spec.shape, cluster, command, exit_codes=codes)
+    job_id = hand_over(sweep, intent, job, [f"--dependency=afterany:{after}"], book=run)
     if _is_over(run):  # cancelled while sbatch was at work: the job would start, see it and leave
         with contextlib.suppress(SlurmError):
             cancel_jobs([job_id])

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from hpc_trainer.errors import SlurmError, SubmitError
-from hpc_trainer.launch.hand_over import hand_over, make_request
+from hpc_trainer.errors import ConfigError, NoRoomError, SilentError, SlurmError, SubmitError, UnclearError
+from hpc_trainer.launch.batch_job import make_batch_job, top_up_command
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.submissions import TOP_UP, write_intent
 from hpc_trainer.slurm.jobs import update_job
-from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError
 
 # The submit that placed it has this long to submit its arrays and to say what to wait for.
 _BEGIN_S = 60
@@ -39,17 +38,17 @@ class TopUpJob:
 
         Never raises for a refusal: without the job the next command tops up, and the notes say so.
         """
-        from hpc_trainer.launch.submitit_bridge import top_up_command
+        from hpc_trainer.launch.submitit_bridge import hand_over
 
         intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP, cluster=cluster)
         group = spec.config["cluster"]
         command = top_up_command(paths.folder, group["python"])
-        request = make_request(paths, intent.uuid, top_up_shape(spec), group, command)
+        job = make_batch_job(paths, intent.uuid, top_up_shape(spec), group, command)
         try:
-            return cls(hand_over(paths, intent, request, [f"--begin=now+{_BEGIN_S}"]))
-        except UnclearSubmitError as error:
+            return cls(hand_over(paths, intent, job, [f"--begin=now+{_BEGIN_S}"]))
+        except (SilentError, UnclearError) as error:
             return cls(None, (str(error),))
-        except SubmitError as error:
+        except (ConfigError, SlurmError, SubmitError) as error:
             why = "no room for it" if isinstance(error, NoRoomError) else str(error)
             return cls(None, (f"No top-up job ({why}): give the same command again when runs have ended.",))
 

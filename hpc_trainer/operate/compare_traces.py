@@ -131,7 +131,7 @@ class Reason:
 _UNSEEDED = (
     "Change training samples in augment(inputs, generators) of the data set: row i draws from generators[i] alone, a "
     "function of (seed, epoch, sample). __getitems__ is told no epoch: it must depend on the indices alone "
-    "(docs/configure.md, Your own model and data)."
+    "(docs/own_model_and_data.md)."
 )
 _UNSEEDED_OWN_LOOP = (
     "Draw from np.random.default_rng((seed, epoch, index)) of each sample, not from a global generator; or give the "

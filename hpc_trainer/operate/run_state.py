@@ -13,7 +13,9 @@ from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runs.submissions import SUCCESSOR
 from hpc_trainer.runtime.decide import UNEXPLAINED
+from hpc_trainer.slurm import states
 from hpc_trainer.slurm.queue import AccountingEntry, QueueEntry, array_of, is_of
+from hpc_trainer.slurm.reasons import says_held
 
 End = tuple[RunState, str | None, str | None]
 """State, cause and node of a run."""
@@ -164,29 +166,6 @@ def _decide_local(folder: RunFolder) -> tuple[RunState, str | None]:
     return RunState.NODE_FAIL, "its processes are gone without a word"
 
 
-# squeue's words for "has nodes".
-_AT_WORK = {
-    "RUNNING",
-    "COMPLETING",
-    "CONFIGURING",
-    "STAGE_OUT",
-    "SIGNALING",
-    "SUSPENDED",
-    "STOPPED",
-    "RESIZING",
-}
-# sacct's words -> ours. COMPLETED is not among them: without DONE it is no success (see _ended_by_accounting).
-_ENDED = {
-    "FAILED": RunState.FAILED,
-    "TIMEOUT": RunState.TIMEOUT,
-    "DEADLINE": RunState.TIMEOUT,
-    "NODE_FAIL": RunState.NODE_FAIL,
-    "BOOT_FAIL": RunState.NODE_FAIL,
-    "OUT_OF_MEMORY": RunState.OUT_OF_MEMORY,
-    "OUT_OF_ME": RunState.OUT_OF_MEMORY,
-    "PREEMPTED": RunState.PREEMPTED,
-    "CANCELLED": RunState.CANCELLED,
-}
 # A fresh job may not show in squeue or sacct yet.
 _LAG_S = 30.0
 # slurmctld keeps what it cannot tell slurmdbd at once, and tells it later. After this a row that does not end is one
@@ -194,8 +173,6 @@ _LAG_S = 30.0
 _ACCOUNTING_LAG_S = 600.0
 # Heartbeats come every few seconds, and a network filesystem may show them a minute late.
 _ALIVE_S = 60.0
-# sacct's words for a job that it believes to be alive.
-_NOT_ENDED = {*_AT_WORK, "PENDING", "REQUEUED"}
 
 
 def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str | None, str | None]:
@@ -226,7 +203,7 @@ def _decide_slurm(folder: RunFolder, view: SchedulerView) -> tuple[RunState, str
             return end
     if current is not None and current.cause == UNEXPLAINED and current.state is not None:
         # It saved and left, and did not hear whether somebody had cancelled it. Slurm's last word counts.
-        is_cancelled = account is not None and account.state == "CANCELLED"
+        is_cancelled = account is not None and account.state == states.CANCELLED
         return (RunState.CANCELLED, "cancelled", None) if is_cancelled else (current.state, cause, None)
     if account is not None and (ended := _ended_by_accounting(account, current)):
         told = None if ended_before_it_began(folder, ended) else cause
@@ -240,8 +217,8 @@ def _decide_absent(folder: RunFolder, view: SchedulerView) -> tuple[RunState, st
     """The state of a run whose job is not in the queue, and of whose end nobody knows."""
     quiet_s = view.asked_time - last_sign(folder)
     account = view.row_of(folder) or _row_before_it_began(folder, view)
-    if account is not None and account.state in _NOT_ENDED and (
-        quiet_s < _ACCOUNTING_LAG_S or account.state == "PENDING"
+    if account is not None and account.state in states.NOT_ENDED and (
+        quiet_s < _ACCOUNTING_LAG_S or account.state == states.PENDING
     ):  # fmt: skip
         return RunState.UNKNOWN, f"it has left the queue, and sacct still says {account.state}: ask again", account.node
     if folder.current is None and view.rows_of_array(folder) and view.row_of(folder) is None:
@@ -266,8 +243,8 @@ def _row_before_it_began(folder: RunFolder, view: SchedulerView) -> AccountingEn
     """The row that the accounting has for elements of its array that wait, if the run may be among them."""
     if folder.current is not None:
         return None
-    rows = (row for row in view.rows_of_array(folder) if row.may_cover(folder.element) and row.state in _NOT_ENDED)
-    return next(rows, None)
+    covering = (row for row in view.rows_of_array(folder) if row.may_cover(folder.element))
+    return next((row for row in covering if row.state in states.NOT_ENDED), None)
 
 
 def last_sign(folder: RunFolder) -> float:
@@ -277,12 +254,12 @@ def last_sign(folder: RunFolder) -> float:
 
 
 def _ended_by_accounting(account: AccountingEntry, current: Attempt | None) -> RunState | None:
-    if account.state == "COMPLETED":
+    if account.state == states.COMPLETED:
         # Left within the grace period after a save that the journal has; or some code said exit(0) for itself.
         return RunState.PREEMPTED if current is not None and current.has_ended else RunState.FAILED
-    if account.state == "FAILED" and _was_interrupted(account.exit_code, current):
+    if account.state == states.FAILED and _was_interrupted(account.exit_code, current):
         return RunState.PREEMPTED
-    return _ENDED.get(account.state)
+    return states.ENDS.get(account.state)
 
 
 def _was_interrupted(exit_code: str, current: Attempt | None) -> bool:
@@ -311,15 +288,15 @@ def ended_before_it_began(folder: RunFolder, state: RunState) -> bool:
 
 
 def _state_in_queue(entry: QueueEntry, current: Attempt | None, *, is_successor: bool) -> RunState:
-    if entry.state == "PENDING":
-        if "held" in entry.reason.lower():
+    if entry.state == states.PENDING:
+        if says_held(entry.reason):
             return RunState.HELD
         return RunState.PENDING if current is None and not is_successor else RunState.REQUEUED
-    if entry.state.startswith("REQUEUE"):
-        return RunState.HELD if entry.state == "REQUEUE_HOLD" else RunState.REQUEUED
-    if entry.state == "SPECIAL_EXIT":
+    if entry.state in states.HELD:
         return RunState.HELD
-    if entry.state in _AT_WORK:
-        settled = current is not None and journal_settles(current) and entry.state == "COMPLETING"
+    if entry.state in states.TAKEN_BACK:
+        return RunState.REQUEUED
+    if entry.state in states.HAS_NODES:
+        settled = current is not None and journal_settles(current) and entry.state == states.COMPLETING
         return (current.state or RunState.RUNNING) if settled and current else RunState.RUNNING
-    return _ENDED.get(entry.state, RunState.UNKNOWN)
+    return states.ENDS.get(entry.state, RunState.UNKNOWN)

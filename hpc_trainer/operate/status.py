@@ -37,6 +37,7 @@ from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, Run
 from hpc_trainer.runs.submissions import Ledger, Submission, latest_of_each_run, read_ledger
 from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
 from hpc_trainer.slurm.reasons import explain_reason
+from hpc_trainer.slurm.states import NOT_BEGUN, PENDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +300,7 @@ def _doubted(run: RunStatus, lost: LostJobs) -> RunStatus:
 
 
 def _top_up_job(ledger: Ledger, view: SchedulerView, *, may_work: bool = False) -> str | None:
-    entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == "PENDING"]
+    entries = [entry for entry in (view.queue or {}).values() if may_work or entry.state == PENDING]
     found = (find_by_uuid(entries, each.uuid) for each in reversed(ledger.top_ups))
     return next((each for each in found if each is not None), None)
 
@@ -369,12 +370,11 @@ def _status_of(
 
 # With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
-_NOT_BEGUN = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
 
 def _waiting_entry(folder: RunFolder, view: SchedulerView) -> QueueEntry | None:
     entry = view.job_of(folder)
-    return entry if entry is not None and entry.state in _NOT_BEGUN else None
+    return entry if entry is not None and entry.state in NOT_BEGUN else None
 
 
 def _first_failure(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
-from hpc_trainer.slurm.jobs import show_preemption
+from hpc_trainer.slurm.preemption import OFF, show_preemption
 from hpc_trainer.slurm.reasons import Reason, explain_reason
 
 _TRACEBACK_LINES = 4
@@ -149,7 +149,7 @@ def _grace(run: RunStatus) -> str | None:
         found = show_preemption(partition)
     except SlurmError:
         return None
-    if found is None or found.mode == "OFF":
+    if found is None or found.mode == OFF:
         return None
     return grace_warning(run.stop_s, partition, found.grace_s, found.kill_wait_s)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.slurm import reasons, states
 
 
 class Action(str, enum.Enum):
@@ -95,28 +96,12 @@ class Decision:
 
 # sbatch(1): the signal may come up to 60 s before the time that was asked for.
 SIGNAL_SLACK_S = 60
-# A job in these states still has its nodes, and `scontrol requeue Incomplete` works on it.
-AT_WORK = frozenset({"RUNNING", "CONFIGURING", "STOPPED", "SUSPENDED", "SIGNALING", "RESIZING", "STAGE_OUT"})
-# Taken back into the queue, held or not.
-_IN_QUEUE = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 # Words by which Slurm says itself why it takes the nodes back.
 _SAID_PLAINLY = {
-    "PREEMPTED": (RunState.PREEMPTED, "preempted"),
-    "TIMEOUT": (RunState.TIMEOUT, "timeout"),
-    "DEADLINE": (RunState.TIMEOUT, "timeout"),
-    "NODE_FAIL": (RunState.NODE_FAIL, "node_fail"),
-    "BOOT_FAIL": (RunState.NODE_FAIL, "node_fail"),
+    word: state
+    for word, state in states.ENDS.items()
+    if state in (RunState.PREEMPTED, RunState.TIMEOUT, RunState.NODE_FAIL)
 }
-# The same, said as the reason of a job that is still COMPLETING (seen on 22.05; RaisedSignal is newer).
-_REASONS = {
-    "TimeLimit": "TIMEOUT",
-    "NodeDown": "NODE_FAIL",
-    "OutOfMemory": "OUT_OF_MEMORY",
-    "NonZeroExitCode": "FAILED",
-    "JobLaunchFailure": "FAILED",
-    "RaisedSignal": "FAILED",
-}
-_SHELL_KILLED = ("JobLaunchFailure", "RaisedSignal")
 UNEXPLAINED = "unexplained"
 """The cause of an end of which Slurm has not said yet whether somebody cancelled the job: its accounting will."""
 BATCH_SHELL = "batch_shell"
@@ -128,26 +113,26 @@ def decide_stop(facts: StopFacts) -> Decision:
 
     Never a requeue after a cancel, never two requeues, never a silent end: every path names a state and a cause.
     """
-    if facts.has_cancel_marker or facts.job_state == "CANCELLED":
+    if facts.has_cancel_marker or facts.job_state == states.CANCELLED:
         return cancelled()
     if not facts.on_slurm:
         # Nobody brings a local run back but the person: the next `submit` or `train` goes on from here.
         return _interrupted(RunState.PREEMPTED, "stopped")
     if facts.has_token:
         return _interrupted(RunState.REQUEUED, _cause(facts))
-    if facts.was_requeued and facts.job_state in AT_WORK:
+    if facts.was_requeued and facts.job_state in states.AT_WORK:
         # The next incarnation is at work: our node was given up while we lived. Its job is not ours to requeue.
         return _interrupted(RunState.REQUEUED, "node_fail")
-    if facts.job_state is None or facts.job_state in AT_WORK:
+    if facts.job_state is None or facts.job_state in states.AT_WORK:
         return _requeue(_cause(facts))
     # The nodes are being taken back (COMPLETING, mostly): a requeue would come too late, or bring back what a
     # person cancelled. What happened shows in what Slurm already did.
-    if facts.was_requeued or facts.job_state in _IN_QUEUE:
-        causes = {"PREEMPTED": "preempted", "NODE_FAIL": "node_fail"}
+    if facts.was_requeued or facts.job_state in states.NOT_BEGUN:
+        causes = {states.PREEMPTED: "preempted", states.NODE_FAIL: "node_fail"}
         known = "preempted" if facts.was_preempted else causes.get(facts.accounting_state or "", "requeued")
         return _interrupted(RunState.REQUEUED, known)
     # A preemption that was noted is what ended the job, unless its grace is not over: then a person cancelled it.
-    is_cancelled = facts.accounting_state == "CANCELLED" and facts.job_state not in _SAID_PLAINLY
+    is_cancelled = facts.accounting_state == states.CANCELLED and facts.job_state not in _SAID_PLAINLY
     is_preemption = facts.was_preempted and not facts.is_in_grace and not is_cancelled
     if is_preemption and facts.preempts_by_requeue and not facts.ran_full_time:
         return _interrupted(RunState.REQUEUED, "preempted")
@@ -157,12 +142,13 @@ def decide_stop(facts: StopFacts) -> Decision:
     for word in words:
         if word in _SAID_PLAINLY:
             # Slurm will not bring it back: the partition preempts by cancelling, or the time limit is over.
-            return _successor(*_SAID_PLAINLY[word], can_submit=facts.can_submit)
-    if "OUT_OF_MEMORY" in words:
+            state = _SAID_PLAINLY[word]
+            return _successor(state, state.value.lower(), can_submit=facts.can_submit)
+    if states.OUT_OF_MEMORY in words:
         return _interrupted(RunState.OUT_OF_MEMORY, "host_memory")
-    if {"FAILED", "COMPLETED"} & set(words):
+    if {states.FAILED, states.COMPLETED} & set(words):
         return _interrupted(RunState.PREEMPTED, BATCH_SHELL)
-    if facts.job_state == "COMPLETING" and facts.reason == "None" and not facts.keeps_accounting:
+    if facts.job_state == states.COMPLETING and facts.reason == reasons.NONE and not facts.keeps_accounting:
         # No accounting will ever say it, and Slurm has a reason, or a time of preemption, for every other end.
         return cancelled()
     return _interrupted(RunState.PREEMPTED, UNEXPLAINED)
@@ -171,11 +157,11 @@ def decide_stop(facts: StopFacts) -> Decision:
 def _words(facts: StopFacts, *, is_preemption: bool) -> list[str | None]:
     """What Slurm calls the end of the job, the surest word first."""
     return [
-        "TIMEOUT" if facts.ran_full_time else None,
-        "PREEMPTED" if is_preemption else None,
+        states.TIMEOUT if facts.ran_full_time else None,
+        states.PREEMPTED if is_preemption else None,
         facts.job_state,
         facts.accounting_state,
-        _REASONS.get(facts.reason.partition(":")[0]),
+        reasons.end_of(facts.reason),
     ]
 
 
@@ -187,15 +173,15 @@ def decide_failure(facts: StopFacts, *, cause: str, num_failures: int, max_failu
         num_failures: how often such an error brought the run down since a person submitted it, this time included.
         max_failures: `cluster.max_failures`.
     """
-    if facts.has_cancel_marker or (facts.on_slurm and "CANCELLED" in (facts.job_state, facts.accounting_state)):
+    if facts.has_cancel_marker or (facts.on_slurm and states.CANCELLED in (facts.job_state, facts.accounting_state)):
         return cancelled()  # the error is its echo: --retry-failed must not bring it back
     if not facts.on_slurm or num_failures > max_failures:
         return None
-    if facts.has_token or facts.was_requeued or facts.job_state in _IN_QUEUE:
+    if facts.has_token or facts.was_requeued or facts.job_state in states.NOT_BEGUN:
         # Slurm has taken the job back by itself, as after a node failure, or another rank was faster.
         return replace(_interrupted(RunState.REQUEUED, cause), exit_code=ExitCode.STORAGE)
-    if facts.job_state is None or facts.job_state not in AT_WORK:
-        was_killed = facts.job_state is not None and facts.reason.startswith(_SHELL_KILLED)
+    if facts.job_state is None or facts.job_state not in states.AT_WORK:
+        was_killed = facts.job_state is not None and reasons.says_shell_was_killed(facts.reason)
         made = _interrupted(RunState.PREEMPTED, BATCH_SHELL)
         return replace(made, exit_code=ExitCode.STORAGE) if was_killed else None
     return replace(_requeue(cause), fallback=RunState.FAILED, exit_code=ExitCode.STORAGE)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import MissingCommandError, RefusedError, SilentError, UnclearError
 
 # slurmctld under load answers in up to its MessageTimeout (10 s by default) and clients retry once.
 DEFAULT_TIMEOUT_S = 60.0
@@ -24,6 +25,15 @@ _OF_ANOTHER_JOB = (
 _OF_A_PERSON = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_")
 _SITE = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 
+LOST = re.compile(
+    r"timed out|Zero Bytes|Unable to contact slurm controller(?! \(connect)|(send|receive) failure|Communication"
+    r"|Unexpected message|Transport endpoint|Connection reset|Broken pipe",
+    re.IGNORECASE,
+)
+"""How a command says that a request went out and its answer was lost (slurm_errno.c, communication errors): the
+controller may have done it. Not among them is "(connect failure)", where nothing was sent."""
+_NOBODY = re.compile("Unable to contact", re.IGNORECASE)
+
 
 def has_slurm() -> bool:
     """True if sbatch is on PATH."""
@@ -38,7 +48,10 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
             by one process. One that fails does not fail the others, so the exit code is not looked at.
 
     Raises:
-        SlurmError: the command is missing, takes longer than `timeout_s` seconds, or exits with another code than 0.
+        MissingCommandError: there is no such command here.
+        SilentError: it took longer than `timeout_s` seconds, could not be started, or did not reach the controller.
+        UnclearError: it was killed.
+        RefusedError: it exits with another code than 0.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_OF_A_PERSON)}
     environ = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}  # lists of elements whole
@@ -54,13 +67,16 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
             check=False,
         )
     except FileNotFoundError as error:
-        raise SlurmError(f"{argv[0]} is not on PATH. Is this a Slurm login node?") from error
+        raise MissingCommandError(f"{argv[0]} is not on PATH. Is this a Slurm login node?") from error
     except OSError as error:
-        raise SlurmError(f"{argv[0]} could not be started: {error}") from error
+        raise SilentError(f"{argv[0]} could not be started: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise SlurmError(f"{argv[0]} did not answer within {timeout_s:g} s.") from error
+        raise SilentError(f"{argv[0]} did not answer within {timeout_s:g} s.") from error
     if done.returncode and (script is None or not done.stdout):
-        raise SlurmError(f"{' '.join(argv[:2])} failed ({done.returncode}): {done.stderr.strip()}")
+        said = done.stderr.strip()
+        is_silent = LOST.search(said) or _NOBODY.search(said)
+        kind = SilentError if is_silent else UnclearError if done.returncode < 0 else RefusedError
+        raise kind(f"{' '.join(argv[:2])} failed ({done.returncode}): {said}", said)
     return done.stdout
 
 

@@ -7,13 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import RefusedError, UnclearError
 from hpc_trainer.slurm.commands import run_slurm
 
 # A worker that is about to be killed must not wait a minute for an answer.
 WORKER_TIMEOUT_S = 15.0
-DEFAULT_KILL_WAIT_S = 30.0
-"""slurm.conf(5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ def parse_job(text: str) -> JobInfo:
     # The last word of an answer that was cut may be half a word: it is not believed.
     fields = dict(re.findall(r"(\w+)=(\S*)(?=\s)", f"{line}{line_break}"))
     if "JobState" not in fields:
-        raise SlurmError(f"scontrol show job printed no JobState: {line[:200]!r}")
+        raise UnclearError(f"scontrol show job printed no JobState: {line[:200]!r}")
     return JobInfo(
         job_id=fields.get("JobId", ""),
         state=fields["JobState"],
@@ -74,42 +72,6 @@ def parse_job(text: str) -> JobInfo:
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
         partition=fields.get("Partition", ""),
         reason=fields.get("Reason", ""),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preemption:
-    """How jobs of a partition are preempted: Slurm's word (REQUEUE, CANCEL, ...), and the time they get, in seconds.
-
-    First the grace, then from SIGTERM to SIGKILL the KillWait that every job has that is ended.
-    """
-
-    mode: str
-    grace_s: float
-    kill_wait_s: float
-
-
-def show_preemption(partition: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> Preemption | None:
-    """Asks how this partition's jobs are preempted; None if the controller does not say.
-
-    Raises:
-        SlurmError: no answer.
-    """
-    asked = f"show partition {partition}\nshow config\n"
-    return parse_preemption(run_slurm(["scontrol", "-o"], script=asked, timeout_s=timeout_s))
-
-
-def parse_preemption(text: str) -> Preemption | None:
-    """Reads `show partition` and `show config`: a partition without a mode of its own has the cluster's."""
-    modes = re.findall(r"\bPreemptMode\s*=\s*([A-Z_,]+)", text)
-    grace = re.search(r"\bGraceTime=(\d+)", text)
-    wait = re.search(r"\bKillWait\s*=\s*(\d+)", text)
-    if not modes:
-        return None
-    return Preemption(
-        mode=modes[0],
-        grace_s=float(grace[1]) if grace else 0.0,
-        kill_wait_s=float(wait[1]) if wait else DEFAULT_KILL_WAIT_S,
     )
 
 
@@ -141,12 +103,13 @@ def requeue(job_id: str) -> str:
         `requeued`, or `already_pending` where Slurm or somebody else was faster.
 
     Raises:
-        SlurmError: the site refuses requeues ("Requested operation is presently disabled"), or no answer.
+        RefusedError: the site allows no requeues ("Requested operation is presently disabled").
+        SlurmError: no answer.
     """
     try:
         run_slurm(["scontrol", "requeue", "Incomplete", job_id], timeout_s=WORKER_TIMEOUT_S)
-    except SlurmError as error:
-        if "pending execution" in str(error):
+    except RefusedError as error:
+        if "pending execution" in error.said:
             return "already_pending"
         raise
     return "requeued"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
 from hpc_trainer.runs.submissions import CLOCKS_S
 from hpc_trainer.slurm.commands import run_slurm
 
@@ -78,7 +78,7 @@ def _rows(command: str, text: str, *, first: str, num_columns: int, end: str) ->
     if not rows or header[:1] != [first] or len(header) != num_columns:
         raise _unreadable(command, text)
     if rows.pop().strip():
-        raise SlurmError(f"the answer of {command} was cut: it ends with {text.rstrip()[-80:]!r}")
+        raise UnclearError(f"the answer of {command} was cut: it ends with {text.rstrip()[-80:]!r}")
     return rows
 
 
@@ -87,8 +87,8 @@ def _is_job(parts: Sequence[str]) -> bool:
     return parts[0].strip()[:1].isdecimal() and not any("\n" in part for part in parts)
 
 
-def _unreadable(command: str, text: str) -> SlurmError:
-    return SlurmError(f"{command} answered what cannot be read: {text.strip()[:200] or 'nothing'!r}")
+def _unreadable(command: str, text: str) -> UnclearError:
+    return UnclearError(f"{command} answered what cannot be read: {text.strip()[:200] or 'nothing'!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +139,17 @@ def _accounting(words: list[str], since: float, timeout_s: float) -> dict[str, A
     argv = ["sacct", "-p", "-X", "-S", start, "-o", _ACCOUNTING_FIELDS, *words]
     try:
         return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
-    except SlurmError as error:
-        if "disabled" in str(error) or "is not on PATH" in str(error):
+    except MissingCommandError:
+        return {}
+    except RefusedError as error:
+        if _is_disabled(error):
             return {}
         raise
+
+
+def _is_disabled(error: RefusedError) -> bool:
+    """True if sacct says that this site keeps no accounting ("Slurm accounting storage is disabled")."""
+    return "disabled" in error.said
 
 
 def parse_accounting(text: str) -> dict[str, AccountingEntry]:
@@ -210,8 +217,10 @@ def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
     """False only where sacct itself says that this site keeps no accounting."""
     try:
         run_slurm(["sacct", "-n", "-X", "-S", "now", "-o", "JobID"], timeout_s=timeout_s)
-    except SlurmError as error:
-        return "disabled" not in str(error)
+    except RefusedError as error:
+        return not _is_disabled(error)
+    except SlurmError:
+        return True
     return True
 
 
@@ -224,9 +233,9 @@ def cluster_name(*, timeout_s: float = 15.0) -> str:
     try:
         found = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
     except SlurmError as error:
-        raise SlurmError(f"scontrol does not say which cluster this is ({error})") from error
+        raise type(error)(f"scontrol does not say which cluster this is ({error})", error.said) from error
     if found is None:
-        raise SlurmError("scontrol does not say which cluster this is (no ClusterName)")
+        raise UnclearError("scontrol does not say which cluster this is (no ClusterName)")
     return found
 
 

@@ -1,9 +1,27 @@
-"""Why a job waits: squeue's word for it (squeue(1), "JOB REASON CODES") in a person's words, and what can be done."""
+"""Slurm's words for the reason of a job's state (squeue(1), "JOB REASON CODES").
+
+Of one that waits: what it means in a person's words, and what can be done. Of one that ends: how.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from hpc_trainer.slurm import states
+
+NONE = "None"
+"""What stands there if Slurm gives no reason."""
+# How a job ends, said as the reason of one that is still COMPLETING (seen on 22.05; RaisedSignal is newer).
+_ENDS = {
+    "TimeLimit": states.TIMEOUT,
+    "NodeDown": states.NODE_FAIL,
+    "OutOfMemory": states.OUT_OF_MEMORY,
+    "NonZeroExitCode": states.FAILED,
+    "JobLaunchFailure": states.FAILED,
+    "RaisedSignal": states.FAILED,
+}
+_SHELL_KILLED = ("JobLaunchFailure", "RaisedSignal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +44,7 @@ _ACCOUNT = Reason("its account or QOS may not be used here", (_ANEW + "another c
 
 # By the beginning of the word: some come with a list of nodes behind.
 _REASONS = {
-    "None": Reason("Slurm has not looked at it yet"),
+    NONE: Reason("Slurm has not looked at it yet"),
     "Priority": Reason("jobs of higher priority are before it"),
     "Resources": Reason("it is its turn, and too few nodes, cores, GPUs or memory are free"),
     "BeginTime": Reason("it may not begin yet; a requeued job is held for two minutes"),
@@ -86,6 +104,21 @@ _WHAT = {
     "job": "jobs", "submitjob": "jobs", "cpu": "cores", "gres": "GPUs", "mem": "memory", "node": "nodes",
     "license": "licences", "energy": "energy", "wall": "time",
 }  # fmt: skip
+
+
+def end_of(word: str) -> str | None:
+    """The state that a job with this reason ends in, if the reason says so."""
+    return _ENDS.get(word.partition(":")[0])
+
+
+def says_shell_was_killed(word: str) -> bool:
+    """True if the job ends because its batch shell was killed, or was never started."""
+    return word.startswith(_SHELL_KILLED)
+
+
+def says_held(word: str) -> bool:
+    """True if a job with this reason waits until somebody releases it."""
+    return "held" in word.lower()
 
 
 def explain_reason(word: str) -> Reason:

@@ -9,18 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_trainer.errors import SubmitError
-from hpc_trainer.slurm.commands import clean_submit_environment
+from hpc_trainer.errors import MissingCommandError, NoRoomError, RefusedError, SilentError, UnclearError
+from hpc_trainer.slurm.commands import LOST, clean_submit_environment
 
 # sbatch itself asks a busy controller again for minutes; a person does not wait that long.
 TIMEOUT_S = 90.0
-# The controller may have accepted although the answer was lost (slurm_errno.c, communication errors). Not among them:
-# "Unable to contact slurm controller (connect failure)", where nothing was sent.
-_UNCLEAR = re.compile(
-    r"timed out|Zero Bytes|Unable to contact slurm controller(?! \(connect)|(send|receive) failure|Communication"
-    r"|Unexpected message|Transport endpoint|Connection reset|Broken pipe",
-    re.IGNORECASE,
-)
 # How sbatch says that the controller answered no (the words of slurm_errno.c after it), and what it says itself before
 # it asks. Whatever else it fails with may come after the job was accepted: a site's wrapper, a kill, a new release.
 _REFUSED = re.compile(
@@ -42,14 +35,10 @@ _SUBMIT_REASON = re.compile(r"\b(?:QOS|Assoc)(?:Max|Grp)Submit")
 _FULL = re.compile(
     r"temporarily unable to accept job|job queue full|Resource temporarily unavailable|job submit limit", re.IGNORECASE
 )
-
-
-class UnclearSubmitError(SubmitError):
-    """Nobody knows whether the scheduler has the job."""
-
-
-class NoRoomError(SubmitError):
-    """A limit on the number of submitted jobs is reached: later the same job would be accepted."""
+# --test-only says these of drained or powered-down nodes too, where sbatch itself accepts and waits (22.05).
+_OF_NODES = re.compile(
+    r"node configuration is not available|nodes are busy|Required nodes? not available", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +58,9 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
 
     Raises:
         NoRoomError: a submit limit is reached.
-        UnclearSubmitError: the answer was lost, or cannot be read; the scheduler may have the job.
-        SubmitError: sbatch refused, or there is none.
+        RefusedError: Slurm answered no, in words that are known.
+        MissingCommandError: there is no sbatch.
+        SilentError, UnclearError: all else. The scheduler may have the job.
     """
     code, output, said = _run(["sbatch", *options, str(script)], None, timeout_s)
     words = _error_words(said)
@@ -79,20 +69,21 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
     if found:  # whatever became of the command after it: sbatch prints this when the controller has accepted
         return found[1]
     if code == 0:
-        raise UnclearSubmitError(
+        raise UnclearError(
             f"sbatch answered what cannot be read: {output.strip()[:300] or words or 'nothing'!r}. {_AGAIN}"
         )
-    if code is None or code < 0 or _UNCLEAR.search(words):
-        raise UnclearSubmitError(f"sbatch did not hear from the controller: {words or 'no answer'}. {_AGAIN}")
+    if code is None or code < 0 or LOST.search(words):
+        raise SilentError(f"sbatch did not hear from the controller: {words or 'no answer'}. {_AGAIN}")
     if code not in _SHELLS_CODES and _has_no_room(words):
-        raise NoRoomError(f"no room for more jobs: {words}")
+        raise NoRoomError(f"no room for more jobs: {words}", words)
     if code in _SHELLS_CODES or not _REFUSED.search(said):
-        raise UnclearSubmitError(
+        raise UnclearError(
             f"sbatch ended with code {code} and no refusal of Slurm that is known: {words or 'no words'}. {_AGAIN}"
         )
-    raise SubmitError(
+    raise RefusedError(
         f"sbatch did not accept the job: {words}. Nothing of this array was submitted. (Without a working Slurm "
-        "here, cluster=local runs on this machine.)"
+        "here, cluster=local runs on this machine.)",
+        words,
     )
 
 
@@ -107,8 +98,8 @@ def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
 
     Raises:
         NoRoomError: a submit limit is reached, which says nothing against the job.
-        SubmitError: Slurm would refuse it, in its own words.
-        UnclearSubmitError: no answer.
+        RefusedError: Slurm would refuse it, in its own words.
+        MissingCommandError, SilentError: no answer.
     """
     code, output, told = _run(["sbatch", "--test-only"], text, timeout_s)
     words = _error_words(told)
@@ -121,11 +112,16 @@ def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
             nodes=nodes[1] if nodes else None,
             partition=partition[1] if partition else None,
         )
-    if code is None or code < 0 or _UNCLEAR.search(words):
-        raise UnclearSubmitError(f"sbatch --test-only did not answer: {words}")
+    if code is None or code < 0 or LOST.search(words):
+        raise SilentError(f"sbatch --test-only did not answer: {words}")
     if _has_no_room(words):
-        raise NoRoomError(words)
-    raise SubmitError(words)
+        raise NoRoomError(words, words)
+    raise RefusedError(words, words)
+
+
+def is_of_nodes(refusal: RefusedError) -> bool:
+    """True if `estimate_start` was refused for what the nodes are now, and not for what the job asks for."""
+    return bool(_OF_NODES.search(refusal.said))
 
 
 def _has_no_room(words: str) -> bool:
@@ -142,7 +138,9 @@ def _run(argv: list[str], text: str | None, timeout_s: float) -> tuple[int | Non
                 env={**os.environ, "LC_ALL": "C"}, check=False,
             )  # fmt: skip
     except FileNotFoundError as error:
-        raise SubmitError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
+        raise MissingCommandError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
+    except OSError as error:
+        raise SilentError(f"sbatch could not be started: {error}") from error
     except subprocess.TimeoutExpired as error:
         said = bytes(error.stderr or b"").decode(errors="replace")  # bytes also in text mode (CPython issue 87597)
         return None, bytes(error.stdout or b"").decode(errors="replace"), f"{said} (no answer within {timeout_s:g} s)"

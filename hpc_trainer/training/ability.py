@@ -2,7 +2,8 @@
 
 A feature of `hpc_trainer/features/NAME` that does anything in a run has a module `ability` with one class derived from
 `Ability`, named `ABILITY`. Each method is a hook that the core calls at its place, with what exists by then; whoever
-leaves one out changes nothing there. Inside one hook features do not depend on each other, but for `Feature.after`.
+leaves one out changes nothing there. Inside one hook features do not depend on each other, but for `Feature.after` and
+`before`.
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ class Ability:
         """What the optimizer of `model`, whose weights are as ranks share them, is made by: `recipe`, or another."""
         return recipe
 
+    def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+        """All have said what the optimizer is. Where and how it steps: `recipe`, or one around what it makes."""
+        return recipe
+
     def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
         """What makes the step's carrier-out of the fields of `Stepper`: `make`, or another."""
         return make
@@ -160,7 +165,11 @@ class Ability:
 def abilities(config: TrainConfig) -> list[Ability]:
     """Those of the features that are on; after others where a feature says so."""
     found = {each.name: each for each in features() if each.is_on(config)}
-    order = graphlib.TopologicalSorter({name: set(each.after) & found.keys() for name, each in sorted(found.items())})
+    earlier = {name: set(each.after) & found.keys() for name, each in sorted(found.items())}
+    for name, each in found.items():
+        for later in found.keys() & set(each.before):
+            earlier[later].add(name)
+    order = graphlib.TopologicalSorter(earlier)
     return [_load(found[name])(config) for name in order.static_order()]
 
 

@@ -148,6 +148,8 @@ def make_optimizer(
     def change(recipe: Recipe) -> Recipe:
         for each in building.abilities:
             recipe = each.optimizer(recipe, model, building)
+        for each in building.abilities:
+            recipe = each.around_optimizer(recipe, model, building)
         return recipe
 
     config = building.config

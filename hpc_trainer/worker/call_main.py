@@ -14,7 +14,6 @@ from hpc_trainer.runs.lr_range import VARIABLE
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.without_dynamo import use_deterministic_algorithms
 
 Main = Callable[[TrainConfig, RunContext], object]
 
@@ -29,7 +28,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     """
     main = find_main(config)
     if config.train.deterministic:
-        use_deterministic_algorithms()
+        torch.use_deterministic_algorithms(True, warn_only=False)
     # Trying cuDNN's kernels for a new shape costs the first step a second or some, and may round otherwise each time.
     torch.backends.cudnn.benchmark = not config.train.deterministic
     seed_everything(config.seed, run.rank)

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, SlurmError
+from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
 from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
 from hpc_trainer.runs.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
-    AT_WORK,
     UNEXPLAINED,
     Action,
     Answer,
@@ -37,8 +36,10 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
-from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, show_preemption
+from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
+from hpc_trainer.slurm.preemption import show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
+from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
@@ -202,11 +203,9 @@ def _ask_requeue(job_id: str) -> Answer:
         answer = Answer(requeue(job_id))
     except SlurmError as error:
         print(f"job {job_id} was not requeued: {error}")
-        text = str(error)
-        if "not on PATH" in text or "could not be started" in text:
-            return Answer.no_scontrol
-        is_silent = "did not answer" in text or "Unable to contact" in text or "timed out" in text
-        return Answer.silent if is_silent else Answer.refused
+        if isinstance(error, RefusedError):
+            return Answer.refused
+        return Answer.no_scontrol if isinstance(error, MissingCommandError) else Answer.silent
     print(f"job {job_id}: {answer.value}")
     return answer
 
@@ -279,7 +278,7 @@ def _facts(stop: Stop) -> StopFacts:
     accounting, is_kept = (None, True) if job.state in AT_WORK else _accounting(job_id)
     return dataclasses.replace(
         known,
-        preempts_by_requeue=None if preemption is None else preemption.mode.startswith("REQUEUE"),
+        preempts_by_requeue=None if preemption is None else preemption.brings_back,
         # Times come in whole seconds.
         is_in_grace=preemption is not None and now < (job.preempt_time or now) + preemption.grace_s - 2,
         job_state=job.state,

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.runtime.decide import AT_WORK
 from hpc_trainer.runtime.pace import job_end_time, last_moment
-from hpc_trainer.slurm.jobs import DEFAULT_KILL_WAIT_S, show_job, show_preemption
+from hpc_trainer.slurm.jobs import show_job
+from hpc_trainer.slurm.preemption import DEFAULT_KILL_WAIT_S, show_preemption
+from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.worker.conclude import Stop, conclude_start
 
 # A step or a batch that takes longer than this is what we are here for; Slurm is asked once then.

@@ -1,4 +1,4 @@
-"""Fixtures: the command line in a folder of its own, on the local executor."""
+"""Fixtures: the command line in a folder of its own, on the local executor, forked from a warm process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 
 @dataclass
@@ -32,16 +34,15 @@ class LocalDriver:
         }
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return warm.Popen(
             [sys.executable, "-m", "hpc_trainer", *words],
             cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def run(self, *words: str, check: bool = True, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpc_trainer", *words],
-            cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
+        done = warm.run(
+            [sys.executable, "-m", "hpc_trainer", *words], cwd=self.folder, env=self.env, text=True, timeout=timeout_s
+        )
         if check and done.returncode:
             raise AssertionError(f"{words} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}\n{self.logs()}")
         return done

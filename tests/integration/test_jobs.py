@@ -18,6 +18,7 @@ import pytest
 
 from hpc_trainer.cli.main import app
 from hpc_trainer.errors import ConfigError
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobs/*.md")])
@@ -129,7 +130,7 @@ COMMANDS = list(_commands())
 
 
 def test_the_pages_have_commands() -> None:
-    assert {command.page.name for command in COMMANDS} >= {"README.md", "quickstart.md", "configure.md", "submit.md"}
+    assert {command.page.name for command in COMMANDS} >= {"README.md", "quickstart.md", "configure.md", "grids.md", "submit.md"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
@@ -139,6 +140,7 @@ def test_documented_commands_compose(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    _write_files_of(ROOT / "docs" / "site.md", tmp_path)  # the site that other pages name
     _write_files_of(command.page, tmp_path)
     words = ["plan", *_plan_words(command.words)]
     if command.next_line.startswith("error: "):
@@ -157,13 +159,13 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_custom_model_and_data_of_the_page_train(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "configure.md"
+    page = ROOT / "docs" / "own_model_and_data.md"
     _write_files_of(page, tmp_path)
     (command,) = (each for each in COMMANDS if each.page == page and "+model.kwargs.width=32" in each.words)
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "hpc_trainer", "train", *command.words], cwd=tmp_path,
         env={**os.environ, "HPC_TRAINER_RUNS": str(tmp_path / "runs"), "XDG_CONFIG_HOME": str(tmp_path / "config")},
-        capture_output=True, text=True, timeout=200, check=False,
+        text=True, timeout=200,
     )  # fmt: skip
     assert "COMPLETED at step 200/200" in done.stdout, (done.stdout, done.stderr)
 
@@ -173,10 +175,10 @@ def test_loops_of_the_page_train(name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / "own_loop.md"
     _write_files_of(page, tmp_path)
     (command,) = (each for each in COMMANDS if each.page == page and f"sweep_name={name}" in each.words)
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "hpc_trainer", "submit", *command.words, "cluster=local", "--wait"], cwd=tmp_path,
         env={**os.environ, "HPC_TRAINER_RUNS": str(tmp_path / "runs"), "XDG_CONFIG_HOME": str(tmp_path / "config")},
-        capture_output=True, text=True, timeout=200, check=False,
+        text=True, timeout=200,
     )  # fmt: skip
     logs = [path.read_text()[-2000:] for path in tmp_path.glob("runs/*/*/logs/*")]
     assert done.returncode == 0, (done.stdout, done.stderr, logs)

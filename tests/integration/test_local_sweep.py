@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests import warm
 from tests.benchmarks.gpu import EXPERIMENTS
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def test_stop_before_the_ranks_have_met(local: LocalDriver) -> None:
         time.sleep(0.05)
     shutil.rmtree(folder)
     environ = {**local.env, "TORCHELASTIC_RUN_ID": "x", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    rank = subprocess.Popen(
+    rank = warm.Popen(
         [sys.executable, "-m", "hpc_trainer.worker", "--sweep-dir", str(folder.parent), "--run", folder.name],
         env=environ, cwd=local.folder,
     )  # fmt: skip

@@ -70,6 +70,33 @@ def test_every_module_says_what_it_is_and_lists_sorted_names(path: Path) -> None
             assert len(names) == len(set(names))
 
 
+# Words that only Slurm has; those that our own states share (runs/states.py) are not among them.
+SLURMS_WORDS = {
+    "COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "BOOT_FAIL", "DEADLINE", "STAGE_OUT", "RESIZING",
+    "NonZeroExitCode", "JobLaunchFailure", "RaisedSignal", "JobHeldUser", "GANG", "OFF",
+}  # fmt: skip
+
+
+def test_slurms_words_stand_in_slurm_alone() -> None:
+    found = {
+        (_name(path), node.value)
+        for path in MODULES
+        if "slurm" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in SLURMS_WORDS
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("layer", ["slurm", "launch", "operate", "worker", "cli"])
+def test_errors_of_ours_are_told_apart_by_their_class(layer: str) -> None:
+    """Our messages are for people: they change, and what depends on their words would change unseen."""
+    for path in sorted((PACKAGE / layer).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+                assert "str(error)" not in ast.unparse(node), f"{_name(path)}:{node.lineno}"
+
+
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_no_file_loads_what_could_execute_code(path: Path) -> None:
     """P5: no pickle, no eval, no unsafe YAML, and torch.load only with weights_only."""

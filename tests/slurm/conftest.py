@@ -15,7 +15,7 @@ if str(_HERE.parents[1]) not in sys.path:  # plain "pytest" does not put the pro
     sys.path.insert(0, str(_HERE.parents[1]))
 
 from tests.slurm.scenarios.sample import VARIABLE, chosen  # noqa: E402
-from tests.slurm.scenarios.table import all_scenarios, short_names  # noqa: E402
+from tests.slurm.scenarios.table import ids  # noqa: E402
 from tests.slurm.testbed import bed  # noqa: E402
 from tests.slurm.testbed.cluster import SlurmCluster  # noqa: E402
 from tests.slurm.testbed.spec import BedError, PackagesMissingError, Spec  # noqa: E402
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_report_header() -> str:
     """Which scenarios are not marked long in this session."""
-    return f"scenarios: {', '.join(chosen(list(all_scenarios()), short_names()))} (others: {VARIABLE}=all, or names)"
+    return f"scenarios: {', '.join(chosen(ids()))} (others: {VARIABLE}=all, or names)"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

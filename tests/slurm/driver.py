@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.slurm.testbed.cluster import SlurmCluster
 
+# A look takes 0.3 s of a core, which the runs need: where nothing has changed, one in so many seconds.
+_STATUS_S = 3.0
 _KILLED_AFTER_SBATCH = """
 import os, signal, sys
-from hpc_trainer.launch import hand_over
-left, real = int(sys.argv.pop(1)), hand_over.submit_script
+from hpc_trainer.launch import submitit_bridge
+left, real = int(sys.argv.pop(1)), submitit_bridge.submit_script
 
 def killed(*args, **kwargs):
     global left
@@ -24,7 +28,7 @@ def killed(*args, **kwargs):
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-hand_over.submit_script = killed
+submitit_bridge.submit_script = killed
 from hpc_trainer.cli.main import main
 main()
 """
@@ -87,8 +91,14 @@ class Driver:
     def wait_for_states(self, sweep: str, *states: str, timeout_s: float = 120) -> dict[str, dict[str, Any]]:
         """Waits until every run of the sweep is in one of `states`."""
         latest: dict[str, dict[str, Any]] = {}
+        signs, looked = "", 0.0
 
         def reached() -> bool:
+            nonlocal signs, looked
+            before, signs = signs, self._signs(sweep)
+            if signs == before and time.monotonic() - looked < _STATUS_S:
+                return False
+            looked = time.monotonic()
             latest.update(self.status(sweep))
             self.seen.setdefault(sweep, set()).update(run["state"] for run in latest.values())
             return all(run["state"] in states for run in latest.values())
@@ -99,6 +109,13 @@ class Driver:
             raise AssertionError(f"{error}\n{json.dumps(latest, indent=1)}\n{self.all_logs()}") from error
         return latest
 
+    def _signs(self, sweep: str) -> str:
+        """What changes when a run of the sweep does, as text: the queue, journals and markers."""
+        queue = self.slurm.run("squeue", "-h", "-t", "all", "-o", "%i %T", check=False).stdout
+        names = ("attempts.jsonl", "DONE", "CANCEL", "HOLD")
+        files = [path for path in (self.folder / "runs" / sweep).glob("*/*") if path.name in names]
+        return queue + " ".join(f"{path} {path.stat().st_size}" for path in sorted(files))
+
     def run_folder(self, sweep: str) -> Path:
         return self.folder / "runs" / sweep / str(self.only_run(sweep)["run_id"])
 
@@ -108,6 +125,29 @@ class Driver:
         self.slurm.wait_for(
             lambda: beat.exists() and json.loads(beat.read_text())["step"] >= step, timeout_s, f"step {step} of {sweep}"
         )
+
+    def preempt_at(self, sweep: str, step: int, job_id: str) -> int:
+        """Has the sweep's only run preempted once it has come as far as `step`; the id of the job that wants its nodes.
+
+        Its first rank stands still until Slurm has begun: a short run would end before, where the machine is busy.
+        """
+        self.wait_for_step(sweep, step)
+        pid = self.attempts(sweep, "start")[-1]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        preemptor = self.slurm.preempt()
+        self.slurm.wait_for(lambda: "PreemptTime" in self.slurm.job(job_id), 60, f"the preemption of {job_id} to begin")
+        os.kill(pid, signal.SIGCONT)
+        return preemptor
+
+    def start_again(self, job_id: str) -> None:
+        """A requeued job that is alone starts in two seconds instead of two minutes.
+
+        But not beside what its last start left on the nodes: slurmd would refuse it and Slurm drain the node
+        ("Duplicate jobid").
+        """
+        self.slurm.wait_for_state(job_id, "PENDING")
+        self.slurm.wait_for(lambda: self.slurm.job_processes() == [], 60, "the end of the last start's processes")
+        self.slurm.start_now(job_id)
 
     def attempts(self, sweep: str, event: str) -> list[dict[str, Any]]:
         lines = (self.run_folder(sweep) / "attempts.jsonl").read_text().splitlines()

@@ -58,18 +58,17 @@ def test_grids_complete_and_are_submitted_once(driver: Driver) -> None:
 def test_preempted_run_resumes_with_the_same_bits(driver: Driver, hardware: str) -> None:
     steps = SHAPES[hardware]
     words = (*INTERRUPTIBLE, f"hardware={hardware}", f"train.num_steps={steps}")
-    driver.submit(*words, "sweep_name=preempted", "hardware.partition=preempt")
-    driver.wait_for_step("preempted", steps // 20)
-    job_id = driver.only_run("preempted")["job_id"]
-    preemptor = driver.slurm.preempt()
+    answer = driver.submit(*words, "sweep_name=preempted", "hardware.partition=preempt")
+    job_id = f"{answer['arrays'][0]['job_id']}_0"
+    preemptor = driver.preempt_at("preempted", steps // 20, job_id)
     driver.wait_for_states("preempted", "REQUEUED")
     (end,) = driver.attempts("preempted", "end")
     assert end["cause"] == "preempted"
     assert end["action"] == "requeue"
     assert 0 < end["saved_step"] < steps
     driver.slurm.run("scancel", str(preemptor))
+    driver.start_again(job_id)
     driver.submit(*words, "sweep_name=undisturbed")
-    driver.slurm.start_now(job_id)
 
     run = driver.wait_for_states("preempted", "COMPLETED")
     assert [each["attempt"] for each in run.values()] == [2]

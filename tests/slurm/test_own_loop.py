@@ -24,23 +24,23 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
     return Driver(slurm, tmp_path)
 
 
-@pytest.mark.parametrize("hardware", SHAPES)
+# That of ours is played with four ranks in test_lifecycle.py.
+@pytest.mark.parametrize("hardware", ["testbed_x1", pytest.param("testbed_x4", marks=pytest.mark.long)])
 def test_preempted_own_loop_resumes_with_the_same_bits(driver: Driver, hardware: str) -> None:
     steps = SHAPES[hardware]
     words = (*WORDS, f"hardware={hardware}", f"train.num_steps={steps}")
-    driver.submit(*words, "sweep_name=preempted", "hardware.partition=preempt")
-    driver.wait_for_step("preempted", steps // 20)
-    job_id = driver.only_run("preempted")["job_id"]
-    preemptor = driver.slurm.preempt()
+    answer = driver.submit(*words, "sweep_name=preempted", "hardware.partition=preempt")
+    job_id = f"{answer['arrays'][0]['job_id']}_0"
+    preemptor = driver.preempt_at("preempted", steps // 20, job_id)
     driver.wait_for_states("preempted", "REQUEUED")
     (end,) = driver.attempts("preempted", "end")
     assert (end["cause"], end["action"]) == ("preempted", "requeue")
     assert 0 < end["saved_step"] < steps
     driver.slurm.run("scancel", str(preemptor))
+    driver.start_again(job_id)
     driver.submit(*words, "sweep_name=undisturbed")
     # Both start from the code of their submit, whatever stands here now.
     (driver.folder / JOB.name).write_text("raise RuntimeError('edited')\n")
-    driver.slurm.start_now(job_id)
 
     run = driver.wait_for_states("preempted", "COMPLETED")
     assert [(each["attempt"], each["step"], each["job_id"]) for each in run.values()] == [(2, steps, job_id)]

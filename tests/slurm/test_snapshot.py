@@ -82,14 +82,13 @@ def test_edits_change_neither_a_waiting_nor_a_requeued_run(driver: Driver) -> No
     (archive,) = (driver.folder / "runs" / "frozen" / "code").iterdir()
     _edit(driver, "edited while it waited")
     driver.slurm.run("scancel", str(busy))
-    driver.wait_for_step("frozen", 100)
 
-    preemptor = driver.slurm.preempt()
+    preemptor = driver.preempt_at("frozen", 100, job_id)
     driver.wait_for_states("frozen", "REQUEUED")
     _edit(driver, "edited before it came back")
     shutil.rmtree(archive.with_suffix(""))  # what was unpacked is made again from the archive
     driver.slurm.run("scancel", str(preemptor))
-    driver.slurm.start_now(job_id)
+    driver.start_again(job_id)
     (run,) = driver.wait_for_states("frozen", "COMPLETED").values()
     assert (run["job_id"], run["attempt"], run["step"]) == (job_id, 2, 4000)
     for attempt in (0, 1):

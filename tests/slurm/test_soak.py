@@ -12,6 +12,7 @@ from tests.slurm.soak import Soak
 from tests.slurm.testbed.cluster import SlurmCluster
 
 
+@pytest.mark.long  # its blows are others each time
 @pytest.mark.timeout(1200)
 def test_ten_runs_survive_two_minutes_of_blows(slurm: SlurmCluster, tmp_path: Path) -> None:
     seed = int(os.environ.get("HPC_TRAINER_SOAK_SEED") or random.SystemRandom().randrange(10**6))

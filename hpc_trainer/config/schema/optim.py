@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, INCOMPATIBLE, ONCE_SET, RULED, key, only_with
 
@@ -28,6 +28,11 @@ class MuonScale(str, enum.Enum):
 class OptimConfig:
     """What every optimizer has. Not chosen itself."""
 
+    # What `plan` has to know of each kind; an own optimizer may do anything.
+    updates_each_weight_alone: ClassVar[bool] = False
+    """A weight's update needs that weight's gradient and state alone, and the group's numbers, which stay: weights may
+    be updated in pieces."""
+
     name: str = key("???", ALWAYS, COUNTS, INCOMPATIBLE)
     lr: float = key(1e-3, ALWAYS, COUNTS, limits="> 0")
     """Peak learning rate."""
@@ -47,6 +52,11 @@ class OptimConfig:
     """Moments live in host memory, each rank's own where ranks share them out, and are brought to the device in pieces
     for each step. The same bits; costs the time of moving them there and back."""
 
+    @property
+    def num_moments(self) -> int:
+        """Numbers of the state for each weight, at least; of an own optimizer nobody knows."""
+        return 0
+
 
 @dataclass(kw_only=True, slots=True)
 class SgdConfig(OptimConfig):
@@ -56,6 +66,12 @@ class SgdConfig(OptimConfig):
     """Share of the last update that goes on."""
     nesterov: bool = key(True, RULED, COUNTS)
     """Nesterov's momentum; needs momentum > 0."""
+
+    updates_each_weight_alone: ClassVar[bool] = True
+
+    @property
+    def num_moments(self) -> int:
+        return int(self.momentum > 0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,6 +83,29 @@ class AdamwConfig(OptimConfig):
     """Two decay rates."""
     eps: float = key(1e-8, ALWAYS, COUNTS, limits="> 0")
     """Added to the denominator."""
+
+    updates_each_weight_alone: ClassVar[bool] = True
+
+    @property
+    def num_moments(self) -> int:
+        return 2
+
+
+@dataclass(kw_only=True, slots=True)
+class LionConfig(OptimConfig):
+    """Lion (Chen et al. 2023): wants an lr 3 to 10 times smaller than AdamW's, and a weight_decay as much larger."""
+
+    name: str = "lion"
+    lr: float = 1e-4
+    weight_decay: float = 0.1
+    betas: list[float] = key([0.9, 0.99], RULED, COUNTS, limits="[0, 1)")
+    """The momentum's share in an update, and in the momentum that goes on."""
+
+    updates_each_weight_alone: ClassVar[bool] = True
+
+    @property
+    def num_moments(self) -> int:
+        return 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,6 +134,10 @@ class MuonConfig(OptimConfig):
     """Of AdamW: two decay rates."""
     eps: float = key(1e-8, ALWAYS, COUNTS, limits="> 0")
     """Of AdamW: added to the denominator."""
+
+    @property
+    def num_moments(self) -> int:
+        return 1
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,6 +16,27 @@ class Dtype(str, enum.Enum):
     fp8 = "fp8"
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What a precision means where its name alone does not say."""
+
+    products: str
+    """What matrix products are computed in, as GPUs' peaks are listed."""
+    autocast: str | None = None
+    """The format of autocast; None: there is none."""
+    weight_bytes: int = 4
+    """Of each weight and each gradient. Moments are fp32 in each precision."""
+
+
+FORMATS = {
+    Dtype.fp32: Format("fp32"),
+    Dtype.tf32: Format("tf32"),
+    Dtype.bf16: Format("bf16", autocast="bf16"),
+    Dtype.fp16: Format("fp16", autocast="fp16"),
+    Dtype.fp8: Format("fp8", autocast="bf16"),
+}
+
+
 @dataclass(kw_only=True, slots=True)
 class PrecisionConfig:
     compute_dtype: Dtype = key(Dtype.fp32, ALWAYS, COUNTS, INCOMPATIBLE)
@@ -27,3 +48,7 @@ class PrecisionConfig:
     """First loss scale of the GradScaler; fp16 only."""
     growth_interval: int = key(2_000, only_with("precision.compute_dtype=fp16"), COUNTS, SCHEDULE, limits="≥ 1")
     """Steps without overflow before the scale doubles; fp16 only."""
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.compute_dtype]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.batch import accum_steps
-from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -25,7 +25,7 @@ FEATURE = Feature(
     on="optim.in_backward",
     off="optim.in_backward=false",
     example="optim.in_backward=true train.max_grad_norm=null train.max_skipped_steps=null",
-    needs=(Row("optim=adamw|sgd", "weights are updated one by one, and nobody knows if another optimizer can"),),
+    needs=(BY_WEIGHT,),
     excludes=(
         Row(
             "parallel=ddp & hardware.world_size>1",

@@ -17,12 +17,12 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.build import Group, Recipe, step_some
-from hpc_trainer.training.parallel.fully_sharded import share_of_fp32
+from hpc_trainer.training.parallel.fully_sharded import bytes_gathered
 from hpc_trainer.training.tensors import num_bytes
 
 
 class InBackwardAbility(Ability):
-    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+    def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """An estimate takes the step by itself."""
         return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
 
@@ -32,8 +32,7 @@ class InBackwardAbility(Ability):
         held.gradients = max(num_bytes([weight]) for weight in held.model.parameters() if weight.requires_grad)
         held.has_gradients = parallel.strategy is Strategy.fsdp
         if held.has_gradients:
-            narrow = share_of_fp32(parallel.param_dtype)
-            held.gradients = max([held.gradients, *(int(narrow * size) for size in held.blocks[:1])])
+            held.gradients = max([held.gradients, *(bytes_gathered(size, self.config) for size in held.blocks[:1])])
 
 
 def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:

@@ -29,7 +29,6 @@ from hpc_trainer.training.parallel.share import StopVote
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
 from hpc_trainer.training.tensors import in_pieces
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 # Bytes of weights that are averaged in one message.
 _MESSAGE = 25 << 20
@@ -109,7 +108,7 @@ class OuterOptimizer:
 
     def _sgd(self) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"momentum": self._momentum, "nesterov": self._momentum > 0, "foreach": False}
-        sgd = without_dynamo(lambda: torch.optim.SGD(list(self._weights.values()), lr=self._lr, **options))
+        sgd = torch.optim.SGD(list(self._weights.values()), lr=self._lr, **options)
         for name, weight in self._weights.items():
             if self._momentum > 0:
                 # Zero makes the first step what it is without any: the momentum is the gradient then.

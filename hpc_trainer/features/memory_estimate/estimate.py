@@ -38,7 +38,7 @@ from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.optim.skip_step import is_put_back
 from hpc_trainer.training.optim.trial import try_without_ranks
-from hpc_trainer.training.parallel.fully_sharded import blocks, share_of_fp32
+from hpc_trainer.training.parallel.fully_sharded import blocks, bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.tensors import num_bytes
@@ -175,15 +175,13 @@ def _held(
         all_moments=sum(of_all.values()),
         moment_parts=shape.dp_shard,
         # While gradients are accumulated FSDP keeps them whole.
-        gradients=trained // shape.dp_shard
-        if train.grad_accum_steps == 1
-        else int(trained * share_of_fp32(parallel.reduce_dtype)),
+        gradients=trained // shape.dp_shard if train.grad_accum_steps == 1 else bytes_added_up(trained, config),
         has_gradients=holds_gradients(config, train.grad_accum_steps),
         kept=found.kept,
         peak=found.peak,
         growing=found.growing,
         batch=batch,
-        gathered=int(share_of_fp32(parallel.param_dtype) * whole) if parallel.strategy is Strategy.fsdp else 0,
+        gathered=bytes_gathered(whole, config) if parallel.strategy is Strategy.fsdp else 0,
         made=made // shape.dp_shard,
         is_put_back=may_skip and is_put_back(optimizer),
         is_skipped_by_scaler=config.precision.compute_dtype is Dtype.fp16,

@@ -99,7 +99,10 @@ def measure(
         in_blocks = {id(weight) for group in of_blocks for weight in group}
         of_blocks.append([weight for weight in loss.parameters() if id(weight) not in in_blocks])
     with as_gathered(config, loss, batch) as cast:
-        return _measure_pass(loss, cast, autocast(config.precision, "cpu"), shares or Shares(), of_blocks, num_parts)
+        return _measure_pass(
+            loss, cast, autocast(config.precision, "cpu"), shares or Shares(), of_blocks, num_parts,
+            config.precision.format.weight_bytes,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -126,7 +129,7 @@ def as_gathered(
 
 def _measure_pass(
     loss: nn.Module, batch: Sequence[torch.Tensor], around_forward: contextlib.AbstractContextManager[Any],
-    shares: Shares, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1,
+    shares: Shares, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1, part_itemsize: int = 4,
 ) -> PassBytes:  # fmt: skip
     """Runs a micro-batch forward and backward; a weight has a gradient (without content) afterwards if it got one.
 
@@ -136,10 +139,11 @@ def _measure_pass(
         groups: weights whose gradients stay whole until the last of them has come (FSDP's blocks, a weight in one of
             them); None: each for itself.
         num_parts: what is left on a rank of a gradient is a part of so many.
+        part_itemsize: bytes of an element of such a part, in whatever format the whole was.
     """
     live = LiveBytes([*loss.parameters(), *loss.buffers(), *batch], shares)
     complete: list[nn.Parameter] = []
-    with _gradients_taken(loss, live, shares, groups, num_parts, complete), live:
+    with _gradients_taken(loss, live, shares, groups, num_parts, complete, part_itemsize), live:
         with around_forward:
             value = loss(*batch)
         kept = live.now
@@ -153,7 +157,7 @@ def _measure_pass(
 @contextlib.contextmanager
 def _gradients_taken(
     loss: nn.Module, live: LiveBytes, shares: Shares, groups: Iterable[list[nn.Parameter]] | None, num_parts: int,
-    complete: list[nn.Parameter],
+    complete: list[nn.Parameter], part_itemsize: int,
 ) -> Iterator[None]:  # fmt: skip
     """Takes each gradient away when it is complete, and counts it in `live.besides` instead."""
     trained = [weight for weight in loss.parameters() if weight.requires_grad]
@@ -172,10 +176,7 @@ def _gradients_taken(
         left = missing.get(group, set())
         left.discard(id(weight))
         if not left:
-            # Parts are fp32, in whatever format they were whole.
-            part = (
-                whole[group] // weight.itemsize * torch.float32.itemsize // num_parts if num_parts > 1 else whole[group]
-            )
+            part = whole[group] // weight.itemsize * part_itemsize // num_parts if num_parts > 1 else whole[group]
             live.besides += part - whole[group]
 
     handles = [weight.register_post_accumulate_grad_hook(take) for weight in trained]  # type: ignore[no-untyped-call]

@@ -14,13 +14,13 @@ from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.optim.build import Group, Recipe, fastest
 from hpc_trainer.training.optim.decay import decaying
+from hpc_trainer.training.optim.own_step import OwnStep
 from hpc_trainer.training.parallel.fully_sharded import blocks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.tensors import local_tensor
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 
-class MuonWithAdamw(torch.optim.Optimizer):
+class MuonWithAdamw(OwnStep):
     """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, whose state_dict is that of both.
 
     The first group is Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
@@ -51,25 +51,18 @@ class MuonWithAdamw(torch.optim.Optimizer):
         """Of each group: `lr` for Muon's matrices, its share for the weights of AdamW."""
         return [lr] * len(self.muon.param_groups) + [lr * self.adamw_lr_ratio] * len(self.adamw.param_groups)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of all weights; of none where `found_inf` is not 0."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+    def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """As `OwnStep.update`."""
         if bad is None:
             self.muon.step()
             self.adamw.step()
-            return loss
+            return
         self._muon_unless(bad.bool(), scale)
         self.adamw.grad_scale, self.adamw.found_inf = scale, bad  # type: ignore[attr-defined]
         try:
             self.adamw.step()
         finally:
             del self.adamw.grad_scale, self.adamw.found_inf  # type: ignore[attr-defined]
-        return loss
 
     def _muon_unless(self, bad: torch.Tensor, scale: torch.Tensor | None) -> None:
         """A step of Muon, taken back where `bad` (a bool on the device) is true; `scale`: of the gradients, if any."""
@@ -103,15 +96,11 @@ def muon_recipe(config: MuonConfig, hidden: list[nn.Parameter], rest: list[Group
     speed = fastest([*hidden, *(weight for group in rest for weight in group["params"])])
 
     def make(groups: list[Group]) -> torch.optim.Optimizer:
-        muon = without_dynamo(
-            lambda: kind(
-                groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
-                adjust_lr_fn=config.adjust_lr.value,
-            )
+        muon = kind(
+            groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
+            adjust_lr_fn=config.adjust_lr.value,
         )  # fmt: skip
-        adamw = without_dynamo(
-            lambda: torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
-        )
+        adamw = torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
         return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
 
     return Recipe([{"params": hidden, "weight_decay": config.weight_decay}, *rest], make)

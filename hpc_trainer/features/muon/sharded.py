@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import num_flops
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
+from hpc_trainer.training.optim.own_step import OwnStep
 from hpc_trainer.training.tensors import local_tensor
 
 try:
@@ -20,7 +21,7 @@ except ImportError:  # a torch that has no Muon, or another one: tests/unit/feat
     _adjust_lr = _zeropower_via_newtonschulz = None  # type: ignore[assignment]
 
 
-class ShardedMuon(torch.optim.Muon):
+class ShardedMuon(OwnStep, torch.optim.Muon):
     """torch.optim.Muon where the weights are DTensors: each rank steps its own parts, and none has all matrices.
 
     Momentum, weight decay and the update are of each element by itself, so a part's is that part of the whole one's.
@@ -48,13 +49,8 @@ class ShardedMuon(torch.optim.Muon):
         self._number = {weight: index for index, weight in enumerate(group["params"])}
         self.matrices = WholeMatrices(group["params"], [num_flops(each.shape) for each in group["params"]], ranks)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of this rank's parts. Collective among the ranks that hold a copy: two all-to-alls."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """Collective among the ranks that hold a copy: two all-to-alls. `MuonWithAdamw` sees to a bad step itself."""
         (group,) = self.param_groups
         weights = [weight for weight in group["params"] if weight.grad is not None]
         orthogonal = partial(
@@ -68,7 +64,6 @@ class ShardedMuon(torch.optim.Muon):
             part = local_tensor(weight)
             part.mul_(1 - group["lr"] * group["weight_decay"])
             part.add_(update, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], weight.shape))
-        return loss
 
     def _updates(self, group: dict[str, Any], weights: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         """What is to be made orthogonal, of one matrix after the other this rank's part; the momentum goes on."""

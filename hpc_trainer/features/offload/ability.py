@@ -25,7 +25,7 @@ PIECE = 64 << 20
 
 
 class OffloadAbility(Ability):
-    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+    def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """Before ZeRO-1 shares it out: its step calls that of a rank's own part. An estimate knows of it itself."""
         return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
 

@@ -17,7 +17,7 @@ from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.pipeline.cut import Stage
 from hpc_trainer.training.memory import RankMemory
-from hpc_trainer.training.parallel.fully_sharded import share_of_fp32
+from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.share import VotingLoss
 
 
@@ -35,8 +35,8 @@ def add_stage(held: RankMemory, config: TrainConfig, stage: Stage) -> None:
     held.peak += held.kept * (_num_in_flight(config, stage) - 1)
     held.batch = num_micro * (held.batch + (0 if stage.is_last else stage.outputs.nbytes))
     # With FSDP too: a pipeline adds micro-batches up before it shares them out, and its stage stays whole meanwhile.
-    held.gradients, held.has_gradients = int(held.trained * share_of_fp32(parallel.reduce_dtype)), True
-    held.gathered = int(held.weights * share_of_fp32(parallel.param_dtype)) * (parallel.strategy is Strategy.fsdp)
+    held.gradients, held.has_gradients = bytes_added_up(held.trained, config), True
+    held.gathered = bytes_gathered(held.weights, config) * (parallel.strategy is Strategy.fsdp)
     held.checkpoint += held.buffers  # what ranks share names those of all stages, beside each rank's own
     words = f"stage {stage.index} of 0 to {stage.num_stages - 1} needs most"
     held.note = f"{words}; {held.note}" if held.note else words

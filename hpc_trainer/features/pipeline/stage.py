@@ -21,7 +21,6 @@ from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import SYNC_BUFFERS
-from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 
 def cut_out(model: nn.Module, building: Building) -> Stages:
@@ -85,14 +84,12 @@ class Stages:
         elif mesh.num_data_ranks > 1:
             # No forward pass of a pipeline lets DDP lay its buckets out anew: they are the same in every step.
             no_buffers: dict[str, Any] = {SYNC_BUFFERS: False}  # the stepper hands them out, once a step
-            module = ddp_without_dynamo(
-                lambda: DistributedDataParallel(
-                    model,
-                    process_group=data_group,
-                    gradient_as_bucket_view=True,
-                    bucket_cap_mb=config.parallel.bucket_cap_mb,
-                    **no_buffers,
-                )
+            module = DistributedDataParallel(
+                model,
+                process_group=data_group,
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=config.parallel.bucket_cap_mb,
+                **no_buffers,
             )
         here, slots = dict(model.named_parameters()), {name: slot for slot, name in enumerate(self.whole.trained)}
         told = {name: self.shared.get(name, [self.stage.index])[0] == self.stage.index for name in here}

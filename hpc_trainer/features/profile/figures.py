@@ -254,7 +254,7 @@ def _gpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
         )
     is_image = isinstance(config.model, (CnnConfig, ResnetConfig))
     share = figures.work.get("convolutions", 0.0) + figures.work.get("layout", 0.0)
-    if is_image and share >= _HEAVY and not train.channels_last and dtype in (Dtype.bf16, Dtype.fp16):
+    if is_image and share >= _HEAVY and not train.channels_last and config.precision.format.autocast is not None:
         layout = figures.work.get("layout", 0.0)
         yield f"convolutions take {share:.0%} of the time, {layout:.1%} to reorder images: train.channels_last=true."
     pointwise = figures.work.get("pointwise", 0.0)

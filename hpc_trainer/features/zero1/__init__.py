@@ -13,5 +13,5 @@ FEATURE = Feature(
         Row("parallel.tensor_parallel", "it shares out whole weights", use="parallel=fsdp"),
         Row("parallel.pipeline_parallel", "it shares out the weights of a whole model", use="parallel=fsdp"),
     ),
-    after=("muon", "offload"),
+    after=("offload",),
 )

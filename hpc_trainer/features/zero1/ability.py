@@ -13,7 +13,7 @@ from hpc_trainer.training.optim.build import Recipe
 
 
 class Zero1Ability(Ability):
-    def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
+    def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """Collective when it is made, and in each step. An estimate divides what one rank alone would have."""
         if building.run is None:
             return recipe

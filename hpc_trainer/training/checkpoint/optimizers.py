@@ -114,7 +114,8 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
     in_host = torch.device("cpu") if local in _IN_HOST else None
     state = {number[each]: _place(values, by_name[each], in_host) for each, values in wanted.items()}
     kept: dict[int, dict[str, Any]] = {}
-    if in_host is not None:  # torch would bring all of it to the weights at once
+    # torch would bring all of it to the weights at once, and round moments to the format of their weight.
+    if in_host is not None or any(_is_wider(values, by_name[each]) for each, values in wanted.items()):
         kept = {index: _only(values, has_moments=True) for index, values in state.items()}
         state = {index: _only(values, has_moments=False) for index, values in state.items()}
     local.load_state_dict({**saved, "state": state, "param_groups": groups})
@@ -166,6 +167,12 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
         }
         state |= unpack(parts, told["structure"])
     return {each: state[each] for each in named if each in state}
+
+
+def _is_wider(values: Mapping[str, Any], weight: torch.Tensor) -> bool:
+    """True if moments have another number format than their weight."""
+    tensors = (value for value in values.values() if isinstance(value, (torch.Tensor, SavedTensor)) and value.ndim)
+    return any(each.dtype.is_floating_point and each.dtype is not weight.dtype for each in tensors)
 
 
 def _only(values: Mapping[str, Any], *, has_moments: bool) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
 from hpc_trainer.training.tensors import is_sharded
-from hpc_trainer.training.without_dynamo import without_dynamo
 
 Group = dict[str, Any]
 
@@ -81,7 +81,7 @@ def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays:
         return built
 
     def make(groups: list[Group]) -> torch.optim.Optimizer:
-        built = without_dynamo(lambda: build(groups))
+        built = build(groups)
         begin_momenta(built)
         return built
 
@@ -89,7 +89,7 @@ def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays:
 
 
 def _refuse(config: OptimConfig, *_: Any, **__: Any) -> NoReturn:
-    raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: sgd, adamw, muon, custom.")
+    raise ConfigError(f"optim={config.name!r} is no optimizer that we have; legal: {', '.join(VARIANTS['optim'])}.")
 
 
 def fastest(trained: Collection[nn.Parameter]) -> dict[str, bool]:

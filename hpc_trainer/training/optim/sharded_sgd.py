@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.optim.sgd import sgd
 
+from hpc_trainer.training.optim.own_step import OwnStep
 from hpc_trainer.training.tensors import local_tensor
 
 
-class ShardedSgd(torch.optim.SGD):
+class ShardedSgd(OwnStep, torch.optim.SGD):
     """torch.optim.SGD with `fused=True` where some weights are DTensors: each rank's kernels update its own parts.
 
     SGD computes each element by itself, so a part's step is that part of the step. torch 2.13 has no sharding strategy
@@ -18,14 +17,8 @@ class ShardedSgd(torch.optim.SGD):
     Momenta are there before the first step (`optim.begin_momenta`), and are DTensors as their weights.
     """
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of this rank's parts; of none where `found_inf` is not 0."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        scale, bad = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+    def update(self, bad: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """As `OwnStep.update`."""
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             has_momenta = group["momentum"] != 0
@@ -37,4 +30,3 @@ class ShardedSgd(torch.optim.SGD):
                 dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],
                 has_sparse_grad=False, foreach=False, fused=True, grad_scale=scale, found_inf=bad,
             )  # fmt: skip
-        return loss

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig
+from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig, Strategy
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.tensors import local_tensor
@@ -49,11 +50,9 @@ def share_among_data_ranks(
 
 
 def mixed_precision(parallel: ParallelConfig) -> MixedPrecisionPolicy:
-    """The formats in which weights are gathered and gradients are reduced; parts and optimizer stay fp32."""
+    """The formats in which weights are gathered and gradients are reduced; parts and optimizer stay as they are."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if parallel.param_dtype is parallel.reduce_dtype is FsdpDtype.fp32:
-        return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
         param_dtype=gathered_dtype(parallel), reduce_dtype=_DTYPES.get(parallel.reduce_dtype, torch.float32)
     )
@@ -64,9 +63,18 @@ def gathered_dtype(parallel: ParallelConfig) -> torch.dtype | None:
     return _DTYPES.get(parallel.param_dtype)
 
 
-def share_of_fp32(dtype: FsdpDtype) -> float:
-    """Of the bytes of fp32: 1 or a half."""
-    return _DTYPES.get(dtype, torch.float32).itemsize / torch.float32.itemsize
+def bytes_gathered(size: int, config: TrainConfig) -> int:
+    """Of weights that take `size` in parts, where FSDP makes them whole."""
+    dtype = gathered_dtype(config.parallel)
+    return size if dtype is None else size * dtype.itemsize // config.precision.format.weight_bytes
+
+
+def bytes_added_up(size: int, config: TrainConfig) -> int:
+    """Of gradients that take `size`, where micro-batches are added up: FSDP does that in what it reduces."""
+    if config.parallel.strategy is not Strategy.fsdp:
+        return size
+    dtype = _DTYPES.get(config.parallel.reduce_dtype, torch.float32)
+    return size * dtype.itemsize // config.precision.format.weight_bytes
 
 
 def check_formats(model: nn.Module, parallel: ParallelConfig) -> None:

@@ -21,7 +21,6 @@ from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.tensors import local_tensor
-from hpc_trainer.training.without_dynamo import ddp_without_dynamo
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 SYNC_BUFFERS = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"
@@ -158,21 +157,21 @@ def share(
         return loss
     if mesh.devices is not None:
         if mesh.num_data_ranks > 1:
-            loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device))
+            # FSDP takes weights of one number format together.
+            dtype = next((each.dtype for each in loss.model.parameters() if each.requires_grad), None)
+            loss.vote = nn.Parameter(torch.zeros(mesh.shape.dp_shard, device=group.device, dtype=dtype))
         return share_among_data_ranks(loss, mesh, parallel)
     if deterministic:
         warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
     on_gpu = group.device.type == "cuda"
     sync_buffers: dict[str, Any] = {SYNC_BUFFERS: any(True for _ in loss.buffers())}
-    return ddp_without_dynamo(
-        lambda: DistributedDataParallel(
-            loss,
-            device_ids=[group.device] if on_gpu else None,
-            find_unused_parameters=deterministic,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=parallel.bucket_cap_mb,
-            **sync_buffers,
-        )
+    return DistributedDataParallel(
+        loss,
+        device_ids=[group.device] if on_gpu else None,
+        find_unused_parameters=deterministic,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=parallel.bucket_cap_mb,
+        **sync_buffers,
     )
 
 

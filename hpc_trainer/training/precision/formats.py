@@ -8,7 +8,7 @@ import torch
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 
-_COMPUTE_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16, Dtype.fp8: torch.bfloat16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_precision(precision: PrecisionConfig) -> None:
@@ -20,10 +20,8 @@ def set_precision(precision: PrecisionConfig) -> None:
 
 def autocast(precision: PrecisionConfig, device_type: str) -> contextlib.AbstractContextManager[None]:
     """Context of a forward pass on `device_type` (cpu or cuda); does nothing for fp32 and tf32."""
-    dtype = _COMPUTE_DTYPES.get(precision.compute_dtype)
-    if dtype is None:
-        return contextlib.nullcontext()
-    return torch.autocast(device_type, dtype=dtype)
+    wanted = precision.format.autocast
+    return contextlib.nullcontext() if wanted is None else torch.autocast(device_type, dtype=_AUTOCAST[wanted])
 
 
 def build_scaler(precision: PrecisionConfig, device_type: str) -> torch.amp.GradScaler:

@@ -60,7 +60,7 @@ def peak_flops(config: TrainConfig, device: torch.device) -> float | None:
     """
     if device.type != "cuda":
         return None
-    dtype = config.precision.compute_dtype.value
+    dtype = config.precision.format.products
     names = (torch.cuda.get_device_name(device), config.hardware.gpu_type)
     found = (peak_tflops(name, dtype) for name in names)
     peak = next((each for each in found if each is not None), None)

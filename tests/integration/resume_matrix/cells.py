@@ -7,11 +7,8 @@ axes.
 from __future__ import annotations
 
 import collections
-import datetime
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-
-from tests.of_the_day import of_the_day
 
 Cell = Mapping[str, str]
 NUM_STEPS, STEPS_PER_EPOCH = 18, 6
@@ -19,7 +16,6 @@ NUM_STEPS, STEPS_PER_EPOCH = 18, 6
 EVAL_EVERY_STEPS = 7
 """No point is right after one: a stop that is asked for before an evaluation ends it, and the run stops there."""
 POINTS = {"mid_epoch": 9, "epoch_edge": 12, "last_step": NUM_STEPS - 1}
-PER_DAY = 2
 # A value that stands first is taken where nothing else decides: the cheap one.
 AXES: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
@@ -76,6 +72,14 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
     "muon_fsdp_tp": (
         {"precision": "fp16", "ranks": "4", "point": "last_step", "model": "gpt", "ema": "null", "accum": "1"},
         ("parallel=fsdp_tp", "optim=muon", "optim.adamw_lr=0.003"),
+    ),
+    "lion_fsdp": (
+        {"precision": "bf16", "ranks": "2", "model": "gpt"},
+        ("parallel=fsdp", "optim=lion", "optim.lr=0.001", "model.num_layers=2"),
+    ),
+    "lion_zero1": (
+        {"precision": "fp16", "ranks": "2", "point": "epoch_edge", "model": "cnn"},
+        ("parallel.zero1=true", "optim=lion", "optim.lr=0.001", "optim.offload=true"),
     ),
     "chunked": (
         {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt", "accum": "1"},
@@ -302,6 +306,9 @@ LONG = frozenset(name for name, cell in CELLS.items() if cell["compile"] == "tru
 """What takes a minute or more: what is compiled, or has eight ranks."""
 
 
-def chosen(today: datetime.date | None = None) -> list[str]:
-    """Those that the short suite plays: others each day; none of `LONG`."""
-    return of_the_day([name for name in CELLS if name not in LONG], PER_DAY, today)
+SAMPLE = (
+    "fp16-x2-last_step-resnet18-w2-a1-noclip-constant-sgd",
+    "bf16-x2-epoch_edge-resnet18-w0-a4-clip-cosine-adamw-ema-fsdp",
+    "fp32-x2-mid_epoch-mlp-w0-a1-clip-cosine-adamw-ema-rollback",
+)
+"""What `make test` plays: each number format, point and optimizer; DDP and FSDP; loader processes; a step back."""

@@ -1,19 +1,17 @@
-"""Which scenarios `make test` plays today: a few, others each day, so that a fortnight sees them all."""
+"""Which scenarios `make test` plays: one for each cause that no other test on a real Slurm has."""
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Sequence
 
-from tests.of_the_day import of_the_day
-
 VARIABLE = "HPC_TRAINER_SCENARIOS"
-PER_DAY = 3
+SAMPLE = ("node_set_down-x4", "timed_out_after_a_minute-x1", "requeue_refused-x1", "no_progress-x1")
+"""With the hardware of each: what needs two nodes has them."""
 
 
-def chosen(names: Sequence[str], short: Sequence[str], today: datetime.date | None = None) -> list[str]:
-    """Names to play, from the variable HPC_TRAINER_SCENARIOS: `all`, names with commas, else today's share of `short`.
+def chosen(names: Sequence[str]) -> list[str]:
+    """Ids (`name-x1`) to play, of the variable HPC_TRAINER_SCENARIOS: `all`, names with commas, else the sample.
 
     Raises:
         ValueError: the variable names what is not among `names`.
@@ -23,8 +21,9 @@ def chosen(names: Sequence[str], short: Sequence[str], today: datetime.date | No
         return list(names)
     if wish:
         wished = [word.strip() for word in wish.split(",") if word.strip()]
-        unknown = sorted(set(wished) - set(names))
+        unknown = sorted(set(wished) - {name.rpartition("-")[0] for name in names})
         if unknown:
-            raise ValueError(f"{VARIABLE}={wish}: unknown {', '.join(unknown)}. Known: {', '.join(names)}, or all.")
-        return wished
-    return of_the_day(short, PER_DAY, today)
+            known = ", ".join(dict.fromkeys(name.rpartition("-")[0] for name in names))
+            raise ValueError(f"{VARIABLE}={wish}: unknown {', '.join(unknown)}. Known: {known}, or all.")
+        return [name for name in names if name.rpartition("-")[0] in wished]
+    return list(SAMPLE)

@@ -22,7 +22,6 @@ class Scenario:
     Attributes:
         hardware: profiles that it is played with: one rank, and two nodes with two ranks each.
         variant: of the test Slurm.
-        is_long: takes minutes; never in the rotating sample.
         timeout_s: after which pytest gives up.
         faults: release, hardware or ANY -> what the product does wrong there; the test then must fail.
     """
@@ -31,7 +30,6 @@ class Scenario:
     play: Play
     hardware: tuple[str, ...]
     variant: str = ""
-    is_long: bool = False
     timeout_s: int = 300
     faults: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,15 +57,19 @@ def all_scenarios() -> dict[str, Scenario]:
     return SCENARIOS
 
 
-def short_names() -> list[str]:
-    """Those that may be in the rotating sample."""
-    return [name for name, each in all_scenarios().items() if not each.is_long]
+def ids() -> list[str]:
+    """`name-x1`, `name-x4` of the whole table."""
+    return [f"{name}-{short(hardware)}" for name, each in all_scenarios().items() for hardware in each.hardware]
+
+
+def short(hardware: str) -> str:
+    """`x1` of `testbed_x1`."""
+    return hardware.removeprefix("testbed_")
 
 
 def scenario(
     *hardware: str,
     variant: str = "",
-    is_long: bool = False,
     timeout_s: int = 300,
     faults: Mapping[str, str] | None = None,
 ) -> Callable[[Play], Play]:
@@ -82,7 +84,6 @@ def scenario(
             play=play,
             hardware=hardware or BOTH,
             variant=variant,
-            is_long=is_long,
             timeout_s=timeout_s,
             faults=faults or {},
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.scenarios.checks import Reference, References
-from tests.slurm.scenarios.sample import PER_DAY, VARIABLE, chosen
+from tests.slurm.scenarios.sample import SAMPLE, VARIABLE, chosen
 from tests.slurm.scenarios.scene import Scene
-from tests.slurm.scenarios.table import Scenario, all_scenarios, short_names
+from tests.slurm.scenarios.table import Scenario, all_scenarios, ids, short
 from tests.slurm.testbed.cluster import SlurmCluster
 from tests.slurm.testbed.spec import default_release
 
@@ -36,16 +35,16 @@ def references(slurm_variant: Variants, tmp_path_factory: pytest.TempPathFactory
 
 
 def _rows() -> Iterator[object]:
-    sample = chosen(list(all_scenarios()), short_names())
+    played = chosen(ids())
     for name, each in sorted(all_scenarios().items()):
         for hardware in each.hardware:
             fault = each.fault(default_release(), hardware)
             marks = [pytest.mark.timeout(each.timeout_s)]
-            if name not in sample:
+            if f"{name}-{short(hardware)}" not in played:
                 marks.append(pytest.mark.long)
             if fault:
                 marks.append(pytest.mark.xfail(strict=True, raises=AssertionError, reason=fault))
-            yield pytest.param(each, hardware, marks=marks, id=f"{name}-{hardware.removeprefix('testbed_')}")
+            yield pytest.param(each, hardware, marks=marks, id=f"{name}-{short(hardware)}")
 
 
 @pytest.mark.parametrize(("each", "hardware"), list(_rows()))
@@ -68,16 +67,11 @@ def test_scenario(
         record_property("seconds", round(time.monotonic() - begin, 1))
 
 
-def test_the_sample_comes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every scenario but the long ones is in the sample of one day or another, and the variable names any."""
+def test_the_variable_names_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    names, short = list(all_scenarios()), short_names()
-    days = [datetime.date(2026, 1, 1) + datetime.timedelta(days=day) for day in range(len(short))]
-    samples = [chosen(names, short, day) for day in days]
-    assert {len(sample) for sample in samples} == {PER_DAY}
-    assert {name for sample in samples for name in sample} == set(short)
+    assert set(chosen(ids())) == set(SAMPLE) <= set(ids())
     monkeypatch.setenv(VARIABLE, "timed_out_after_ten_minutes, no_progress")
-    assert chosen(names, short) == ["timed_out_after_ten_minutes", "no_progress"]
+    assert sorted(chosen(ids())) == ["no_progress-x1", "no_progress-x4", "timed_out_after_ten_minutes-x1"]
     monkeypatch.setenv(VARIABLE, "no_such")
     with pytest.raises(ValueError, match="unknown no_such"):
-        chosen(names, short)
+        chosen(ids())

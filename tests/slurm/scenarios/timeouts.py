@@ -25,7 +25,7 @@ def timed_out_after_a_minute(scene: Scene, references: References) -> None:
     _play(scene, references, 1)
 
 
-@scenario(ONE, is_long=True, timeout_s=1200)
+@scenario(ONE, timeout_s=1200)
 def timed_out_after_ten_minutes(scene: Scene, references: References) -> None:
     """The same with a limit of ten minutes, and the full lead of 120 s."""
     _play(scene, references, 10)

@@ -44,6 +44,11 @@ def base_folder() -> Path:
     return Path("/tmp") / f"hpc-trainer-slurm-{os.getuid()}"
 
 
+def worker() -> str:
+    """`gw0` of pytest-xdist, "" outside: each worker has clusters of its own, so that tests run side by side."""
+    return os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
 def cache_folder() -> Path:
     """The folder that keeps what is slow to make: chroots and an empty database."""
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -75,7 +80,7 @@ class Spec:
     @property
     def default_folder(self) -> Path:
         """Where the state folder lies when none is named."""
-        return base_folder() / self.name
+        return base_folder() / worker() / self.name
 
     @property
     def cluster_name(self) -> str:
@@ -94,16 +99,16 @@ class Spec:
 
     @property
     def base_port(self) -> int:
-        """The first of this cluster's 20 ports.
+        """The first of this cluster's 8 ports.
 
         All lie below the kernel's ephemeral range (32768), whose ports any client may be given.
         """
         if self.folder == self.default_folder.absolute():
             slot = RELEASES.index(self.release) * 16 + VARIANTS.index(self.variant)
-            # One person's clusters never collide; those of another runtime folder seldom (1 in 14).
-            block = zlib.crc32(str(base_folder()).encode()) % 15
-            return 17000 + 1000 * block + 20 * slot
-        return 18000 + 20 * (zlib.crc32(str(self.folder).encode()) % 500)
+            # One person's clusters never collide, nor those of their workers; those of another runtime folder seldom.
+            block = (zlib.crc32(str(base_folder()).encode()) + int(worker()[2:] or -1) + 1) % 39
+            return 17000 + 400 * block + 8 * slot
+        return 17000 + 8 * (zlib.crc32(str(self.folder).encode()) % 1950)
 
     @property
     def ctld_port(self) -> int:
@@ -118,7 +123,7 @@ class Spec:
     @property
     def node_ports(self) -> range:
         """The ports of the four slurmd."""
-        return range(self.base_port + 11, self.base_port + 11 + len(NODES))
+        return range(self.base_port + 2, self.base_port + 2 + len(NODES))
 
     @property
     def ports(self) -> list[int]:

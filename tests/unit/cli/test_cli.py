@@ -329,7 +329,7 @@ def test_errors(cli: Cli, argv: list[str], code: int, kind: str) -> None:
 def test_a_refusing_sbatch_is_exit_1(cli: Cli, fake_slurm: FakeSlurm) -> None:
     fake_slurm.answer("sbatch", error="sbatch: error: Invalid account\n", code=1)
     code, out, _ = cli("submit", "--json")
-    assert (code, strict(out)["error"]) == (1, "SubmitError")
+    assert (code, strict(out)["error"]) == (1, "RefusedError")
     assert "Invalid account" in strict(out)["message"]
 
 

@@ -110,7 +110,11 @@ def without(ground: Ground, feature: Feature) -> TrainConfig | None:
 def breaking(feature: Feature, row: Row) -> TrainConfig:
     """A configuration that breaks this row."""
     is_excluded = row in feature.excludes
-    how = _words_for(row.what) if is_excluded else _WITHOUT.get(row.what, "")
+    how = (
+        _words_for(row.what)
+        if is_excluded
+        else next((word for need, word in _WITHOUT.items() if row.what.startswith(need)), "")
+    )
     when = _words_for(row.when)
     orders = (f"{feature.example} {when} {how}", f"{how} {feature.example} {when}")
     for ground, words in itertools.product(GROUNDS, orders):
@@ -126,7 +130,7 @@ def breaking(feature: Feature, row: Row) -> TrainConfig:
 
 
 # What one types against a need.
-_WITHOUT = {"parallel=ddp": "parallel=fsdp", "parallel=fsdp": "parallel=ddp", "optim=adamw|sgd": "optim=muon",
+_WITHOUT = {"parallel=ddp": "parallel=fsdp", "parallel=fsdp": "parallel=ddp", "optim=": "optim=muon",
             "train.compile=true": "train.compile=false", "optim.lr_base_batch": "optim.lr_base_batch=null"}  # fmt: skip
 # What one types for a choice that names no value.
 _WITH = {"train.main": "mine.main", "train.grad_accum_steps": "2", "train.max_grad_norm": "1.0", "train.batch_per_rank":

@@ -171,13 +171,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optim": CustomOptimConfig(_target_="torch.optim.RAdam", offload=True)},
-        "optim.offload=true needs optim=adamw or sgd, and this is optim=custom: weights are updated in pieces, and "
-        "nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
+        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=custom: weights are updated in pieces, "
+        "and nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
     ),
     (
         {"optim": MuonConfig(offload=True), "model": GptConfig(), "data": TextBytesConfig()},
-        "optim.offload=true needs optim=adamw or sgd, and this is optim=muon: weights are updated in pieces, and "
-        "nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
+        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=muon: weights are updated in pieces, "
+        "and nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
     ),
     (
         {"optim__offload": True, "train__guard__on_spike": OnSpike.skip},

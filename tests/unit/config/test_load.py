@@ -44,10 +44,18 @@ def test_round_trip(model: Any, data: Any, optim: Any) -> None:
     assert to_plain(back) == plain
 
 
-def test_variants_of_a_group_have_different_fields() -> None:
+def test_a_variant_is_told_by_its_fields() -> None:
     for group, variants in VARIANTS.items():
         for node in variants.values():
-            assert variant_of(group, {each.name for each in dataclasses.fields(node)}) is node
+            assert variant_of(group, dataclasses.asdict(node())) is node
+
+
+def test_variants_of_the_same_fields_are_told_by_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = VARIANTS["optim"]["adamw"]
+    twin = dataclasses.make_dataclass("TwinConfig", [("name", str, "twin")], bases=(known,), kw_only=True, slots=True)
+    monkeypatch.setitem(VARIANTS, "optim", {"twin": twin, **VARIANTS["optim"]})
+    assert variant_of("optim", dataclasses.asdict(twin())) is twin
+    assert variant_of("optim", dataclasses.asdict(known())) is known
 
 
 def _plain() -> dict[str, Any]:

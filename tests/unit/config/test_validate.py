@@ -172,7 +172,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"optim": SgdConfig(momentum=0.0)}, "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."),
     ({"optim": MuonConfig(ns_steps=0)}, "optim.ns_steps=0 must be 1 to 99. Use 5."),
     ({"optim": MuonConfig(adamw_lr=0.0)}, "optim.adamw_lr=0 must be greater than 0 and finite. Use 0.001."),
-    ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
+    ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.95]."),
     (
         {"optim": MuonConfig(), "model": ResnetConfig()},
         "optim=muon does not go with model=resnet18: it is for hidden matrices, and there are convolutions alone. "

@@ -26,7 +26,7 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 
 SUBMIT = "hpc_trainer.launch.submit"
 TOP_UP = "hpc_trainer.launch.top_up"
-HAND_OVER = "hpc_trainer.launch.hand_over"
+HAND_OVER = "hpc_trainer.launch.submitit_bridge"
 LIMITED = """\
 MaxArraySize            = 4
 AccountingStorageEnforce = limits

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.api import retry, submit_grid
-from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import write_atomic
@@ -22,6 +21,7 @@ from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_doubt, write_intent
 from tests.unit.launch.grids import make_grid, submit
+from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -90,7 +90,7 @@ def test_the_batch_script_looks_for_the_marker_before_it_requeues(
     (spec,) = specs = make_specs(1, "cluster=slurm")
     submit(make_grid(paths.folder, specs))
     text = fake_slurm.script("101")
-    tail = parse_script(text).tail
+    tail = read_script(text).tail
     assert text.rstrip("\n").endswith("\n".join(tail))
     run = paths.run(spec.run_id)
     run.folder.mkdir(mode=0o700)

@@ -11,6 +11,13 @@ import pytest
 
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.memory import Need, find_needs
+from tests import warm
+
+
+@pytest.fixture(autouse=True)
+def _warm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks torch is a process of its own: it is forked here."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", warm.execute_child)
 
 
 def _need(gpu_type: str | None, gb: float, **more: object) -> Need:

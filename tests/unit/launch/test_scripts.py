@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.schema.hardware import GpuRequest
-from hpc_trainer.launch.script import parse_script
+from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submit import array_script_of
-from hpc_trainer.launch.submitit_bridge import worker_command
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runtime.start import START
 from tests.unit.launch.grids import make_plan
+from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_spec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -85,12 +85,13 @@ def test_bash_understands_the_script(name: str) -> None:
 def test_the_script_reads_back_as_its_spec(name: str) -> None:
     specs = _specs(name)
     cluster = specs[0].config["cluster"]
-    found = parse_script(_script(name))
+    found = read_script(_script(name))
     assert found.shape == specs[0].shape
-    assert (found.num_elements, found.array_parallelism) == (len(specs), min(len(specs), cluster["array_parallelism"]))
-    assert (found.uuid, found.job_name, found.folder) == (UUID, "golden-01234567", Path("/shared/runs/golden/slurm"))
-    assert (found.sweep_dir, found.python) == (Path("/shared/runs/golden"), ("python3",))
-    assert (list(found.setup), list(found.srun_args)) == (cluster["setup"], cluster["srun_args"])
+    assert found.array == (len(specs), min(len(specs), cluster["array_parallelism"]))
+    assert (found.flags["comment"], found.flags["job-name"]) == (UUID, "golden-01234567")
+    assert found.folder == Path("/shared/runs/golden/slurm")
+    assert (found.sweep_dir, found.command[0]) == (Path("/shared/runs/golden"), "python3")
+    assert (found.setup, found.srun_args) == (cluster["setup"], cluster["srun_args"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -141,7 +142,7 @@ HOSTILE = [
 def test_an_awkward_folder_stays_one_word(tmp_path: Path, folder: str) -> None:
     plan = make_plan(Path(folder, "sweep"), _specs("cpu_x1"))
     script = array_script_of(plan, plan.arrays[0], UUID)
-    assert parse_script(script).folder == Path(folder, "sweep", "slurm")
+    assert read_script(script).folder == Path(folder, "sweep", "slurm")
     words = command_of(script + "\n")
     assert words[words.index("--sweep-dir") + 1] == f"{folder}/sweep"
     # And bash agrees: srun gets the words, and nothing else runs.
@@ -176,8 +177,7 @@ def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
     installed = array_script_of(without, without.arrays[0], UUID)
     others = [[line for line in text.splitlines() if not line.startswith("srun ")] for text in (script, installed)]
     assert others[0] == others[1], "all else is as in the golden script"
-    assert parse_script(script).archive == Path(sweep, "code/0123456789ab.zip")
-    assert parse_script(installed).archive is None
+    assert read_script(installed).command[1:3] == ["-u", "-c"]
 
 
 def test_the_workers_command_quotes_what_it_is_given() -> None:

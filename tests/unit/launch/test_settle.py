@@ -106,7 +106,7 @@ def _start(run: RunPaths, job_id: str, attempt: int = 0) -> None:
 @contextlib.contextmanager
 def _sbatch_at_work(paths: SweepPaths, intent: Submission) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the intent's script among its arguments, as its sbatch has."""
-    argv = [sys.executable, "-S", "-c", "input()", "sbatch", str(script_path(paths, intent.uuid))]
+    argv = [sys.executable, "-S", "-c", "input()", "sbatch", str(script_path(paths.scripts, intent.uuid))]
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
         try:
             yield process

@@ -12,18 +12,21 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, SlurmError, SubmitError
+from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SilentError, SlurmError, SubmitError
+from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.settle import settle_intents
+from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import append_specs, read_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
-from tests.unit.launch.grids import make_grid, submit
+from tests.unit.launch.grids import make_grid, make_plan, submit
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -66,6 +69,26 @@ def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: Fake
     assert {path.stat().st_mode & 0o077 for path in folder.rglob("*") if not path.is_symlink()} == {0}
     assert list(read_specs(SweepPaths(folder)).values()) == specs
     assert json.loads(SweepPaths(folder).sweep.read_text())["run_ids"] == [spec.run_id for spec in specs]
+
+
+def test_what_is_no_refusal_of_slurm_is_not_recorded_as_one(
+    folder: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A top-up job that lost the lock, or that has no sbatch, must not leave runs behind that look refused for good."""
+    plan = make_plan(folder, make_specs(2, *SLURM))
+    make_folder(folder)
+
+    class Lost(SubmitLock):
+        def renew(self) -> None:
+            raise SubmitError("another submit took it over")
+
+    with pytest.raises(SubmitError, match="took it over"):
+        submit_plan(plan, command_line=None, lock=Lost(SweepPaths(folder)), skip_refused=True)
+    (fake_slurm.bin / "sbatch").unlink()
+    monkeypatch.setenv("PATH", str(fake_slurm.bin))
+    with pytest.raises(MissingCommandError):
+        submit_plan(plan, command_line=None, skip_refused=True)
+    assert _events(folder) == ["intent", "dropped"]
 
 
 def test_a_second_submit_calls_no_sbatch(folder: Path, fake_slurm: FakeSlurm) -> None:
@@ -111,7 +134,7 @@ def test_the_intent_is_on_disk_before_sbatch_runs(folder: Path, fake_slurm: Fake
 def test_a_refused_array_is_an_error_and_the_next_submit_works(folder: Path, fake_slurm: FakeSlurm) -> None:
     grid = make_grid(folder, make_specs(2, *SLURM))
     fake_slurm.answer("sbatch", error="sbatch: error: Batch job submission failed: Invalid account\n", code=1)
-    with pytest.raises(SubmitError, match="Invalid account"):
+    with pytest.raises(RefusedError, match="Invalid account"):
         submit(grid)
     assert read_submissions(SweepPaths(folder)) == []
     assert fake_slurm.calls("squeue") == [], "a plain refusal needs no look at the queue"
@@ -127,7 +150,7 @@ def test_the_arrays_before_a_refused_one_stand(folder: Path, fake_slurm: FakeSlu
     script = (fake_slurm.bin / "sbatch").read_text()
     refuse = 'if grep -q gpus-per-node "$1"; then echo "sbatch: error: Invalid GPUs today" >&2; exit 1; fi\n'
     (fake_slurm.bin / "sbatch").write_text(script.replace("#!/bin/sh\n", f"#!/bin/sh\n{refuse}"))
-    with pytest.raises(SubmitError, match="Invalid GPUs today"):
+    with pytest.raises(RefusedError, match="Invalid GPUs today"):
         submit(grid)
     (fake_slurm.bin / "sbatch").write_text(script)
     (array,) = submit(grid)
@@ -167,7 +190,7 @@ def test_a_reply_that_is_late_by_a_minute_is_waited_for(
     """sbatch gave up; the controller works the request off after that. Nothing is submitted twice."""
     grid = make_grid(folder, make_specs(3, *SLURM))
     fake_slurm.answer("sbatch", error="sbatch: error: Batch job submission failed: Socket timed out\n", code=1)
-    with pytest.raises(SubmitError, match="may have the job all the same"):
+    with pytest.raises(SilentError, match="may have the job all the same"):
         submit(grid)
     assert _events(folder) == ["intent", "doubt"]
     status = read_status(SweepPaths(folder))
@@ -197,7 +220,7 @@ def test_a_lost_reply_while_squeue_is_down_is_settled_by_the_next_submit(folder:
     grid = make_grid(folder, make_specs(3, *SLURM))
     fake_slurm.lose_reply()
     fake_slurm.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
-    with pytest.raises(SubmitError, match="Socket timed out"):
+    with pytest.raises(SilentError, match="Socket timed out"):
         submit(grid)
     with pytest.raises(SlurmError, match="Unable to contact"):
         submit(grid)  # to submit now could be to submit twice

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.api import submit_grid
-from hpc_trainer.errors import SubmitError
-from hpc_trainer.launch.script import parse_script
+from hpc_trainer.errors import RefusedError
 from hpc_trainer.launch.settle import settle_successor
 from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.status import read_status
@@ -31,6 +30,7 @@ from hpc_trainer.runs.submissions import (
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.worker.rank import _newer_job
 from tests.unit.launch.grids import make_grid, submit
+from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -61,10 +61,10 @@ def test_one_job_with_the_run_begins_when_the_old_one_has_ended(
     (intent,) = read_ledger(run).submissions
     call = fake_slurm.calls("sbatch")[-1]
     assert call == f"sbatch --dependency=afterany:101_1 {sweep.scripts}/{intent.uuid}.sh"
-    request = parse_script((sweep.scripts / f"{intent.uuid}.sh").read_text())
-    assert request.command[-2:] == ("--run", run.run_id)
-    assert request.num_elements is None
-    assert request.shape == parse_script(next(iter(sorted(sweep.scripts.glob("*.sh")))).read_text()).shape
+    request = read_script((sweep.scripts / f"{intent.uuid}.sh").read_text())
+    assert request.command[-2:] == ["--run", run.run_id]
+    assert request.array is None
+    assert request.shape == read_script(next(iter(sorted(sweep.scripts.glob("*.sh")))).read_text()).shape
     status = {each.run_id: each for each in read_status(sweep).runs}[run.run_id]
     assert (status.state, status.job_id) == (RunState.REQUEUED, "102")
     assert submit(make_grid(sweep.folder, make_specs(2, "cluster=slurm"))) == [], "it is at work"
@@ -90,7 +90,7 @@ def test_a_refused_successor_leaves_the_run_to_the_next_submit(
 ) -> None:
     refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
     fake_slurm.answer("sbatch", code=1, error=refusal)
-    with pytest.raises(SubmitError, match="permission denied"):
+    with pytest.raises(RefusedError, match="permission denied"):
         submit_successor(run, "101_1")
     assert read_ledger(run).submissions == []
     fake_slurm.clear_queue()

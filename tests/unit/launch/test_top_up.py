@@ -11,7 +11,6 @@ import pytest
 
 from hpc_trainer.api import retry, submit_grid, top_up
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.launch.script import parse_script
 from hpc_trainer.launch.top_up import TopUpJob, top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.status import read_status
@@ -19,6 +18,7 @@ from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runs.submissions import read_ledger
 from tests.unit.launch.grids import make_grid
+from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -47,9 +47,9 @@ def test_the_top_up_job_comes_first_and_waits_for_half(folder: Path, limited: Fa
     assert [(array.job_id, len(array.run_ids)) for array in done.arrays] == [("102", 4), ("103", 1)]
     assert (done.top_up, len(done.waiting)) == ("101", 4)
     assert limited.calls("sbatch")[0].split()[1] == "--begin=now+60"
-    script = parse_script(limited.script("101"))
-    assert (script.num_elements, script.sweep_dir if script.num_elements else None) == (None, None)
-    assert script.command[-2:] == ("top-up", str(folder))
+    script = read_script(limited.script("101"))
+    assert script.array is None
+    assert script.command[-2:] == ["top-up", str(folder)]
     assert (script.shape.partition, script.shape.gpus_per_node, script.shape.num_nodes) == ("long", 0, 1)
     (aimed,) = [call for call in limited.calls("scontrol") if "update" in call]
     assert aimed == "scontrol update JobId=101 Dependency=afterany:102_0:102_1 StartTime=now"
@@ -145,7 +145,7 @@ def test_a_top_up_job_asks_for_one_core_whatever_the_runs_ask_for(
     specs = make_specs(9, "cluster=slurm", "hardware=gpu_x16", cluster__account="mine", **changes)
     limited.answer("sinfo", "")
     submit_grid(make_grid(folder, specs))
-    shape = parse_script(limited.script("101")).shape
+    shape = read_script(limited.script("101")).shape
     assert dataclasses.asdict(shape) == {
         "num_nodes": 1, "tasks_per_node": 1, "cpus_per_task": 1, "gpus_per_node": 0,
         "mem_gb_per_node": None, "mem_gb_per_gpu": None, "mem_gb_per_cpu": None,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import MissingCommandError, RefusedError, SilentError, SlurmError, UnclearError
 from hpc_trainer.slurm.commands import clean_submit_environment, has_slurm, run_slurm
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
@@ -25,16 +25,36 @@ def test_times_come_as_seconds_and_words_in_english(fake_slurm: FakeSlurm, monke
     assert run_slurm(["squeue"]) == "C %s\n"
 
 
-def test_another_exit_code_is_an_error_with_its_last_words(fake_slurm: FakeSlurm) -> None:
-    fake_slurm.answer("squeue", error="slurm_load_jobs error: Zero Bytes were transmitted\n", code=3)
-    with pytest.raises(SlurmError, match=r"squeue -h failed \(3\): slurm_load_jobs error: Zero Bytes"):
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        ("slurm_load_jobs error: Zero Bytes were transmitted", 3, SilentError),
+        ("Socket timed out on send/recv operation for job 101_0", 1, SilentError),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", 1, SilentError),
+        ("Requested operation is presently disabled for job 101_0", 1, RefusedError),
+        ("words of a release to come", 1, RefusedError),
+    ],
+)
+def test_another_exit_code_is_an_error_with_its_last_words(
+    fake_slurm: FakeSlurm, error: str, code: int, kind: type[SlurmError]
+) -> None:
+    fake_slurm.answer("squeue", error=f"{error}\n", code=code)
+    with pytest.raises(SlurmError) as caught:
         run_slurm(["squeue", "-h"])
+    assert (type(caught.value), caught.value.said) == (kind, error)
+    assert str(caught.value) == f"squeue -h failed ({code}): {error}"
+
+
+def test_a_command_that_is_killed_may_have_done_it(fake_slurm: FakeSlurm) -> None:
+    (fake_slurm.bin / "scontrol").write_text("#!/bin/sh\nkill -15 $$\n")
+    with pytest.raises(UnclearError, match=r"scontrol requeue failed \(-15\)"):
+        run_slurm(["scontrol", "requeue", "1"])
 
 
 def test_a_command_that_hangs_is_left(fake_slurm: FakeSlurm) -> None:
     fake_slurm.hang("squeue")
     began = time.monotonic()
-    with pytest.raises(SlurmError, match=r"squeue did not answer within 0\.3 s"):
+    with pytest.raises(SilentError, match=r"squeue did not answer within 0\.3 s"):
         run_slurm(["squeue"], timeout_s=0.3)
     assert time.monotonic() - began < 20
 
@@ -42,7 +62,7 @@ def test_a_command_that_hangs_is_left(fake_slurm: FakeSlurm) -> None:
 @pytest.mark.usefixtures("no_slurm")
 def test_a_machine_without_slurm() -> None:
     assert not has_slurm()
-    with pytest.raises(SlurmError, match=r"squeue is not on PATH\. Is this a Slurm login node\?"):
+    with pytest.raises(MissingCommandError, match=r"squeue is not on PATH\. Is this a Slurm login node\?"):
         run_slurm(["squeue"])
 
 
@@ -52,7 +72,7 @@ def test_a_command_that_cannot_be_started_is_an_error(fake_slurm: FakeSlurm, mon
     with pytest.raises(SlurmError, match="squeue"):
         run_slurm(["squeue"])
     (fake_slurm.bin / "squeue").write_bytes(b"\x7fELF broken")
-    with pytest.raises(SlurmError, match=r"squeue could not be started: .*Exec format error"):
+    with pytest.raises(SilentError, match=r"squeue could not be started: .*Exec format error"):
         run_slurm(["squeue"])
 
 

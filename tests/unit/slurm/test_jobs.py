@@ -7,18 +7,17 @@ import time
 
 import pytest
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import RefusedError, SlurmError
 from hpc_trainer.slurm.jobs import (
     JobInfo,
-    Preemption,
     cancel_jobs,
     parse_duration,
     parse_job,
-    parse_preemption,
     parse_time,
     requeue,
     show_job,
 )
+from hpc_trainer.slurm.preemption import Preemption, parse_preemption
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 # 22.05, SLURM_TIME_FORMAT=%s, an array element at work, preempted and in its grace period.
@@ -150,7 +149,7 @@ def test_a_job_that_waits_already_was_requeued_by_somebody(fake_slurm: FakeSlurm
 )
 def test_a_refused_requeue_is_an_error(fake_slurm: FakeSlurm, error: str) -> None:
     fake_slurm.answer("scontrol", error=f"{error} for job 1080_3\n", code=1)
-    with pytest.raises(SlurmError, match=error):
+    with pytest.raises(RefusedError, match=error):
         requeue("1080_3")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.errors import SubmitError
-from hpc_trainer.slurm.sbatch import NoRoomError, UnclearSubmitError, estimate_start, submit_script
+from hpc_trainer.errors import MissingCommandError, NoRoomError, RefusedError, SilentError, SlurmError, UnclearError
+from hpc_trainer.slurm.sbatch import estimate_start, submit_script
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 FAILED = "sbatch: error: Batch job submission failed"
@@ -52,67 +52,59 @@ def test_accepted(script: Path, fake_slurm: FakeSlurm) -> None:
 def test_half_a_number_is_another_jobs(script: Path, fake_slurm: FakeSlurm, text: str) -> None:
     """The answer was job 123456, and was cut: the queue knows by the uuid which one it is."""
     fake_slurm.answer("sbatch", text)
-    with pytest.raises(UnclearSubmitError, match="cannot be read"):
+    with pytest.raises(UnclearError, match="cannot be read"):
         submit_script(script)
 
 
 @pytest.mark.parametrize(
     ("error", "code", "kind"),
     [
-        (REFUSED, 1, SubmitError),
+        (REFUSED, 1, RefusedError),
         (FULL, 1, NoRoomError),
         ("sbatch: error: AssocGrpSubmitJobsLimit\nsbatch: error: Batch job submission failed: x\n", 1, NoRoomError),
         ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n", 1, NoRoomError),
-        (
-            FAILED + ": Socket timed out on send/recv operation\n",
-            1,
-            UnclearSubmitError,
-        ),
-        (
-            FAILED + ": Zero Bytes were transmitted or received\n",
-            1,
-            UnclearSubmitError,
-        ),
-        *((f"{FAILED}: {words}\n", 1, UnclearSubmitError) for words in LOST),
+        (f"{FAILED}: Socket timed out on send/recv operation\n", 1, SilentError),
+        (f"{FAILED}: Zero Bytes were transmitted or received\n", 1, SilentError),
+        *((f"{FAILED}: {words}\n", 1, SilentError) for words in LOST),
         # Nothing was sent.
-        (f"{FAILED}: Unable to contact slurm controller (connect failure)\n", 1, SubmitError),
+        (f"{FAILED}: Unable to contact slurm controller (connect failure)\n", 1, RefusedError),
         # The same job is refused tomorrow too, whatever the general words after the reason say.
-        (FULL.replace("QOSMaxSubmitJobPerUserLimit", "QOSMaxGRESPerJob"), 1, SubmitError),
+        (FULL.replace("QOSMaxSubmitJobPerUserLimit", "QOSMaxGRESPerJob"), 1, RefusedError),
         (FULL.replace("sbatch: error: QOSMaxSubmitJobPerUserLimit\n", ""), 1, NoRoomError),
         (f"{FAILED}: Resource temporarily unavailable\n", 1, NoRoomError),
-        ("", 1, UnclearSubmitError),
-        ("sbatch: warning: hello\n", 0, UnclearSubmitError),
+        ("", 1, UnclearError),
+        ("sbatch: warning: hello\n", 0, UnclearError),
         # After the job was accepted: a wrapper that is killed, or that fails at work of its own.
-        ("", 137, UnclearSubmitError),
-        (REFUSED, 137, UnclearSubmitError),
-        (FULL, 143, UnclearSubmitError),
-        ('/usr/local/bin/sbatch: line 12: 4711 Killed  /opt/slurm/bin/sbatch "$@"\n', 137, UnclearSubmitError),
-        ("logger: cannot reach the log host\n", 1, UnclearSubmitError),
-        ("Traceback (most recent call last):\nKeyError: 'project'\n", 1, UnclearSubmitError),
-        (f"{FAILED}: Header lengths are longer than data received\n", 1, UnclearSubmitError),
-        (f"{FAILED}: words of a release to come\n", 1, UnclearSubmitError),
+        ("", 137, UnclearError),
+        (REFUSED, 137, UnclearError),
+        (FULL, 143, UnclearError),
+        ('/usr/local/bin/sbatch: line 12: 4711 Killed  /opt/slurm/bin/sbatch "$@"\n', 137, UnclearError),
+        ("logger: cannot reach the log host\n", 1, UnclearError),
+        ("Traceback (most recent call last):\nKeyError: 'project'\n", 1, UnclearError),
+        (f"{FAILED}: Header lengths are longer than data received\n", 1, UnclearError),
+        (f"{FAILED}: words of a release to come\n", 1, UnclearError),
         # What Slurm and sbatch refuse with.
-        *((f"{FAILED}: {words}\n", 1, SubmitError) for words in REFUSALS),
-        (f"sbatch: error: GPU jobs only here\n{FAILED}: Unspecified error\n", 1, SubmitError),
-        ("sbatch: error: Unable to open file job.sh\n", 1, SubmitError),
-        ("sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information\n", 255, SubmitError),
+        *((f"{FAILED}: {words}\n", 1, RefusedError) for words in REFUSALS),
+        (f"sbatch: error: GPU jobs only here\n{FAILED}: Unspecified error\n", 1, RefusedError),
+        ("sbatch: error: Unable to open file job.sh\n", 1, RefusedError),
+        ("sbatch: unrecognized option '--nope'\nTry \"sbatch --help\" for more information\n", 255, RefusedError),
     ],
 )
 def test_each_answer_is_its_own_error(
-    script: Path, fake_slurm: FakeSlurm, error: str, code: int, kind: type[SubmitError]
+    script: Path, fake_slurm: FakeSlurm, error: str, code: int, kind: type[SlurmError]
 ) -> None:
     fake_slurm.answer("sbatch", error=error, code=code)
-    with pytest.raises(SubmitError) as caught:
+    with pytest.raises(SlurmError) as caught:
         submit_script(script)
     assert type(caught.value) is kind
 
 
-def test_a_killed_or_silent_sbatch_is_unclear(script: Path, fake_slurm: FakeSlurm) -> None:
+def test_a_killed_or_hanging_sbatch_is_silent(script: Path, fake_slurm: FakeSlurm) -> None:
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\nkill -9 $$\n")
-    with pytest.raises(UnclearSubmitError):
+    with pytest.raises(SilentError):
         submit_script(script)
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\nexec sleep 30\n")
-    with pytest.raises(UnclearSubmitError, match="no answer within"):
+    with pytest.raises(SilentError, match="no answer within"):
         submit_script(script, timeout_s=0.3)
 
 
@@ -125,7 +117,7 @@ def test_a_job_id_counts_whatever_the_wrapper_ends_with(script: Path, fake_slurm
 
 def test_the_words_are_slurms_own(script: Path, fake_slurm: FakeSlurm) -> None:
     fake_slurm.answer("sbatch", error=REFUSED, code=1)
-    with pytest.raises(SubmitError, match=r"^sbatch did not accept the job: Batch job submission failed: Invalid acc"):
+    with pytest.raises(RefusedError, match=r"^sbatch did not accept the job: Batch job submission failed: Invalid acc"):
         submit_script(script)
 
 
@@ -142,19 +134,22 @@ def test_only_submits_nothing_and_reads_the_start(fake_slurm: FakeSlurm) -> None
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        ("sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name\n", SubmitError),
-        ("allocation failure: Invalid qos specification\n", SubmitError),
+        (
+            "sbatch: error: invalid partition specified: x\nallocation failure: Invalid partition name\n",
+            RefusedError,
+        ),
+        ("allocation failure: Invalid qos specification\n", RefusedError),
         (FULL.replace("Batch job submission failed", "allocation failure"), NoRoomError),
-        ("allocation failure: Unable to contact slurm controller (receive failure)\n", UnclearSubmitError),
+        ("allocation failure: Unable to contact slurm controller (receive failure)\n", SilentError),
     ],
 )
-def test_only_errors(fake_slurm: FakeSlurm, error: str, kind: type[SubmitError]) -> None:
+def test_only_errors(fake_slurm: FakeSlurm, error: str, kind: type[SlurmError]) -> None:
     fake_slurm.answer("test-only", error=error, code=1)
-    with pytest.raises(SubmitError) as caught:
+    with pytest.raises(SlurmError) as caught:
         estimate_start("x")
     assert type(caught.value) is kind
 
 
 def test_no_sbatch(script: Path, no_slurm: None) -> None:
-    with pytest.raises(SubmitError, match="not on PATH"):
+    with pytest.raises(MissingCommandError, match="not on PATH"):
         submit_script(script)

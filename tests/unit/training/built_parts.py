@@ -40,5 +40,5 @@ def place(optimizer: torch.optim.Optimizer, optim: OptimConfig) -> None:
     """Of an optimizer that is there already: it steps as `optim.in_backward` and `optim.offload` say."""
     building = building_of(TrainConfig(optim=optim))
     for each in building.abilities:
-        recipe = each.optimizer(Recipe([], lambda groups: optimizer), nn.Identity(), building)
+        recipe = each.around_optimizer(Recipe([], lambda groups: optimizer), nn.Identity(), building)
         recipe.make(recipe.groups)

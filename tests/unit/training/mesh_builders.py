@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[int, ParallelConfig]] = {
     "hsdp": (4, ParallelConfig(strategy=Strategy.fsdp, data_parallel_replicate=2)),
 }
 TOLERANCE = 2e-6
-"""Of losses and norms against one rank in fp32, relative: docs/precision_and_parallelism.md has the table."""
+"""Of losses and norms against one rank in fp32, relative: docs/reference/numerics.md has the table."""
 VOCABULARY, SEQ_LEN, GLOBAL_BATCH, ACCUM = 64, 8, 8, 2
 
 

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tests import warm
+
 _ROOT = Path(__file__).parents[3]
 _AFTERWARDS_S = 60  # to see how the others end, once one has failed
 
@@ -29,7 +31,7 @@ def two_ranks_say(child: str | Path, folder: Path, timeout_s: float = 120) -> li
     Returns what they wrote to said-<rank>.json in `folder`.
     """
     words, environment = [sys.executable, str(Path(__file__).parent / child)], child_environment()
-    ranks = [subprocess.Popen([*words, str(rank), str(folder)], env=environment) for rank in range(2)]
+    ranks = [warm.Popen([*words, str(rank), str(folder)], env=environment) for rank in range(2)]
     try:
         assert [rank.wait(timeout=timeout_s) for rank in ranks] == [0, 0]
     finally:
@@ -50,7 +52,7 @@ def play_jobs(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]
         outputs = [stack.enter_context((folder / f"output-{tag}-{rank}.txt").open("w+")) for rank in range(world_size)]
         ranks = [
             stack.enter_context(
-                subprocess.Popen(
+                warm.Popen(
                     [*words, str(rank), str(world_size), str(folder), json.dumps(jobs)],
                     env=environment, stdout=output, stderr=subprocess.STDOUT,
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from itertools import product
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import child_environment
@@ -23,10 +24,7 @@ SAMPLE = ["single", "ddp2", "zero2", "fsdp2", "zero2_offload", "fsdp2_offload"]
 
 def run_child(program: str | Path, folder: Path, *words: str) -> None:
     env = {**child_environment(), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, str(HERE / program), str(folder), *words],
-        capture_output=True, text=True, timeout=900, check=False, env=env,
-    )  # fmt: skip
+    done = warm.run([sys.executable, str(HERE / program), str(folder), *words], text=True, timeout=900, env=env)
     assert done.returncode == 0, done.stderr[-6000:]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
+from tests import warm
 
 sys.path.insert(0, str(Path(__file__).parent))
 from step_builders import batches_of, build_step
@@ -24,7 +24,7 @@ CHILD = Path(__file__).with_name("step_child.py")
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder, world_size = tmp_path_factory.mktemp("ranks"), request.param
     words = [sys.executable, str(CHILD)]
-    ranks = [subprocess.Popen([*words, str(rank), str(world_size), str(folder)]) for rank in range(world_size)]
+    ranks = [warm.Popen([*words, str(rank), str(world_size), str(folder)]) for rank in range(world_size)]
     try:
         assert [rank.wait(timeout=120) for rank in ranks] == [0] * world_size
     finally:

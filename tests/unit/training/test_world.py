@@ -14,18 +14,19 @@ from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.training.data.order import BatchOrder
 from tests.unit.training.ranks import play_jobs
 
-# Eleven processes, each of which imports torch: a minute on a quiet machine.
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 STEPS = 14
 BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_steps=1", "checkpoint.every_steps=1000"]
 LOGICAL = [*BASE, "train.logical_ranks=4", "train.global_batch_size=16", "train.eval_every_steps=4"]
+# A short one: evaluations of it take no longer than the steps.
+TEXT = ("data=text_bytes", f"data.path={Path(__file__).parents[3] / 'docs' / 'concepts.md'}")
 RUNS = {
     # An overflow or two at first, growth of the scale later.
     "mlp": [*LOGICAL, "precision=fp16", "precision.init_scale=1048576", "precision.growth_interval=3", "seed=5",
             "model=mlp", "model.hidden_dim=32", "model.dropout=0.2", "train.ema_decay=0.8", "data.max_shift=2",
             "train.grad_accum_steps=2"],
-    "gpt": [*LOGICAL, "model=gpt", "data=text_bytes", "data.seq_len=16", "precision=bf16", "model.num_layers=1",
-            "model.embed_dim=16", "model.dropout=0.2", "data.eval_fraction=0.01"],
+    "gpt": [*LOGICAL, "model=gpt", *TEXT, "data.seq_len=16", "precision=bf16", "model.num_layers=1",
+            "model.embed_dim=16", "model.dropout=0.2", "data.eval_fraction=0.05"],
     "resnet": [*LOGICAL, "model=resnet18", "model.width=4", "data=synthetic_images", "data.num_samples=100",
                "data.num_eval=30", "data.image_size=8", "train.grad_accum_steps=2", "train.ema_decay=0.5",
                "data.num_workers=1"],

@@ -146,12 +146,17 @@ def test_where_sbatch_is_refused_the_next_submit_brings_it_back(sweep: SweepPath
     assert run.state.needs_submit
 
 
-@pytest.mark.parametrize("is_missing", [True, False])
+@pytest.mark.parametrize(
+    ("is_missing", "answer"),
+    [(True, "exit 0"), (False, UNREACHABLE), (False, "echo 'Zero Bytes were received' >&2; exit 1"),
+     (False, "kill -9 $$")],
+)  # fmt: skip
 def test_the_batch_script_requeues_for_who_cannot(
-    is_missing: bool, sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    is_missing: bool, answer: str, sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container without Slurm's commands, or with a controller that does not answer."""
-    _play(fake_slurm, requeue=UNREACHABLE)
+    """In a container without Slurm's commands, or where nobody knows whether it was requeued: another job beside it
+    could be a second one for the same run."""
+    _play(fake_slurm, requeue=answer)
     if is_missing:
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     stop = _stop(sweep)

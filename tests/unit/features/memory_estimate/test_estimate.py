@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
+from tests import warm
 from tests.unit.training.built_parts import optimizer_of
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
@@ -211,10 +211,8 @@ def test_a_large_model_takes_no_memory() -> None:
 
 def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     words = ["experiment=digits", "model=cnn", "cluster=local", "train.num_steps=20", "train.ema_decay=0.9"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hpc_trainer", "train", *words, f"paths.runs_dir={tmp_path}"],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    argv = [sys.executable, "-m", "hpc_trainer", "train", *words, f"paths.runs_dir={tmp_path}"]
+    done = warm.run(argv, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("*/*/checkpoints/step-*")
     size = sum(each.stat().st_size for each in folder.iterdir())

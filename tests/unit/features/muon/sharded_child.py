@@ -13,28 +13,25 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.optim
 import torch.distributed.tensor.parallel
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.features.muon.sharded import ShardedMuon
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
-from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
-from hpc_trainer.training.checkpoint.shards import local_box
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.optim.build import set_learning_rate
 from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensors import is_sharded
 from tests.unit.features.muon.muon_ways import KINDS, MUON
 from tests.unit.training import mesh_builders, shard_builders
 from tests.unit.training.built_parts import optimizer_of
+from tests.unit.training.given_gradients import give_gradients, one_rank
 from tests.unit.training.mesh_step_child import whole
 from tests.unit.training.reshard_child import on_ranks
 
@@ -66,36 +63,6 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
     store.save(SAVED_STEP, replicated=shared, per_rank=own, meta={})
     saved = shard_builders.digests(state, group)["shared"]
     return {"losses": losses, "norms": norms, "weights": weights, "saved": saved}
-
-
-def give_gradients(model: nn.Module, seed: int, value: float | None = None) -> None:
-    """The same on any mesh, of each weight this rank's part."""
-    generator = torch.Generator().manual_seed(seed)
-    for weight in model.parameters():
-        gradient = torch.randn(weight.shape, generator=generator)
-        if value is not None:
-            gradient.view(-1)[-1] = value
-        if is_sharded(weight):
-            box = local_box(weight)
-            where = tuple(slice(start, start + size) for start, size in zip(box.offsets, box.lengths, strict=True))
-            gradient = DTensor.from_local(
-                gradient[where].clone(), weight.device_mesh, weight.placements, shape=weight.shape,
-                stride=weight.stride(), run_check=False,
-            )  # type: ignore[no-untyped-call]  # fmt: skip
-        weight.grad = gradient if weight.requires_grad else None
-
-
-def one_rank(state: TrainState) -> nn.Module:
-    """The same weights, whole, on each rank by itself."""
-    if isinstance(state.model, Gpt):
-        sizes = mesh_builders.sizes_of(num_layers=2)
-        model: nn.Module = Gpt(sizes, input_shape=(mesh_builders.SEQ_LEN,), num_classes=mesh_builders.VOCABULARY)
-    else:
-        model = shard_builders.Hard(has_norm=False)
-    with torch.no_grad():
-        for name, weight in state.model.named_parameters():
-            model.get_parameter(name).copy_(whole(weight))
-    return model
 
 
 def bits(state: TrainState) -> dict[str, Any]:

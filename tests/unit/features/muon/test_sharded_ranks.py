@@ -21,7 +21,7 @@ Said = dict[str, list[dict[str, Any]]]
 # In `make test` the first of each sort; the others with the long tests.
 SAMPLE = ["single", "zero2", "fsdp2", "tp", "fsdp_tp"]
 LOSSES, NORMS, WEIGHTS = 1e-5, 5e-4, 5e-3
-"""Beside one rank in fp32, the first two relative: docs/precision_and_parallelism.md has the table. A gradient that
+"""Beside one rank in fp32, the first two relative: docs/reference/numerics.md has the table. A gradient that
 differs in its last bits may be rounded to another bf16 number before Newton-Schulz, which moves a weight by up to some
 percent of a step; there are five of 0.01."""
 HAS_HARD = {"single", "zero2", "fsdp2", "fsdp4"}

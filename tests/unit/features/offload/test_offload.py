@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
 from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.training.checkpoint import optimizers
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
@@ -26,6 +26,7 @@ from tests.unit.training.built_parts import optimizer_of, place
 KINDS = {
     "adamw": lambda **more: AdamwConfig(lr=0.1, weight_decay=0.1, **more),
     "sgd": lambda **more: SgdConfig(lr=0.1, weight_decay=0.1, **more),
+    "lion": lambda **more: LionConfig(lr=0.1, weight_decay=0.1, **more),
     "plain": lambda **more: SgdConfig(lr=0.1, momentum=0.0, nesterov=False, **more),
 }
 

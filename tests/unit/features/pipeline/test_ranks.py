@@ -21,14 +21,16 @@ STEPS = 8
 BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_steps=1", "checkpoint.every_steps=1000",
         "train.global_batch_size=16", "train.micro_batch_size=2", "train.eval_every_steps=4", "schedule=constant",
         "schedule.warmup_steps=0"]  # fmt: skip
+# A short one: evaluations of it take no longer than the steps.
+TEXT = ("data=text_bytes", f"data.path={Path(__file__).parents[3] / 'docs' / 'concepts.md'}")
 MODELS = {
-    "gpt": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
-            "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "train.ema_decay=0.5"],
+    "gpt": [*BASE, "model=gpt", *TEXT, "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
+            "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.05", "train.ema_decay=0.5"],
     # Batch norm. Evaluations of both are of averaged weights.
     "resnet": [*BASE, "model=resnet18", "model.width=8", "data=synthetic_images", "data.num_samples=100",
                "data.num_eval=30", "data.image_size=8", "train.ema_decay=0.5", "optim=sgd"],
-    "muon": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
-             "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.01", "optim=muon", "optim.adamw_lr=0.002",
+    "muon": [*BASE, "model=gpt", *TEXT, "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
+             "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.05", "optim=muon", "optim.adamw_lr=0.002",
              "optim.adamw_weights=[blocks.0.*]"],
     # Overflows at first, and a growing scale later.
     "fp16": [*BASE, "model=gpt", "data=text_bytes", "data.seq_len=16", "model.num_layers=2", "model.num_heads=2",

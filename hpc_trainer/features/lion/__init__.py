@@ -1,0 +1,10 @@
+"""`optim=lion`: each weight moves by the sign of its momentum."""
+
+from hpc_trainer.config.feature import Feature
+
+FEATURE = Feature(
+    name="lion",
+    on="optim=lion",
+    off="optim=adamw",
+    example="optim=lion",
+)

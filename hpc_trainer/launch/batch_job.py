@@ -1,0 +1,168 @@
+"""One job for sbatch: what it asks for, the words of its command, and what its script may hold.
+
+Values are judged by word (config/script_words.py), twice: validation refuses what a person types, and `problems` what
+comes another way: from a spec that was written by other hands, or from a sweep's folder that was renamed since. What
+passes is one word of a directive or of a command, and nothing that sbatch or bash reads further.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config import script_words as words
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.runtime.pace import JOB_START
+from hpc_trainer.runtime.start import start_words
+from hpc_trainer.slurm.queue import job_name
+
+# Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
+_EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+# Slurm 22.05 does not tell a job when it began, and the worker must know when it will end.
+_EXPORT_START = f"export {JOB_START}=$(date +%s)"
+GO_ON = "set +e"
+"""A person's setup may say `set -e`: the lines after srun must be reached all the same."""
+
+_WORDS = {
+    "hardware.partition": words.PARTITION,
+    "hardware.qos": words.QOS,
+    "hardware.constraint": words.CONSTRAINT,
+    "hardware.exclude": words.HOSTS,
+    "hardware.gpu_type": words.GPU_TYPE,
+    "cluster.account": words.ACCOUNT,
+}
+_COUNTS = ("num_nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit_min", "signal_lead_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJob:
+    """One job array, one run's successor job, or one top-up job."""
+
+    shape: Shape
+    folder: Path
+    """Absolute folder of scripts and of what batch shells print: `slurm` in the sweep's."""
+    job_name: str
+    uuid: str
+    """The intent's uuid: the job's comment, and the worker's --array."""
+    num_elements: int | None
+    """Elements of the array; None for a single job."""
+    array_parallelism: int | None
+    """Elements that may run at once; None for a single job."""
+    setup: tuple[str, ...]
+    """The lines of cluster.setup."""
+    srun_args: tuple[str, ...]
+    command: tuple[str, ...]
+    """The words of one rank (`worker_command`), or of a top-up job (`top_up_command`)."""
+    exit_codes: tuple[tuple[int, int], ...] = ()
+    """(ours, instead): exit codes that the site's RequeueExit has taken."""
+
+    @property
+    def output(self) -> str:
+        """Where sbatch and srun print to, in Slurm's patterns.
+
+        One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
+        """
+        return f"{self.folder}/{'%j.out' if self.num_elements is None else '%A_%a.out'}"
+
+    @property
+    def before(self) -> list[str]:
+        """The lines before the one that starts the ranks."""
+        return [_EXPORT_CPUS, _EXPORT_START, *self.setup, GO_ON]
+
+    @property
+    def tail(self) -> list[str]:
+        """The lines after it: the requeue that a worker asked the batch shell for, and the exit code."""
+        is_array = self.num_elements is not None
+        job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if is_array else "${SLURM_JOB_ID}"
+        cases = "".join(f" {ours}) code={instead};;" for ours, instead in self.exit_codes)
+        return [
+            "code=$?",
+            f'request={shlex.quote(f"{self.folder}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
+            # rm first: a request is for this incarnation alone. It names the run's folder: the marker is read last.
+            f'if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; '
+            f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"; fi',
+            *([f"case $code in{cases} esac"] if cases else []),
+            "exit $code",
+        ]
+
+    def problems(self) -> Iterator[str]:
+        """What of it no script may hold."""
+        sweep = self.folder.parent
+        if not words.NAME.fits(sweep.name):
+            yield (
+                f"the sweep's folder {words.shown(str(sweep))} gives its jobs their name: letters, digits and ._- "
+                "only, at most 100. Rename it."
+            )
+        yield from words.folder_problem(str(sweep))
+        for key, word in _WORDS.items():
+            value = getattr(self.shape, key.partition(".")[2])
+            yield from words.word_problem(key, None if value is None else str(value), word)
+        for key in _COUNTS:
+            value = getattr(self.shape, key)
+            if type(value) is not int or value < 0:
+                yield f"the frozen {key}={value!r} must be a whole number. Submit the run anew."
+        for line in self.setup:
+            yield from words.setup_problem(line)
+        for argument in self.srun_args:
+            yield from words.srun_problem(argument)
+        for text in self.command:
+            yield from words.argument_problem("the command of the ranks", text)
+
+
+def make_batch_job(
+    paths: SweepPaths, uuid: str, shape: Shape, cluster: Mapping[str, Any], command: Sequence[str],
+    num_elements: int | None = None, parallelism: int | None = None, exit_codes: tuple[tuple[int, int], ...] = (),
+) -> BatchJob:  # fmt: skip
+    """The job of one submission.
+
+    Args:
+        cluster: the resolved `cluster` group of its runs.
+        command: the words of one rank.
+        num_elements: elements of the array; None for a single job.
+        exit_codes: (ours, instead), where the site has taken ours.
+    """
+    return BatchJob(
+        shape=shape,
+        folder=paths.scripts,
+        job_name=job_name(paths.name, uuid),
+        uuid=uuid,
+        num_elements=num_elements,
+        array_parallelism=parallelism,
+        setup=tuple(cluster["setup"]),
+        srun_args=tuple(cluster["srun_args"]),
+        command=tuple(command),
+        exit_codes=exit_codes,
+    )
+
+
+def worker_command(
+    sweep_dir: Path, which: Sequence[str], python: str | None = None, archive: Path | None = None
+) -> list[str]:
+    """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell.
+
+    Args:
+        which: `--array UUID`, or of a single run `--run RUN_ID`.
+        archive: the frozen code to start from; None: the hpc_trainer that is installed.
+    """
+    start = start_words("hpc_trainer.worker") if archive is None else ("-u", str(archive))
+    return [*_program(python), *start, "--sweep-dir", str(sweep_dir), *which]
+
+
+def top_up_command(sweep_dir: Path, python: str | None = None) -> list[str]:
+    """The words of a top-up job's command."""
+    return [*_program(python), *start_words("hpc_trainer"), "top-up", str(sweep_dir)]
+
+
+def _program(python: str | None) -> list[str]:
+    return words.split_python(python) if python else [sys.executable]
+
+
+def megabytes(gigabytes: float) -> int:
+    """Memory as sbatch takes it, in whole MB."""
+    return round(gigabytes * 1024)
