@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import at_least
-from hpc_trainer.config.rank_rules import num_parts, whole_batch
 from hpc_trainer.config.schema.data import (
     DataConfig,
     DigitsConfig,

@@ -3,7 +3,8 @@
     key                 any value but its default
     key=a|b             one of these values, as on the command line
     key!=a|b            none of these values
-    choice & choice     both
+    key<8, key>8        a number below, above
+    choice & choice     both; what stands second is asked where the first holds only
     choice or choice    one of them; & binds more tightly
 
 `model`, `data` and `optim` are told by their kind (`model=resnet` is any of them); `precision`, `schedule` and
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -25,10 +28,15 @@ _KEY_OF_GROUP = {
     "schedule": "schedule.name",
     "precision": "precision.compute_dtype",
     "parallel": "parallel.strategy",
+    "cluster": "cluster.executor",
 }
 """`schedule=wsd` chooses a file that sets schedule.name."""
 _GROUP_OF_KEY = {key: group for group, key in _KEY_OF_GROUP.items()}
 _KINDS = {kind: name for variants in VARIANTS.values() for name, kind in variants.items()}
+_OF_PROFILE = ("hardware.world_size", "hardware.device_type")
+"""Nobody types these: they follow from a profile."""
+_ORDERS = {"<": operator.lt, ">": operator.gt}
+_PART = re.compile(r"([\w.]+)(!=|=|<|>|)(.*)")
 Test = Callable[[TrainConfig], bool]
 
 
@@ -46,13 +54,24 @@ def test_of(choice: str) -> Test:
     return lambda config: any(all(part(config) for part in parts) for parts in ways)
 
 
+def split(part: str) -> tuple[str, str, str]:
+    """Key, sign and value of one part of a choice; of a key alone both are empty."""
+    found = _PART.fullmatch(part)
+    if found is None:
+        raise ValueError(f"{part!r} is no choice")
+    key, sign, value = found.groups()
+    return key, sign, value
+
+
 def _part(part: str) -> Test:
-    key, _, wanted = part.partition("=")
-    is_not, key = key.endswith("!"), key.removesuffix("!")
+    key, sign, wanted = split(part)
     read = reader(key)
-    if not wanted:
+    if not sign:
         return lambda config: bool(read(config) != default_of(config, key))
-    values = frozenset(wanted.split("|"))
+    if sign in _ORDERS:
+        order, bound = _ORDERS[sign], float(wanted)
+        return lambda config: bool(order(read(config), bound))
+    values, is_not = frozenset(wanted.split("|")), sign == "!="
     return lambda config: (shown(read(config)) in values) is not is_not
 
 
@@ -81,17 +100,27 @@ def _fresh(kind: Any) -> Any:
 def keys_of(choice: str) -> tuple[str, ...]:
     """The keys that a choice speaks of, in its order."""
     parts = (part for way in choice.split(" or ") for part in way.split(" & "))
-    return tuple(dict.fromkeys(part.partition("=")[0].removesuffix("!") for part in parts))
+    return tuple(dict.fromkeys(split(part)[0] for part in parts))
 
 
 def state(config: TrainConfig, choice: str) -> str:
-    """What `config` says of the keys of a choice, as typed: `parallel=ddp train.compile=true`."""
-    return " ".join(f"{typed(key)}={shown(_named(config, key))}" for key in keys_of(choice))
+    """What `config` says of the keys of a choice, as typed: `parallel=ddp train.compile=true`.
+
+    Where the choice holds, of the ways in which it does.
+    """
+    ways = choice.split(" or ")
+    held = [way for way in ways if holds(config, way)] or ways
+    return " ".join(_stated(config, key) for key in keys_of(" or ".join(held)))
 
 
-def _named(config: TrainConfig, key: str) -> Any:
-    """Of `model` the name that one types, as `resnet18`."""
-    return getattr(config, key).name if key in VARIANTS else reader(key)(config)
+def _stated(config: TrainConfig, key: str) -> str:
+    """Of `model` with the name that one types, as `resnet18`; of what a profile says, with that profile's."""
+    if key in VARIANTS:
+        return f"{key}={getattr(config, key).name}"
+    value = shown(reader(key)(config))
+    if key in _OF_PROFILE:
+        return f"{key.partition('.')[2]}={value} (hardware={config.hardware.name})"
+    return f"{typed(key)}={value}"
 
 
 def typed(key: str) -> str:

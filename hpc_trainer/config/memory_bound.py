@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.mesh_rules import VOCABULARY
+from hpc_trainer.config.mesh import NUM_BYTES
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of
@@ -50,7 +50,7 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
 
 def _num_weights(plain: Mapping[str, Any]) -> int | None:
     model, data = plain["model"], plain["data"]
-    vocabulary = {"text_bytes": VOCABULARY, "synthetic_tokens": data.get("vocab_size")}.get(data["name"])
+    vocabulary = {"text_bytes": NUM_BYTES, "synthetic_tokens": data.get("vocab_size")}.get(data["name"])
     if model["name"] != "gpt" or vocabulary is None:
         return None
     width, rows = model["embed_dim"], GptConfig(vocab_multiple=model["vocab_multiple"]).num_rows(vocabulary)

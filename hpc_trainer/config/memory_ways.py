@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.fit_rules import divisors
-from hpc_trainer.config.mesh_rules import VOCABULARY
-from hpc_trainer.config.pipeline_rules import num_blocks
-from hpc_trainer.config.rank_rules import num_parts
+from hpc_trainer.config.batch import divisors, num_parts
+from hpc_trainer.config.mesh import NUM_BYTES, num_blocks
 from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
@@ -93,7 +91,7 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     if isinstance(data, SyntheticTokensConfig):
         num_rows = model.num_rows(data.vocab_size)
     elif isinstance(data, TextBytesConfig):
-        num_rows = model.num_rows(VOCABULARY)
+        num_rows = model.num_rows(NUM_BYTES)
     else:
         return
     if micro * data.seq_len <= _CHUNK:

@@ -16,9 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpc_trainer.config.schema.data import DataConfig, SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.model import GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 
+_NUM_BLOCKS = {18: 8, 50: 16}
+"""Of ResNets, by depth (He et al. 2015, table 1)."""
+NUM_BYTES = 256
 DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
@@ -85,3 +90,17 @@ def mesh_shape(parallel: ParallelConfig, world_size: int) -> MeshShape:
 def num_data_ranks(parallel: ParallelConfig, hardware: HardwareConfig) -> int:
     """Data-parallel ranks: world_size / (tensor_parallel × pipeline_parallel); 0 where that leaves none."""
     return hardware.world_size // (max(1, parallel.tensor_parallel) * max(1, parallel.pipeline_parallel))
+
+
+def num_blocks(model: ModelConfig) -> int | None:
+    """What stages and FSDP cut between. None of a model that has none, or of which only its own code knows."""
+    if isinstance(model, GptConfig):
+        return model.num_layers
+    return _NUM_BLOCKS.get(model.depth) if isinstance(model, ResnetConfig) else None
+
+
+def known_vocabulary(data: DataConfig) -> int | None:
+    """Ids of text that a model tells apart, where the configuration says how many."""
+    if isinstance(data, TextBytesConfig):
+        return NUM_BYTES
+    return data.vocab_size if isinstance(data, SyntheticTokensConfig) else None

@@ -8,11 +8,9 @@ from typing import Any
 
 from hpc_trainer.config.checks import at_least, between, positive
 from hpc_trainer.config.custom_optim import custom_optim_problems
-from hpc_trainer.config.schema.model import CnnConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import (
     AdamwConfig,
     CustomOptimConfig,
-    LrScaling,
     MuonConfig,
     OptimConfig,
     SgdConfig,
@@ -27,17 +25,10 @@ def optim_problems(config: TrainConfig) -> Iterator[str]:
     yield from positive("optim.lr", optim.lr, type(optim)().lr)
     yield from at_least("optim.weight_decay", optim.weight_decay, 0)
     yield from at_least("optim.lr_base_batch", optim.lr_base_batch, 1, nullable=True)
-    if optim.lr_scaling is not LrScaling.none and optim.lr_base_batch is None:
-        yield (
-            f"optim.lr_scaling={optim.lr_scaling.value} needs the batch that optim.lr is meant for. Use "
-            f"optim.lr_base_batch={config.train.global_batch_size}, or optim.lr_scaling=none."
-        )
     if isinstance(optim, (SgdConfig, MuonConfig)):
         yield from between("optim.momentum", optim.momentum, 0, 1, high_open=True)
         if optim.nesterov and optim.momentum == 0:
             yield "optim.nesterov=true needs optim.momentum > 0. Use optim.nesterov=false."
-    if isinstance(optim, MuonConfig):
-        yield from _muon(config, optim)
     if isinstance(optim, CustomOptimConfig):
         yield from custom_optim_problems(config, optim)
     if isinstance(optim, (AdamwConfig, MuonConfig)):
@@ -57,29 +48,6 @@ def _betas(betas: list[float] | None, fresh: Any) -> Iterator[str]:
         yield f"optim.betas={betas} must be two numbers. Use [{','.join(map(str, fresh.betas))}]."
     for index, beta in enumerate(betas):
         yield from between(f"optim.betas[{index}]", beta, 0, 1, high_open=True)
-
-
-def _muon(config: TrainConfig, optim: MuonConfig) -> Iterator[str]:
-    if not 1 <= optim.ns_steps <= 99:
-        yield f"optim.ns_steps={optim.ns_steps} must be 1 to 99. Use 5."
-    if optim.adamw_lr is not None:
-        yield from positive("optim.adamw_lr", optim.adamw_lr, AdamwConfig().lr)
-    if isinstance(config.model, (CnnConfig, ResnetConfig)):
-        yield (
-            f"optim=muon is for hidden matrices, and model={config.model.name} has convolutions alone. Use optim=adamw "
-            "or sgd, or model=gpt."
-        )
-    elif isinstance(config.model, MlpConfig) and config.model.num_layers == 0:
-        yield (
-            "optim=muon is for hidden matrices, and model.num_layers=0 of model=mlp is an output layer alone. Use "
-            "model.num_layers=1, or optim=adamw or sgd."
-        )
-    everything = next((name for name in optim.adamw_weights if name and not name.strip("*")), None)
-    if everything is not None:
-        yield (
-            f"optim.adamw_weights holds {everything!r}, which leaves no hidden matrix to optim=muon. Use names of some "
-            "weights, or optim=adamw."
-        )
 
 
 def with_schedule(schedule: ScheduleConfig) -> ScheduleConfig:

@@ -9,30 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.batch_rules import batch_problems
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
 from hpc_trainer.config.code_names import param_problems, target_problems
-from hpc_trainer.config.communication_rules import communication_problems
-from hpc_trainer.config.device_rules import device_problems
 from hpc_trainer.config.effect_rules import effect_problems
-from hpc_trainer.config.feature import feature_problems
-from hpc_trainer.config.fit_rules import fit_problems
-from hpc_trainer.config.fsdp_rules import fsdp_problems
-from hpc_trainer.config.guard_rules import guard_problems
 from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.metric_rules import metric_problems
-from hpc_trainer.config.monitor_rules import monitor_problems
 from hpc_trainer.config.optim_rules import optim_problems, with_schedule
-from hpc_trainer.config.parallel_rules import parallel_problems
-from hpc_trainer.config.rank_rules import rank_problems, with_batch
 from hpc_trainer.config.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.retention import retention_problems
-from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import (
     DataConfig,
     DigitsConfig,
@@ -46,6 +37,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.step_rules import step_problems
+from hpc_trainer.config.table import feature_problems
 from hpc_trainer.config.text_file import window_problems
 from hpc_trainer.errors import ConfigError
 
@@ -109,19 +101,11 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
-    yield from parallel_problems(config)
     yield from mesh_problems(config)
-    yield from fsdp_problems(config)
-    yield from communication_problems(config)
     yield from batch_problems(config)
     yield from optim_problems(config)
-    yield from guard_problems(config)
-    yield from rank_problems(config)
     yield from step_problems(config)
     yield from feature_problems(config)
-    yield from device_problems(config)
-    yield from fit_problems(config)
-    yield from monitor_problems(config)
     yield from metric_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
@@ -223,11 +207,6 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
     yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
     yield from _at_least("cluster.max_failures", cluster.max_failures, 0)
-    if cluster.executor is Executor.local and hardware.num_nodes > 1:
-        yield (
-            f"hardware.num_nodes={hardware.num_nodes} ({hardware.name}) must be 1 with cluster=local: there is one "
-            "machine here. Use hardware.num_nodes=1, or cluster=slurm."
-        )
     if cluster.signal_lead_s is not None:
         longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
         yield from _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, longest)
@@ -277,11 +256,6 @@ def _data(config: TrainConfig) -> Iterator[str]:
         TextBytesConfig: _text_bytes,
     }
     yield from checks.get(type(data), lambda _: iter(()))(data)
-    is_text = isinstance(data, (SyntheticTokensConfig, TextBytesConfig))
-    if isinstance(data, (DigitsConfig, SyntheticImagesConfig)) and isinstance(config.model, GptConfig):
-        yield f"model=gpt reads text, and data={data.name} holds images. Use data=text_bytes, or model=cnn."
-    if is_text and isinstance(config.model, (MlpConfig, CnnConfig, ResnetConfig)):
-        yield f"model={config.model.name} reads images, and data={data.name} holds text. Use model=gpt."
 
 
 def _digits(data: DigitsConfig) -> Iterator[str]:

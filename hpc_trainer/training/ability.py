@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.feature import PACKAGE, Feature, features
+from hpc_trainer.config.feature import Feature
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table import PACKAGE, features
 from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class Ability:
 
 def abilities(config: TrainConfig) -> list[Ability]:
     """Those of the features that are on; after others where a feature says so."""
-    found = {each.name: each for each in features() if each.has_ability and each.is_on(config)}
+    found = {each.name: each for each in features() if each.is_on(config)}
     earlier = {name: set(each.after) & found.keys() for name, each in sorted(found.items())}
     for name, each in found.items():
         for later in found.keys() & set(each.before):

@@ -37,7 +37,8 @@ class Effect(str, enum.Enum):
 ALWAYS: tuple[str, ...] | None = ()
 """The key has an effect whatever else is chosen."""
 RULED: tuple[str, ...] | None = None
-"""When it has one is more than `only_with` can say: a rule of its own refuses it elsewhere (`config/*_rules.py`)."""
+"""When it has one is more than `only_with` can say: a row of the table of what goes with what refuses it elsewhere
+(`config/table.py`), or a rule of its section's values."""
 COUNTS, ONCE_SET, APART = Identity.counts, Identity.once_set, Identity.apart
 SAFE, SCHEDULE, INCOMPATIBLE = Effect.safe, Effect.schedule, Effect.incompatible
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.fit_rules import divisors
+from hpc_trainer.config.batch import divisors
 from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset

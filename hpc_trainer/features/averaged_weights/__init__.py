@@ -19,6 +19,6 @@ FEATURE = Feature(
     on="train.ema_decay",
     off="train.ema_decay=null",
     example="train.ema_decay=0.999",
-    excludes=(Row(what="parallel.sync", why="each of both averages weights"),),
+    excludes=(Row("parallel.sync", "each of both averages weights"),),
     problems=_problems,
 )

@@ -1,11 +1,26 @@
 """`train.loss_chunk_size`: logits of so many rows at a time."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import at_least
+from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    yield from at_least("train.loss_chunk_size", config.train.loss_chunk_size, 1, nullable=True)
+
 
 FEATURE = Feature(
     name="chunked_loss",
     on="train.loss_chunk_size",
     off="train.loss_chunk_size=null",
     example="train.loss_chunk_size=2048",
+    excludes=(
+        Row("model=mlp|cnn|resnet", "it is for the logits of many tokens, and there are few classes"),
+        Row("parallel.tensor_parallel", "it runs the output layer apart, which is shared out", use="parallel=fsdp"),
+        Row("parallel.pipeline_parallel", "nobody has tried both"),
+    ),
+    problems=_problems,
     after=("auto_batch",),
 )

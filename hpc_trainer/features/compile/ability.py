@@ -6,11 +6,10 @@ import contextlib
 
 from torch import nn
 
-from hpc_trainer.config.schema.train import CompileScope, Recompute
+from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.features.compile.cache import CompileCache, open_cache
 from hpc_trainer.features.compile.graphs import compile_step, uncompiled
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
 
 
@@ -29,12 +28,6 @@ class CompileAbility(Ability):
 
     def trying(self) -> contextlib.AbstractContextManager[None]:
         return uncompiled()
-
-    def memory(self, held: RankMemory, building: Building) -> None:
-        """A budget says how much of what a pass keeps the compiler leaves out."""
-        if self.config.train.recompute is Recompute.budget:
-            again = int(held.kept * (1 - self.config.train.recompute_budget))
-            held.kept, held.peak, held.growing = held.kept - again, held.peak - again, held.growing - again
 
     def after_step(self, step: int) -> None:
         if self._cache is not None:

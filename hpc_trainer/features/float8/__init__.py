@@ -8,12 +8,13 @@ FEATURE = Feature(
     off="precision=bf16",
     example="precision=fp8",
     excludes=(
-        Row(what="parallel.tensor_parallel", why="it needs whole layers on each rank", use="parallel=fsdp"),
-        Row(what="parallel.pipeline_parallel", why="nobody has tried both"),
+        Row("parallel.tensor_parallel", "it needs whole layers on each rank", use="parallel=fsdp"),
+        Row("parallel.pipeline_parallel", "nobody has tried both"),
         Row(
-            what="model=mlp|cnn|resnet",
-            why="it is for the linear layers of blocks, and there are none",
-            use="model=gpt",
+            "hardware.device_type=cpu",
+            "it needs a GPU from Ada or Hopper on (compute capability 8.9)",
+            use="hardware with such a GPU",
         ),
+        Row("model=mlp|cnn|resnet", "it is for the linear layers of blocks, and there are none", use="model=gpt"),
     ),
 )

@@ -1,11 +1,51 @@
 """`optim.in_backward`: a gradient is used and freed in the backward pass."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.batch import accum_steps
+from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    if not config.optim.in_backward or config.train.is_batch_auto:
+        return
+    accum = accum_steps(config.train, config.hardware, config.parallel)
+    if accum > 1:
+        yield (
+            f"optim.in_backward=true takes a gradient at once, and train.grad_accum_steps={accum} adds some up. Use "
+            "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false."
+        )
+
+
+_NORM = "a weight is updated before the norm of all gradients is known"
 
 FEATURE = Feature(
     name="in_backward",
     on="optim.in_backward",
     off="optim.in_backward=false",
-    example="optim.in_backward=true",
+    example="optim.in_backward=true train.max_grad_norm=null train.max_skipped_steps=null",
+    needs=(BY_WEIGHT,),
+    excludes=(
+        Row(
+            "parallel=ddp & hardware.world_size>1",
+            "it saves the memory of the gradients, and DDP's buckets hold them all",
+            use="parallel=fsdp",
+        ),
+        Row("train.max_grad_norm!=null", _NORM),
+        Row("train.max_skipped_steps!=null", _NORM),
+        Row(
+            "precision=fp16",
+            "a weight is updated before an overflow in another gradient is known",
+            use="precision=bf16",
+        ),
+        Row("train.micro_batch_size=auto", "that may find several micro-batches, whose gradients add up"),
+        Row("train.logical_ranks", "gradients are added up there"),
+        Row("optim.offload", "nobody has tried both"),
+        Row("parallel.tensor_parallel", "it is for whole layers"),
+        Row("parallel.pipeline_parallel", "a stage adds the gradients of its micro-batches up"),
+        OF_SHARED_LOOP,
+    ),
+    problems=_problems,
     after=("zero1", "offload"),
 )

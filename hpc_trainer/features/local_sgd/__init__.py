@@ -1,10 +1,56 @@
 """`parallel.sync=post_local_sgd`, `diloco`: ranks step alone and meet every so often."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import at_least, between, positive
+from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.schema.parallel import ParallelConfig, Sync
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    """All ranks have the same weights at meetings only: what needs that is at one."""
+    parallel, train = config.parallel, config.train
+    yield from at_least("parallel.sync_every_steps", parallel.sync_every_steps, 1)
+    yield from at_least("parallel.sync_warmup_steps", parallel.sync_warmup_steps, 0)
+    yield from positive("parallel.outer_lr", parallel.outer_lr, ParallelConfig().outer_lr)
+    yield from between("parallel.outer_momentum", parallel.outer_momentum, 0, 1, high_open=True)
+    every, allowed = parallel.sync_every_steps, ""
+    if parallel.sync is Sync.every_step or every < 1:
+        return
+    if every > train.num_steps >= 1:
+        most = f"at most train.num_steps={train.num_steps}: ranks would meet at the end only. Use {train.num_steps}."
+        yield f"parallel.sync_every_steps={every} must be {most}"
+        every, allowed = train.num_steps, ", the most that train.num_steps allows,"  # so all advice goes together
+    for name, value in (
+        ("parallel.sync_warmup_steps", parallel.sync_warmup_steps),
+        ("train.eval_every_steps", train.eval_every_steps),
+    ):
+        if value > 0 and value % every:
+            nearest = max(every, round(value / every) * every)
+            why = "only there have all ranks the same weights" if name.startswith("train") else "rounds begin there"
+            yield (
+                f"{name}={value} must be a multiple of parallel.sync_every_steps={every}{allowed} with "
+                f"parallel.sync={parallel.sync.value}: {why}. Use {nearest}."
+            )
+
 
 FEATURE = Feature(
     name="local_sgd",
     on="parallel.sync",
     off="parallel.sync=every_step",
-    example="parallel.sync=post_local_sgd",
+    example="parallel.sync=post_local_sgd parallel.sync_every_steps=1",
+    needs=(Row("parallel=ddp", "each rank holds the whole model"),),
+    excludes=(
+        Row("hardware.world_size=1", "one rank meets nobody", use="hardware with more ranks"),
+        Row("train.logical_ranks", "logical ranks sum up in each step"),
+        Row("parallel.tensor_parallel", "it is for whole layers"),
+        Row("parallel.pipeline_parallel", "it is for whole models"),
+        OF_SHARED_LOOP,
+        Row("parallel.zero1", "each rank has an optimizer, and ZeRO-1 shares one out"),
+        Row("parallel.comm_hook", "ranks send no gradients, and that is a way to send them"),
+        Row("parallel.elastic", "each rank has weights and moments, so their number cannot change"),
+        Row("optim.in_backward", "nobody has tried both"),
+    ),
+    problems=_problems,
 )

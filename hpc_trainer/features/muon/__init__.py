@@ -1,10 +1,41 @@
 """`optim=muon`: orthogonalized momenta for hidden matrices."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import positive
+from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.schema.optim import AdamwConfig, MuonConfig
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    optim = config.optim
+    if not isinstance(optim, MuonConfig):
+        return
+    if not 1 <= optim.ns_steps <= 99:
+        yield f"optim.ns_steps={optim.ns_steps} must be 1 to 99. Use 5."
+    if optim.adamw_lr is not None:
+        yield from positive("optim.adamw_lr", optim.adamw_lr, AdamwConfig().lr)
+    everything = next((name for name in optim.adamw_weights if name and not name.strip("*")), None)
+    if everything is not None:
+        yield (
+            f"optim.adamw_weights holds {everything!r}, which leaves no hidden matrix to optim=muon. Use names of some "
+            "weights, or optim=adamw."
+        )
+
 
 FEATURE = Feature(
     name="muon",
     on="optim=muon",
-    off="optim=adamw",
+    off="optim=adamw or sgd",
     example="optim=muon",
+    excludes=(
+        Row("model=cnn|resnet", "it is for hidden matrices, and there are convolutions alone", use="model=gpt"),
+        Row(
+            "model=mlp & model.num_layers=0",
+            "it is for hidden matrices, and there is an output layer alone",
+            use="model.num_layers=1",
+        ),
+    ),
+    problems=_problems,
 )

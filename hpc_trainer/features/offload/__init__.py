@@ -1,10 +1,15 @@
 """`optim.offload`: moments in host memory."""
 
-from hpc_trainer.config.feature import Feature
+from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
     name="offload",
     on="optim.offload",
     off="optim.offload=false",
     example="optim.offload=true",
+    needs=(BY_WEIGHT,),
+    excludes=(
+        OF_SHARED_LOOP,
+        Row("hardware.device=mps|xla", "the state is kept beside a CUDA device alone"),
+    ),
 )

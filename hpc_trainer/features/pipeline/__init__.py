@@ -1,10 +1,89 @@
 """`parallel.pipeline_parallel`: ranks hold stages of the model, micro-batches pass through them."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.batch import num_parts, whole_batch, with_batch
+from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.mesh import num_blocks
+from hpc_trainer.config.schema.parallel import PipelineSchedule
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    stages, blocks = config.parallel.pipeline_parallel, num_blocks(config.model)
+    if stages <= 1:
+        return
+    if blocks is not None and stages > blocks:
+        yield (
+            f"parallel.pipeline_parallel={stages} must be at most the {blocks} blocks of model={config.model.name}. "
+            f"Use {blocks}."
+        )
+    if not config.train.is_batch_auto:
+        yield from _micro_batches(config)
+
+
+def _micro_batches(config: TrainConfig) -> Iterator[str]:
+    """1f1b fills all stages before the first micro-batch goes back: torch takes as many as there are, or more."""
+    parallel, train = config.parallel, config.train
+    parts, stages = num_parts(train, config.hardware, parallel), parallel.pipeline_parallel
+    total, given = whole_batch(train, config.hardware, parallel), train.given_micro_batch_size
+    if parallel.pipeline_schedule is not PipelineSchedule["1f1b"]:
+        return
+    if min(parts, total, *(each for each in (given, train.grad_accum_steps) if each is not None)) < 1:
+        return
+    if total % (parts * (given or 1) * (train.grad_accum_steps or 1)):  # another rule says so
+        return
+    whole = with_batch(train, config.hardware, parallel)
+    micro, accum = whole.given_micro_batch_size or 1, whole.grad_accum_steps or 1
+    if accum >= stages:
+        return
+    share = total // parts
+    smaller = next((size for size in range(share // stages, 0, -1) if share % size == 0), None)
+    ways = [] if smaller is None else [f"train.micro_batch_size={smaller} train.grad_accum_steps={share // smaller}"]
+    larger = micro * stages * (1 if train.batch_per_rank else parts)
+    ways += [f"train.global_batch_size={larger} train.grad_accum_steps={stages}"]
+    yield (
+        f"train.grad_accum_steps={accum} must be at least parallel.pipeline_parallel={stages} with "
+        f"parallel.pipeline_schedule=1f1b: the micro-batches of a step are what fills the stages. Use "
+        f"{', or '.join(ways)}."
+    )
+
 
 FEATURE = Feature(
     name="pipeline",
-    on="parallel.pipeline_parallel",
+    on="parallel.pipeline_parallel>1",
     off="parallel.pipeline_parallel=1",
-    example="parallel.pipeline_parallel=2",
+    example="parallel.pipeline_parallel=2 train.grad_accum_steps=2",
+    excludes=(
+        Row(
+            "model=mlp|cnn",
+            "it cuts a model between its blocks, and there are none",
+            use="model=gpt, resnet18 or resnet50, or one of your own with pipeline_parts (hpc_trainer/models/parts.py)",
+        ),
+        Row("parallel.data_parallel_replicate", "stages and the groups of HSDP have no common mesh yet"),
+        Row(
+            "train.compile & train.compile_scope=model",
+            "a stage is given its inputs by another rank, and has no loss but in the last",
+            use="train.compile_scope=blocks, or train.compile=false",
+        ),
+        Row(
+            "train.compile & parallel=fsdp",
+            "compiled stages in parts were never seen to train",
+            use="train.compile=false",
+        ),
+        Row(
+            "train.compile & parallel.tensor_parallel",
+            "compiled stages with shared layers were never seen to train",
+            use="train.compile=false",
+        ),
+        Row(
+            "train.micro_batch_size=auto",
+            "it needs to know its micro-batches, and auto finds them by trials of the whole model",
+            use=lambda config: (
+                f"train.grad_accum_steps={2 * config.parallel.pipeline_parallel} train.micro_batch_size=null"
+            ),
+        ),
+        OF_SHARED_LOOP,
+    ),
+    problems=_problems,
 )

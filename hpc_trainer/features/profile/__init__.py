@@ -1,11 +1,40 @@
 """`monitor.profile_steps`: a window of steps is watched."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import at_least
+from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.schema.train import TrainConfig
+
+# A step of a large model leaves some 10,000 spans in the trace, 1 MB.
+_MOST_PROFILED = 1000
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    monitor, num_steps = config.monitor, config.train.num_steps
+    problems = [
+        *at_least("monitor.profile_steps", monitor.profile_steps, 0, most=_MOST_PROFILED),
+        *at_least("monitor.profile_warmup_steps", monitor.profile_warmup_steps, 1),
+    ]
+    yield from problems
+    if problems or not monitor.profile_steps or config.train.main is not None:
+        return
+    if monitor.profile_warmup_steps + monitor.profile_steps > num_steps:
+        warmup = max(1, num_steps - monitor.profile_steps)
+        steps = "" if monitor.profile_steps < num_steps else f" monitor.profile_steps={num_steps - 1}"
+        yield (
+            f"monitor.profile_warmup_steps={monitor.profile_warmup_steps} and profile_steps={monitor.profile_steps} "
+            f"must be at most train.num_steps={num_steps} together. Use "
+            + (f"monitor.profile_warmup_steps={warmup}{steps}." if num_steps > 1 else "monitor.profile_steps=0.")
+        )
+
 
 FEATURE = Feature(
     name="profile",
     on="monitor.profile_steps",
     off="monitor.profile_steps=0",
-    example="monitor.profile_steps=5",
+    example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
+    excludes=(Row("train.main", "it watches the shared loop; torch.profiler works in your own"),),
+    problems=_problems,
     after=("local_sgd", "logical_ranks", "pipeline", "tensor_parallel"),
 )

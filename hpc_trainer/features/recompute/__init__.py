@@ -1,6 +1,6 @@
-"""`train.recompute=full`, `selective`: blocks keep less for the backward pass, which computes them again.
+"""`train.recompute`: blocks keep less for the backward pass, which computes them again.
 
-`train.recompute=budget` is a choice of the compiler, and so of the feature `compile`.
+`train.recompute=budget` is a feature of its own: the compiler carries it out.
 """
 
 from hpc_trainer.config.feature import Feature, Row
@@ -11,15 +11,17 @@ FEATURE = Feature(
     off="train.recompute=none",
     example="train.recompute=full",
     excludes=(
+        Row("model=mlp|cnn", "it computes blocks again, and there are none", use="model=gpt, resnet18 or resnet50"),
         Row(
-            what="model=mlp|cnn",
-            why="it computes blocks again, and there are none",
-            use="model=gpt, resnet18 or resnet50",
+            "train.compile & train.compile_scope=model",
+            "the compiler decides itself what is computed again",
+            use="train.recompute=budget, or train.compile=false, or train.recompute=full train.compile_scope=blocks",
         ),
         Row(
-            what="train.compile=true & train.compile_scope=model",
-            why="the compiler decides itself what is computed again",
-            use="train.recompute=budget, or train.compile=false, or train.recompute=full train.compile_scope=blocks",
+            "train.compile & train.compile_scope=blocks",
+            "it chooses among operations, and a compiled block is one alone",
+            when="train.recompute=selective",
+            use="train.recompute=full, or train.compile=false",
         ),
     ),
     after=("compile",),

@@ -1,10 +1,56 @@
 """`parallel.tensor_parallel`: neighbours share each layer."""
 
-from hpc_trainer.config.feature import Feature
+from collections.abc import Iterator
+
+from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.mesh import known_vocabulary
+from hpc_trainer.config.mesh_rules import nearest_divisor
+from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    tp, hardware, model = config.parallel.tensor_parallel, config.hardware, config.model
+    stages = config.parallel.pipeline_parallel
+    if tp <= 1 or stages < 1 or hardware.world_size % (tp * stages):  # of the last two the mesh tells
+        return
+    if hardware.ranks_per_node % tp:
+        yield (
+            f"parallel.tensor_parallel={tp} must divide the {hardware.ranks_per_node} ranks of a node "
+            f"(hardware={hardware.name}): its ranks speak several times in each layer. Use "
+            f"{nearest_divisor(hardware.ranks_per_node, tp)}."
+        )
+    if not isinstance(model, GptConfig):
+        return
+    sizes = {"model.num_heads": model.num_heads, "model.embed_dim": model.embed_dim}
+    known = known_vocabulary(config.data)
+    if known is not None:
+        sizes[f"vocabulary of data={config.data.name}"] = model.num_rows(known)
+    for name, size in sizes.items():
+        if size % tp:
+            nearest = nearest_divisor(
+                size, tp, lambda each: not any(size % each for size in (*sizes.values(), hardware.ranks_per_node))
+            )
+            yield f"parallel.tensor_parallel={tp} must divide {name}={size}, which it cuts up. Use {nearest}."
+
 
 FEATURE = Feature(
     name="tensor_parallel",
-    on="parallel.tensor_parallel",
+    on="parallel.tensor_parallel>1",
     off="parallel.tensor_parallel=1",
     example="parallel.tensor_parallel=2",
+    excludes=(
+        Row(
+            "model=mlp|cnn|resnet",
+            "it shares layers out by the model's plan, and there is none",
+            use="model=gpt, or a model of your own with a `tensor_parallel_plan`",
+        ),
+        Row(
+            "train.compile & train.compile_mode!=default",
+            "it would capture what ranks send each other, which nobody has tried",
+            use="train.compile_mode=default",
+        ),
+        OF_SHARED_LOOP,
+    ),
+    problems=_problems,
 )

@@ -293,7 +293,7 @@ def overrides(cell: Cell) -> Iterator[str]:
     yield from ("precision.init_scale=16777216", "precision.growth_interval=2") if cell["precision"] == "fp16" else ()
     yield from (f"hardware.tasks_per_node={cell['ranks']}", f"model={cell['model']}", f"optim={cell['optim']}")
     if cell["model"] == "resnet18":
-        yield "model.width=8" if cell["compile"] == "true" else "model.width=4"  # 4 in NHWC: step_rules
+        yield "model.width=8" if cell["compile"] == "true" else "model.width=4"  # 4 in NHWC: features/channels_last
     else:
         yield "model.dropout=0.2"
     yield from (f"data.num_workers={cell['workers']}", f"train.grad_accum_steps={cell['accum']}")

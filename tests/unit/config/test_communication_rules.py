@@ -1,4 +1,4 @@
-"""Every rule of config/communication_rules.py, broken once; what each proposes breaks none."""
+"""Every rule of what ranks send each other and where the optimizer works, broken once, word by word."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite. Use 25."),
     (
         {**RANKS, "parallel__bucket_cap_mb": 4.0, "parallel__strategy": Strategy.fsdp},
-        "parallel.bucket_cap_mb=4 is a size of DDP's messages; parallel=fsdp has none. Use "
-        "parallel.bucket_cap_mb=null.",
+        "parallel.bucket_cap_mb=4 needs parallel=ddp, and this is parallel=fsdp: it is a size of DDP's messages. Use "
+        "parallel=ddp, or parallel.bucket_cap_mb=null.",
     ),
     ({**POWERSGD, "parallel__powersgd_rank": 0}, "parallel.powersgd_rank=0 must be at least 1. Use 1."),
     ({**POWERSGD, "parallel__powersgd_start_step": 1}, "parallel.powersgd_start_step=1 must be at least 2. Use 2."),
@@ -39,57 +39,59 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({**ROUNDS, "parallel__outer_momentum": 1.0}, "parallel.outer_momentum=1 must be in [0, 1). Use less than 1."),
     (
         {"parallel__comm_hook": CommHook.bf16},
-        "parallel.comm_hook=bf16 is about what ranks send each other, and hardware=cpu_x1 has one. Use "
-        "parallel.comm_hook=none, or hardware with more ranks.",
+        "parallel.comm_hook=bf16 does not go with world_size=1 (hardware=cpu_x1): one rank sends nothing. Use "
+        "hardware with more ranks, or parallel.comm_hook=none.",
     ),
     (
         {**RANKS, "parallel__comm_hook": CommHook.bf16, "parallel__strategy": Strategy.fsdp},
-        "parallel.comm_hook=bf16 goes with parallel=ddp only, and this is parallel=fsdp. Use parallel.comm_hook=none.",
+        "parallel.comm_hook=bf16 needs parallel=ddp, and this is parallel=fsdp: it changes what DDP sends. Use "
+        "parallel=ddp, or parallel.comm_hook=none.",
     ),
     (
         {**RANKS, "parallel__comm_hook": CommHook.bf16, "train__logical_ranks": 2},
-        "parallel.comm_hook=bf16 and train.logical_ranks=2 do not go together: logical ranks have a sum of their own. "
-        "Use parallel.comm_hook=none, or train.logical_ranks=null.",
+        "parallel.comm_hook=bf16 does not go with train.logical_ranks=2: logical ranks have a sum of their own. Use "
+        "train.logical_ranks=null, or parallel.comm_hook=none.",
     ),
     (
         {**RANKS, "parallel__comm_hook": CommHook.fp16, "train__max_skipped_steps": None},
-        "parallel.comm_hook=fp16 sends gradients above 65504 as infinity, and train.max_skipped_steps=null looks at "
-        "none. Use train.max_skipped_steps=10, or parallel.comm_hook=bf16.",
+        "parallel.comm_hook=fp16 does not go with train.max_skipped_steps=null precision=fp32: a gradient above "
+        "65504 is sent as infinity, and nobody looks. Use train.max_skipped_steps=10, or parallel.comm_hook=bf16.",
     ),
     (
         {**POWERSGD, "precision__compute_dtype": Dtype.fp16},
-        "parallel.comm_hook=powersgd remembers what it did not send in units of the loss scale, which precision=fp16 "
-        "changes. Use precision=bf16, or parallel.comm_hook=fp16.",
+        "parallel.comm_hook=powersgd does not go with precision=fp16: it remembers what it did not send in units of "
+        "the loss scale, which changes. Use precision=bf16, or parallel.comm_hook=fp16.",
     ),
     (
         {**POWERSGD, "train__deterministic": False},
-        "parallel.comm_hook=powersgd remembers what it did not send bucket by bucket, and train.deterministic=false "
-        "lays buckets out anew at each start. Use train.deterministic=true, or parallel.comm_hook=bf16.",
+        "parallel.comm_hook=powersgd does not go with train.deterministic=false: it remembers what it did not send "
+        "bucket by bucket, and buckets would be laid out anew at each start. Use train.deterministic=true, or "
+        "parallel.comm_hook=bf16.",
     ),
     (
         {**POWERSGD, "parallel__elastic": True},
-        "parallel.comm_hook=powersgd has a state for each rank, so parallel.elastic=true cannot change their number. "
-        "Use parallel.elastic=false, or parallel.comm_hook=bf16.",
+        "parallel.comm_hook=powersgd does not go with parallel.elastic=true: it has a state for each rank, so their "
+        "number cannot change. Use parallel.elastic=false, or parallel.comm_hook=bf16.",
     ),
     (
         {"parallel__sync": Sync.diloco},
-        "parallel.sync=diloco is about what ranks send each other, and hardware=cpu_x1 has one. Use "
-        "parallel.sync=every_step, or hardware with more ranks.",
+        "parallel.sync=diloco does not go with world_size=1 (hardware=cpu_x1): one rank meets nobody. Use hardware "
+        "with more ranks, or parallel.sync=every_step.",
     ),
     (
         {**ROUNDS, "parallel__zero1": True},
-        "parallel.sync=diloco gives each rank an optimizer; parallel.zero1=true shares one out. Use "
-        "parallel.zero1=false.",
+        "parallel.sync=diloco does not go with parallel.zero1=true: each rank has an optimizer, and ZeRO-1 shares "
+        "one out. Use parallel.zero1=false, or parallel.sync=every_step.",
     ),
     (
         {**ROUNDS, "parallel__comm_hook": CommHook.bf16},
-        "parallel.sync=diloco does not send gradients, and parallel.comm_hook=bf16 is a way to. Use "
-        "parallel.comm_hook=none.",
+        "parallel.sync=diloco does not go with parallel.comm_hook=bf16: ranks send no gradients, and that is a way "
+        "to send them. Use parallel.comm_hook=none, or parallel.sync=every_step.",
     ),
     (
         {**ROUNDS, "parallel__elastic": True},
-        "parallel.sync=diloco has weights and moments for each rank, so parallel.elastic=true cannot change their "
-        "number. Use parallel.elastic=false.",
+        "parallel.sync=diloco does not go with parallel.elastic=true: each rank has weights and moments, so their "
+        "number cannot change. Use parallel.elastic=false, or parallel.sync=every_step.",
     ),
     (
         {**ROUNDS, "train__ema_decay": 0.9},
@@ -112,29 +114,28 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**IN_BACKWARD, **RANKS},
-        "optim.in_backward=true saves the memory of the gradients, and the buckets of parallel=ddp hold them all. Use "
-        "parallel=fsdp, or optim.in_backward=false.",
+        "optim.in_backward=true does not go with parallel=ddp world_size=2 (hardware=cpu_x1): it saves the memory of "
+        "the gradients, and DDP's buckets hold them all. Use parallel=fsdp, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "train__max_grad_norm": 1.0},
-        "optim.in_backward=true updates a weight before the norm of all gradients is known, and train.max_grad_norm=1 "
-        "clips by it. Use train.max_grad_norm=null, or optim.in_backward=false.",
+        "optim.in_backward=true does not go with train.max_grad_norm=1: a weight is updated before the norm of all "
+        "gradients is known. Use train.max_grad_norm=null, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "train__max_skipped_steps": 10},
-        "optim.in_backward=true updates a weight before the norm of all gradients is known, and "
-        "train.max_skipped_steps=10 skips the whole step by it. Use train.max_skipped_steps=null, or "
-        "optim.in_backward=false.",
+        "optim.in_backward=true does not go with train.max_skipped_steps=10: a weight is updated before the norm of "
+        "all gradients is known. Use train.max_skipped_steps=null, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "precision__compute_dtype": Dtype.fp16},
-        "optim.in_backward=true updates a weight before an overflow in another gradient is known, and precision=fp16 "
-        "skips such steps. Use precision=bf16, or optim.in_backward=false.",
+        "optim.in_backward=true does not go with precision=fp16: a weight is updated before an overflow in another "
+        "gradient is known. Use precision=bf16, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "train__grad_accum_steps": 2},
-        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
-        "train.grad_accum_steps=1.",
+        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps=2 adds some up. Use "
+        "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false.",
     ),
     (
         {
@@ -145,13 +146,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
             "train__global_batch_size": 32,
             "train__micro_batch_size": 16,
         },
-        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
-        "train.grad_accum_steps=1.",
+        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps=2 adds some up. Use "
+        "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "train__micro_batch_size": 16},
-        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps adds some up. Use "
-        "train.grad_accum_steps=1.",
+        "optim.in_backward=true takes a gradient at once, and train.grad_accum_steps=4 adds some up. Use "
+        "train.grad_accum_steps=1 train.micro_batch_size=null, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "train__compile": True},
@@ -160,35 +161,38 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**IN_BACKWARD, "train__logical_ranks": 2},
-        "optim.in_backward=true and train.logical_ranks=2 do not go together: gradients are added up. Use "
-        "optim.in_backward=false.",
+        "optim.in_backward=true does not go with train.logical_ranks=2: gradients are added up there. Use "
+        "train.logical_ranks=null, or optim.in_backward=false.",
     ),
     (
         {**IN_BACKWARD, "optim__offload": True},
-        "optim.in_backward=true and optim.offload=true do not go together. Use optim.in_backward=false.",
+        "optim.in_backward=true does not go with optim.offload=true: nobody has tried both. Use optim.offload=false, "
+        "or optim.in_backward=false.",
     ),
     (
         {"optim": CustomOptimConfig(_target_="torch.optim.RAdam", offload=True)},
-        "optim.offload=true updates weights in pieces, and nobody knows if optim=custom can. Use optim=adamw or "
-        "optim=sgd, or leave it out.",
+        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=custom: weights are updated in pieces, "
+        "and nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
     ),
     (
         {"optim": MuonConfig(offload=True), "model": GptConfig(), "data": TextBytesConfig()},
-        "optim.offload=true updates weights in pieces, and nobody knows if optim=muon can. Use optim=adamw or "
-        "optim=sgd, or leave it out.",
+        "optim.offload=true needs optim=sgd or adamw or lion, and this is optim=muon: weights are updated in pieces, "
+        "and nobody knows if another optimizer can. Use optim=adamw, or optim.offload=false.",
     ),
     (
         {"optim__offload": True, "train__guard__on_spike": OnSpike.skip},
-        "optim.offload=true and train.guard.on_spike=skip train.guard.on_divergence=stop do not go together. Use "
-        "train.guard.on_spike=none train.guard.on_divergence=stop.",
+        "train.guard.on_spike=skip does not go with optim.offload=true: nobody has tried both. Use "
+        "optim.offload=false, or train.guard.on_spike=none train.guard.on_divergence=stop.",
     ),
     (
         {"optim__offload": True, "train__main": "mine.main", "trust": ["mine"]},
-        "optim.offload=true is a way of the shared loop, and train.main=mine.main is your own. Leave it out.",
+        "optim.offload=true does not go with train.main=mine.main: it is a way of the shared loop, and that is your "
+        "own. Use train.main=null, or optim.offload=false.",
     ),
     (
         {**ROUNDS, "train__main": "mine.main", "trust": ["mine"]},
-        "parallel.sync=diloco is a way of the shared loop, and train.main=mine.main is your own. Leave it out.",
+        "parallel.sync=diloco does not go with train.main=mine.main: it is a way of the shared loop, and that is "
+        "your own. Use train.main=null, or parallel.sync=every_step.",
     ),
 ]
 

@@ -16,12 +16,12 @@ from tests.unit.runs.builders import make_config
     [
         ("hardware__tasks_per_node", 2, ("is for one rank", "hardware.tasks_per_node=1")),
         ("hardware__num_nodes", 2, ("is for one rank", "hardware.num_nodes=1")),
-        ("hardware__gpus_per_node", 1, ("hardware.gpus_per_node=1", "Use 0")),
+        ("hardware__gpus_per_node", 1, ("hardware.gpus_per_node=1", "Use hardware.gpus_per_node=0")),
         ("precision__compute_dtype", Dtype.fp16, ("precision=fp16", "Use precision=bf16")),
         ("precision__compute_dtype", Dtype.tf32, ("precision=tf32", "Use precision=bf16")),
-        ("train__compile", True, ("train.compile=true", "Use train.compile=false")),
-        ("train__micro_batch_size", "auto", ("train.micro_batch_size=64",)),
-        ("optim__offload", True, ("optim.offload=true", "Use false")),
+        ("train__compile", True, ("train.compile=true", "or train.compile=false")),
+        ("train__micro_batch_size", "auto", ("train.micro_batch_size=auto", "or train.micro_batch_size=null")),
+        ("optim__offload", True, ("optim.offload=true", "or optim.offload=false")),
     ],
 )
 def test_what_it_cannot_do(device: Device, key: str, value: object, words: tuple[str, ...]) -> None:

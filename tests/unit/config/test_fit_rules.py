@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.config.batch import divisors
 from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.fit_rules import divisors
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.schema.train import TrainConfig
@@ -55,9 +55,9 @@ def test_auto_is_a_run_of_its_own_and_its_margin_counts_once_it_is_set() -> None
 MISTAKES: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"train__micro_batch_size": "abc"}, "train.micro_batch_size='abc' must be a number ≥ 1, auto or null"),
     ((), {"train__micro_batch_size": 0}, "train.micro_batch_size=0 must be at least 1"),
-    ((), {"train__grad_accum_steps": 2}, "train.grad_accum_steps=2 is given. Use train.grad_accum_steps=null"),
-    ((), {"train__logical_ranks": 4}, "train.logical_ranks=4 promises the same bits on any hardware"),
-    ((), {"train__main": "mine.main", "trust": ["mine"]}, "train.main=mine.main is your own"),
+    ((), {"train__grad_accum_steps": 2}, "not go with train.grad_accum_steps=2: it finds that too. Use "),
+    ((), {"train__logical_ranks": 4}, "train.logical_ranks=4: those promise the same bits on any hardware"),
+    ((), {"train__main": "mine.main", "trust": ["mine"]}, "train.main=mine.main: it is a way of the shared loop"),
     ((), {"train__memory_margin": 1.0}, "train.memory_margin=1 must be in [0, 1)"),
     ((), {"train__memory_margin": -0.1}, "train.memory_margin=-0.1 must be in [0, 1)"),
     (("hardware=cpu_x2",), {"train__global_batch_size": 65}, "train.global_batch_size=65 must be a multiple of"),

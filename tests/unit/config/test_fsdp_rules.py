@@ -1,4 +1,4 @@
-"""Every rule of config/fsdp_rules.py, broken once; what each proposes breaks none."""
+"""Every rule of what FSDP2 gathers, reduces and keeps, broken once, word by word."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ BF16 = {**FSDP, "parallel__param_dtype": FsdpDtype.bf16}
 RULES: list[tuple[dict[str, Any], str]] = [
     (
         {**RANKS, "parallel__param_dtype": FsdpDtype.bf16, "precision__compute_dtype": Dtype.bf16},
-        "parallel.param_dtype=bf16 is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=ddp. Use "
-        "parallel.param_dtype=fp32.",
+        "parallel.param_dtype=bf16 needs parallel=fsdp, and this is parallel=ddp: it is a key of FSDP2. Use "
+        "parallel=fsdp, hsdp or fsdp_tp, or parallel.param_dtype=fp32.",
     ),
     (
         {**RANKS, "parallel__reduce_dtype": FsdpDtype.bf16},
-        "parallel.reduce_dtype=bf16 is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=ddp. Use "
-        "parallel.reduce_dtype=fp32, or parallel.comm_hook=bf16.",
+        "parallel.reduce_dtype=bf16 needs parallel=fsdp, and this is parallel=ddp: it is a key of FSDP2. Use "
+        "parallel=fsdp, hsdp or fsdp_tp, or parallel.comm_hook=bf16, or parallel.reduce_dtype=fp32.",
     ),
     (
         {"parallel__strategy": Strategy.none, "parallel__reduce_dtype": FsdpDtype.bf16},
-        "parallel.reduce_dtype=bf16 is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=none. Use "
-        "parallel.reduce_dtype=fp32.",
+        "parallel.reduce_dtype=bf16 needs parallel=fsdp, and this is parallel=none: it is a key of FSDP2. Use "
+        "parallel=fsdp, hsdp or fsdp_tp, or parallel.reduce_dtype=fp32.",
     ),
     (
         {**RANKS, "parallel__reshard_after_forward": False},
-        "parallel.reshard_after_forward=false is of FSDP2 (parallel=fsdp, hsdp, fsdp_tp), and this is parallel=ddp. "
-        "Use parallel.reshard_after_forward=true.",
+        "parallel.reshard_after_forward=false needs parallel=fsdp, and this is parallel=ddp: it is a key of FSDP2. "
+        "Use parallel=fsdp, hsdp or fsdp_tp, or parallel.reshard_after_forward=true.",
     ),
     (
         {**FSDP, "parallel__reshard_after_forward": False, "train__main": "my.loop.main"},
-        "parallel.reshard_after_forward=false is a way of the shared loop, and train.main=my.loop.main is your own, "
-        "which calls fully_shard itself. Use parallel.reshard_after_forward=true.",
+        "parallel.reshard_after_forward=false does not go with train.main=my.loop.main: it is a way of the shared "
+        "loop, and your own calls fully_shard itself. Use train.main=null, or parallel.reshard_after_forward=true.",
     ),
     (
         BF16,
-        "parallel.param_dtype=bf16 is what blocks compute with, and goes with precision=bf16 only; this is "
-        "precision=fp32. Use parallel.param_dtype=fp32, or precision=bf16.",
+        "parallel.param_dtype=bf16 does not go with precision=fp32: it is what blocks compute with. Use "
+        "precision=bf16, or parallel.param_dtype=fp32.",
     ),
     (
         {**BF16, "precision__compute_dtype": Dtype.fp16},
-        "parallel.param_dtype=bf16 is what blocks compute with, and goes with precision=bf16 only; this is "
-        "precision=fp16. Use parallel.param_dtype=fp16, or precision=bf16.",
+        "parallel.param_dtype=bf16 does not go with precision=fp16: it is what blocks compute with. Use "
+        "precision=bf16, or parallel.param_dtype=fp16.",
     ),
     (
         {**FSDP, "parallel__param_dtype": FsdpDtype.fp16, "precision__compute_dtype": Dtype.bf16},
-        "parallel.param_dtype=fp16 is what blocks compute with, and goes with precision=fp16 only; this is "
-        "precision=bf16. Use parallel.param_dtype=bf16, or precision=fp16.",
+        "parallel.param_dtype=fp16 does not go with precision=bf16: it is what blocks compute with. Use "
+        "precision=fp16, or parallel.param_dtype=bf16.",
     ),
     (
         {**FSDP, "parallel__reduce_dtype": FsdpDtype.fp16, "precision__compute_dtype": Dtype.bf16},
-        "parallel.reduce_dtype=fp16 loses gradients below 6e-8 and overflows above 65504 without the loss scaler of "
-        "precision=fp16, and this is precision=bf16. Use parallel.reduce_dtype=bf16, or precision=fp16.",
+        "parallel.reduce_dtype=fp16 does not go with precision=bf16: gradients below 6e-8 are lost and those above "
+        "65504 overflow without fp16's loss scaler. Use precision=fp16, or parallel.reduce_dtype=bf16.",
     ),
     (
         {**BF16, "precision__compute_dtype": Dtype.bf16, "model": ResnetConfig(name="resnet18")},
-        "parallel.param_dtype=bf16 gathers all weights in that format, and the batch norm of model=resnet18 takes its "
-        "own in that of its running statistics, fp32. Use parallel.param_dtype=fp32.",
+        "parallel.param_dtype=bf16 does not go with model=resnet18: batch norm takes weights in the format of its "
+        "running statistics, fp32. Use parallel.param_dtype=fp32.",
     ),
 ]
 

@@ -149,7 +149,8 @@ def _page() -> str:
         "- *resume*: what another value does to a run that goes on from a checkpoint",
         "  ([the resume contract](../checkpoint_and_requeue.md#the-resume-contract)).",
         "- *graph*: another value may be another graph of `train.compile`.",
-        "- *counts with*: another value than the default is refused elsewhere. (rule): `plan` says when.",
+        "- *counts with*: another value than the default is refused elsewhere. (rule):",
+        "  [what goes with what](what_goes_with_what.md), or `plan`, says when.",
     ]  # fmt: skip
     seen, part = set(), None
     for each in sorted(all_keys(), key=lambda each: "." in each.name):  # the root's own keys together

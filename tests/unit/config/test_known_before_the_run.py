@@ -21,7 +21,10 @@ RULES: list[tuple[list[str], str]] = [
     ([*EARLY, "train.early_stop.metric=loss"], "train.early_stop.metric=loss is none of the evaluation's metrics."),
     (["checkpoint.keep_best=accuracy"], "checkpoint.keep_best=accuracy is no metric that a run logs"),
     (["checkpoint.keep_best=val_loss"], "Did you mean eval_loss?"),
-    (["optim=muon", "model.num_layers=0"], "model.num_layers=0 of model=mlp is an output layer alone."),
+    (
+        ["optim=muon", "model.num_layers=0"],
+        "model.num_layers=0: it is for hidden matrices, and there is an output layer alone. Use ",
+    ),
     (["optim=muon", "optim.adamw_weights=['*']"], "leaves no hidden matrix to optim=muon."),
     (["precision=fp16", "precision.init_scale=1e300"], "precision.init_scale=1e+300 must be at most 1.70141e+38"),
     (["experiment=gpt_bytes", "data.seq_len=1000000"], "data.seq_len=1000000 is too long for data.path=null"),

@@ -87,6 +87,10 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
     ("changes", "words"),
     [
         ({"parallel__tensor_parallel": 0}, ["parallel.tensor_parallel=0 must be at least 1"]),
+        (
+            {"parallel__tensor_parallel": 2, "parallel__pipeline_parallel": 0},
+            ["parallel.pipeline_parallel=0 must be at least 1. Use 1."],
+        ),
         ({"parallel__tensor_parallel": 3}, ["tensor_parallel=3 must divide world_size=4", "=2, or", "6 ranks"]),
         (
             {"parallel__tensor_parallel": 2, "parallel__pipeline_parallel": 4},
@@ -109,12 +113,18 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
             {"parallel__tensor_parallel": 4, "data": SyntheticTokensConfig(vocab_size=257), "model__vocab_multiple": 2},
             ["must divide vocabulary of data=synthetic_tokens=258, which it cuts up. Use 2."],
         ),
-        ({"parallel__tensor_parallel": 2, "model": MlpConfig()}, ["model=mlp has none. Use model=gpt"]),
+        (
+            {"parallel__tensor_parallel": 2, "model": MlpConfig()},
+            ["does not go with model=mlp: it shares layers out by", "Use model=gpt"],
+        ),
         (
             {"parallel__tensor_parallel": 4, "parallel__strategy": FSDP},
             ["two data-parallel ranks or more", "Use parallel.strategy=ddp"],
         ),
-        ({"parallel__data_parallel_replicate": 2}, ["data_parallel_replicate=2 goes with parallel=fsdp"]),
+        (
+            {"parallel__data_parallel_replicate": 2},
+            ["data_parallel_replicate=2 needs parallel=fsdp, and this is parallel=ddp", "Use parallel=hsdp"],
+        ),
         (
             {"parallel__data_parallel_replicate": 4, "parallel__strategy": FSDP},
             ["data_parallel_replicate=4 must divide the 4 data-parallel ranks into groups of two or more", "Use 2."],
@@ -123,21 +133,30 @@ def test_a_batch_is_divided_among_data_parallel_ranks(changes: dict[str, Any], s
             {"parallel__data_parallel_replicate": 2, "parallel__strategy": FSDP, "parallel__tensor_parallel": 2},
             ["must divide the 2 data-parallel ranks", "Use 1."],
         ),
-        ({"parallel__tensor_parallel": 2, "train__logical_ranks": 4}, ["logical_ranks=4 needs the whole model"]),
-        ({"parallel__tensor_parallel": 2, "parallel__zero1": True}, ["shares out whole weights"]),
+        (
+            {"parallel__tensor_parallel": 2, "train__logical_ranks": 4},
+            ["train.logical_ranks=4 does not go with parallel.tensor_parallel=2: it needs the whole model"],
+        ),
+        (
+            {"parallel__tensor_parallel": 2, "parallel__zero1": True},
+            ["parallel.zero1=true does not go with parallel.tensor_parallel=2: it shares out whole weights"],
+        ),
         (
             {"parallel__tensor_parallel": 2, "train__compile": True, "train__recompute": Recompute.budget},
-            ["train.recompute=budget measures", "parallel.tensor_parallel=2", "Use train.recompute=full"],
+            ["train.recompute=budget does not go with parallel.tensor_parallel=2", "Use train.recompute=full"],
         ),
         (
             {"parallel__tensor_parallel": 2, "train__compile": True, "hardware__gpus_per_node": 4,
              "train__compile_mode": CompileMode.max_autotune},
-            ["train.compile_mode=max_autotune would capture", "Use train.compile_mode=default."],
+            ["train.compile_mode=max_autotune: it would capture what", "Use train.compile_mode=default, or"],
         ),
-        ({"parallel__tensor_parallel": 2, "train__channels_last": True}, ["orders weights otherwise than"]),
+        (
+            {"parallel__tensor_parallel": 2, "train__channels_last": True},
+            ["train.channels_last=true does not go with parallel.tensor_parallel=2: weights cannot be cut"],
+        ),
         (
             {"parallel__tensor_parallel": 2, "train__main": "mine.main", "trust": ["mine"]},
-            ["is a way of the shared loop, and train.main=mine.main is your own"],
+            ["parallel.tensor_parallel=2 does not go with train.main=mine.main: it is a way of the shared"],
         ),
         (
             {"parallel__tensor_parallel": 2, "train__global_batch_size": 63},

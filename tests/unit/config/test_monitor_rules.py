@@ -36,4 +36,6 @@ def test_what_fits() -> None:
 
 def test_a_loop_of_ones_own_has_its_own_profiler() -> None:
     config = make_config(train__main="mine.main", trust=["mine"], monitor__profile_steps=3)
-    assert "train.main=mine.main is your own" in "\n".join(find_problems(config))
+    assert "train.main=mine.main: it watches the shared loop; torch.profiler works in your own" in "\n".join(
+        find_problems(config)
+    )

@@ -92,8 +92,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"cluster__max_no_progress": 0}, "cluster.max_no_progress=0 must be at least 1. Use 1."),
     (
         {"hardware__num_nodes": 2, "hardware__name": "big"},
-        "hardware.num_nodes=2 (big) must be 1 with cluster=local: there is one machine here. Use "
-        "hardware.num_nodes=1, or cluster=slurm.",
+        "cluster=local does not go with hardware.num_nodes=2: there is one machine here. Use hardware.num_nodes=1, "
+        "or cluster=slurm.",
     ),
     ({"cluster__signal_lead_s": 3600}, "cluster.signal_lead_s=3600 must be in [1, 3599]. Use 3599."),
     ({"cluster__signal_lead_s": 0}, "cluster.signal_lead_s=0 must be in [1, 3599]. Use 1."),
@@ -105,26 +105,28 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"paths__runs_dir": "/x\ntouch y"}, "paths.runs_dir='/x\\ntouch y' must hold no control characters."),
     (
         {"parallel__strategy": Strategy.none, "hardware__tasks_per_node": 2},
-        "parallel=none takes one rank, and hardware=cpu_x1 has 2. Use parallel=ddp, or hardware with one rank.",
+        "parallel=none does not go with world_size=2 (hardware=cpu_x1): it is for one rank. Use hardware with one "
+        "rank, or parallel=ddp.",
     ),
     (
         {"parallel__strategy": Strategy.fsdp},
-        "parallel=fsdp shares weights out among two ranks or more, and hardware=cpu_x1 has 1. Use parallel=ddp, or "
-        "hardware with more ranks.",
+        "parallel=fsdp does not go with world_size=1 (hardware=cpu_x1): it shares weights out among ranks. Use "
+        "hardware with more ranks, or parallel=ddp.",
     ),
     (
         {"parallel__strategy": Strategy.fsdp, "parallel__zero1": True, "hardware__tasks_per_node": 2},
-        "parallel.zero1=true goes with parallel=ddp only; parallel=fsdp shares optimizer state out already. Use "
-        "parallel.zero1=false.",
+        "parallel.zero1=true needs parallel=ddp, and this is parallel=fsdp: the others have one rank, or share the "
+        "state out already. Use parallel=ddp, or parallel.zero1=false.",
     ),
     (
         {"parallel__strategy": Strategy.none, "parallel__zero1": True},
-        "parallel.zero1=true goes with parallel=ddp only; parallel=none has one rank. Use parallel.zero1=false.",
+        "parallel.zero1=true needs parallel=ddp, and this is parallel=none: the others have one rank, or share the "
+        "state out already. Use parallel=ddp, or parallel.zero1=false.",
     ),
     (
         {"parallel__zero1": True},
-        "parallel.zero1=true shares optimizer state out among two ranks or more, and hardware=cpu_x1 has 1. Use "
-        "parallel.zero1=false, or hardware with more ranks.",
+        "parallel.zero1=true does not go with world_size=1 (hardware=cpu_x1): one rank shares nothing out. Use "
+        "hardware with more ranks, or parallel.zero1=false.",
     ),
     ({"train__global_batch_size": 0}, "train.global_batch_size=0 must be at least 1. Use 1."),
     ({"train__micro_batch_size": 0}, "train.micro_batch_size=0 must be at least 1. Use 1."),
@@ -173,7 +175,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"optim": MuonConfig(betas=[0.9])}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.95]."),
     (
         {"optim": MuonConfig(), "model": ResnetConfig()},
-        "optim=muon is for hidden matrices, and model=resnet18 has convolutions alone. Use optim=adamw or sgd, or",
+        "optim=muon does not go with model=resnet18: it is for hidden matrices, and there are convolutions alone. "
+        "Use model=gpt, or optim=adamw or sgd.",
     ),
     ({"optim__eps": 0.0}, "optim.eps=0 must be greater than 0 and finite. Use 1e-08."),
     ({"optim__betas": [0.9]}, "optim.betas=[0.9] must be two numbers. Use [0.9,0.999]."),
@@ -203,7 +206,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"precision__compute_dtype": Dtype.tf32},
-        "precision=tf32 needs a GPU, and hardware=cpu_x1 has none. Use precision=fp32.",
+        "precision=tf32 does not go with device_type=cpu (hardware=cpu_x1): it is a format of GPUs. Use hardware "
+        "with a GPU, or precision=fp32.",
     ),
     (
         {"precision__compute_dtype": Dtype.bf16, "hardware__gpus_per_node": 1, "hardware__gpu_type": "V100_32GB"},
@@ -226,7 +230,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"precision__compute_dtype": Dtype.fp8, "model": GptConfig()},
-        "precision=fp8 needs a GPU from Ada or Hopper on (compute capability 8.9), and hardware=cpu_x1 has none. Use",
+        "precision=fp8 does not go with device_type=cpu (hardware=cpu_x1): it needs a GPU from Ada or Hopper on "
+        "(compute capability 8.9). Use hardware with such a GPU, or precision=bf16.",
     ),
     (
         {
@@ -242,7 +247,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"train__loss_chunk_size": 0, "model": GptConfig()}, "train.loss_chunk_size=0 must be at least 1. Use 1."),
     (
         {"train__loss_chunk_size": 64},
-        "train.loss_chunk_size=64 is for the logits of many tokens, and model=mlp has few classes. Use train.loss_chun",
+        "train.loss_chunk_size=64 does not go with model=mlp: it is for the logits of many tokens, and there are few "
+        "classes. Use train.loss_chunk_size=null.",
     ),
     (
         {"train__guard": GuardConfig(spike_factor=1.0)},
@@ -252,18 +258,23 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"train__guard": GuardConfig(max_rollbacks=0)}, "train.guard.max_rollbacks=0 must be at least 1. Use 1."),
     (
         {"train__guard": GuardConfig(on_spike=OnSpike.skip), "train__max_skipped_steps": None},
-        "train.guard.on_spike=skip needs the norm of each gradient, and train.max_skipped_steps=null computes none.",
+        "train.guard.on_spike=skip does not go with train.max_skipped_steps=null: it needs the norm of each "
+        "gradient, and none is computed. Use train.max_skipped_steps=10, or train.guard.on_spike=none "
+        "train.guard.on_divergence=stop.",
     ),
     (
         {"train__guard": GuardConfig(on_spike=OnSpike.rollback), "checkpoint__every": SaveEvery.auto},
-        "train.guard.on_spike=rollback goes back to a step that checkpoint.every_steps divides, and checkpoint.ev",
+        "train.guard.on_spike=rollback does not go with checkpoint.every=auto: it goes back to a step that "
+        "checkpoint.every_steps divides, and auto saves as the clock says. Use checkpoint.every=steps, or "
+        "train.guard.on_spike=none train.guard.on_divergence=stop.",
     ),
     (
         {
             "train__guard": GuardConfig(on_divergence=OnDivergence.rollback),
             "precision__compute_dtype": Dtype.fp16,
         },
-        "train.guard.on_divergence=rollback counts skipped steps, and precision=fp16 skips some while it looks for its",
+        "train.guard.on_divergence=rollback does not go with precision=fp16: it counts skipped steps, and fp16 skips "
+        "some while it looks for its loss scale. Use precision=bf16, or train.guard.on_divergence=stop.",
     ),
     ({"train__label_smoothing": 1.0}, "train.label_smoothing=1 must be in [0, 1). Use less than 1."),
     ({"train__max_skipped_steps": -1}, "train.max_skipped_steps=-1 must be at least 0. Use 0."),
@@ -273,19 +284,25 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__channels_last": True},
-        "train.channels_last=true orders images for convolutions, and model=mlp has none. Use train.channels_last=fal",
+        "train.channels_last=true does not go with model=mlp: it orders images for convolutions, and there are none. "
+        "Use train.channels_last=false.",
     ),
     (
         {"train__channels_last": True, "model": ResnetConfig(width=4)},
-        "train.channels_last=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or",
+        "train.channels_last=true does not go with model=resnet18 model.width=4 device_type=cpu (hardware=cpu_x1): "
+        "so few channels in that order crash there (oneDNN in torch 2.13). Use model.width=8, or "
+        "train.channels_last=false.",
     ),
     (
         {"train__recompute": Recompute.budget},
-        "train.recompute=budget is a choice of the compiler, and train.compile=false. Use train.compile=true, or train",
+        "train.recompute=budget needs train.compile=true, and this is train.compile=false: it is a choice of the "
+        "compiler. Use train.compile=true, or train.recompute=full, or train.recompute=none.",
     ),
     (
         {"train__recompute": Recompute.budget, "train__compile": True, "model": GptConfig(dropout=0.1)},
-        "train.recompute=budget draws dropout anew when it computes again (a fault of torch up to 2.13), and model.dro",
+        "train.recompute=budget does not go with model=gpt model.dropout=0.1: dropout would be drawn anew when it is "
+        "computed again (a fault of torch up to 2.13). Use model.dropout=0, or train.recompute=full "
+        "train.compile_scope=blocks, or train.recompute=none.",
     ),
     (
         {"train__recompute": Recompute.full, "train__recompute_budget": 0.3, "model": GptConfig()},
@@ -297,7 +314,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__compile": True, "model": ResnetConfig(width=4)},
-        "train.compile=true crashes on the CPU for model.width=4 (oneDNN in torch 2.13). Use model.width=8, or train.c",
+        "train.compile=true does not go with model=resnet18 model.width=4 device_type=cpu (hardware=cpu_x1): the "
+        "compiler chooses NHWC, and so few channels in it crash there (oneDNN in torch 2.13). Use model.width=8, or "
+        "train.compile=false.",
     ),
     (
         {"train__recompute": Recompute.full, "train__compile": True, "model": ResnetConfig()},
@@ -306,7 +325,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"train__compile": True, "train__compile_scope": CompileScope.blocks, "model": ResnetConfig(),
          "train__recompute": Recompute.selective},
-        "train.recompute=selective chooses among operations, and of a compiled block there is one alone. Use train.re",
+        "train.recompute=selective does not go with train.compile=true train.compile_scope=blocks: it chooses among "
+        "operations, and a compiled block is one alone. Use train.recompute=full, or train.compile=false.",
     ),
     (
         {"train__compile_scope": CompileScope.blocks, "model": ResnetConfig()},
@@ -318,30 +338,39 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"train__compile": True, "train__compile_scope": CompileScope.blocks},
-        "train.compile_scope=blocks compiles blocks, and model=mlp has none. Use train.compile_scope=model, or model=",
+        "train.compile_scope=blocks does not go with model=mlp: it compiles blocks, and there are none. Use "
+        "train.compile_scope=model, or model=gpt, resnet18 or resnet50.",
     ),
     (
         {"train__compile": True, "train__compile_mode": CompileMode.max_autotune},
-        "train.compile_mode=max_autotune is for GPUs, and hardware=",
+        "train.compile_mode=max_autotune does not go with device_type=cpu (hardware=cpu_x1): it is for GPUs. Use "
+        "train.compile_mode=default.",
     ),
     (
         {"train__compile": True, "train__compile_mode": CompileMode.reduce_overhead, "hardware__gpus_per_node": 1,
          "train__grad_accum_steps": 2},
-        "train.compile_mode=reduce_overhead keeps results in memory that the next forward pass overwrites: train.grad_",
+        "train.compile_mode=reduce_overhead captures CUDA graphs, whose results the next forward pass overwrites: "
+        "train.grad_accum_steps=2 must be 1. Use train.grad_accum_steps=1 train.micro_batch_size=null, or "
+        "train.compile_mode=default.",
     ),
     (
         {"train__compile": True, "train__compile_mode": CompileMode.max_autotune, "hardware__gpus_per_node": 1,
          "train__micro_batch_size": 16},
-        "the next forward pass overwrites: train.grad_accum_steps=4 must be 1. Use train.compile_mode=default, or 1.",
+        "train.compile_mode=max_autotune captures CUDA graphs, whose results the next forward pass overwrites: "
+        "train.grad_accum_steps=4 must be 1. Use train.grad_accum_steps=1 train.micro_batch_size=null, or "
+        "train.compile_mode=default.",
     ),
     (
         {"train__compile": True, "train__compile_mode": CompileMode.max_autotune, "hardware__gpus_per_node": 1,
          "train__micro_batch_size": "auto"},
-        "and train.micro_batch_size=auto may find several for each step. Use train.compile_mode=default, or a number.",
+        "train.compile_mode=max_autotune does not go with train.micro_batch_size=auto: it captures CUDA graphs, "
+        "whose results the next forward pass overwrites, and there may be several in a step. Use "
+        "train.compile_mode=default, or a number.",
     ),
     (
         {"train__channels_last": True, "model": ResnetConfig(), "parallel__strategy": Strategy.fsdp},
-        "train.channels_last=true orders weights otherwise than parallel=fsdp can cut them. Use train.channels_last=f",
+        "train.channels_last=true does not go with parallel=fsdp: FSDP cannot cut weights up in that order. Use "
+        "parallel=ddp, or train.channels_last=false.",
     ),
     ({"optim": CustomOptimConfig(_target_="os.system")}, "optim._target_=os.system: not on the list"),
     ({"model__dropout": 1.0}, "model.dropout=1 must be in [0, 1). Use less than 1."),
@@ -358,8 +387,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"model": GptConfig(num_heads=6, embed_dim=128), "data": TextBytesConfig()},
         "model.embed_dim=128 must be a multiple of model.num_heads=6. Use 126.",
     ),
-    ({"model": GptConfig()}, "model=gpt reads text, and data=digits holds images. Use data=text_bytes, or model=cnn."),
-    ({"data": TextBytesConfig()}, "model=mlp reads images, and data=text_bytes holds text. Use model=gpt."),
+    ({"model": GptConfig()}, "model=gpt does not go with data=digits: it reads text. Use data=text_bytes, or "
+                             "model=cnn."),
+    ({"data": TextBytesConfig()}, "data=text_bytes does not go with model=mlp: it is text, and such a model reads "
+                                  "images. Use model=gpt, or data=digits."),
     (
         {"train__global_batch_size": 1500},
         "train.global_batch_size=1500 must be at most the 1437 training samples of data=digits. Use 1437.",
@@ -378,7 +409,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"data": SyntheticImagesConfig(data_seed=-1)}, "data.data_seed=-1 must be at least 0. Use 0."),
     ({"data": SyntheticImagesConfig(num_channels=2)}, "data.num_channels=2 must be 1 or 3. Use 3."),
     ({"model": GptConfig(vocab_multiple=0)}, "model.vocab_multiple=0 must be at least 1. Use 1."),
-    ({"data": SyntheticTokensConfig()}, "model=mlp reads images, and data=synthetic_tokens holds text. Use model=gpt."),
+    ({"data": SyntheticTokensConfig()}, "data=synthetic_tokens does not go with model=mlp: it is text, and such a "
+                                        "model reads images. Use model=gpt, or data=digits."),
     ({"data": SyntheticTokensConfig(num_samples=0)}, "data.num_samples=0 must be at least 1. Use 1."),
     ({"data": SyntheticTokensConfig(num_eval=0)}, "data.num_eval=0 must be at least 1. Use 1."),
     ({"data": SyntheticTokensConfig(seq_len=1)}, "data.seq_len=1 must be at least 2. Use 2."),

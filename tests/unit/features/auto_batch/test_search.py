@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.config.fit_rules import divisors
+from hpc_trainer.config.batch import divisors
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.auto_batch import search as fit_batch
 from hpc_trainer.features.auto_batch.search import largest

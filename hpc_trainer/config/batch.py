@@ -1,0 +1,55 @@
+"""How a batch is divided: among ranks, or among logical ranks, in micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hpc_trainer.config.mesh import num_data_ranks
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.parallel import ParallelConfig
+from hpc_trainer.config.schema.train import LoopConfig
+
+
+def num_parts(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
+    """Parts of a batch that are computed side by side: logical ranks, else data-parallel ranks; 0 if there are none."""
+    return train.logical_ranks or num_data_ranks(parallel, hardware)
+
+
+def whole_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
+    """Samples of a step over all ranks."""
+    return train.global_batch_size * (num_parts(train, hardware, parallel) if train.batch_per_rank else 1)
+
+
+def accum_steps(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> int:
+    """Micro-batches of a step: as said, or as many as the micro-batch needs; 1 if neither is said, or is below 1.
+
+    Not of a micro-batch of `auto`: only the run can tell.
+    """
+    if train.grad_accum_steps is not None:
+        return train.grad_accum_steps
+    parts, micro = num_parts(train, hardware, parallel), train.given_micro_batch_size
+    if micro is None or min(parts, micro) < 1:
+        return 1
+    return whole_batch(train, hardware, parallel) // (micro * parts)
+
+
+def with_batch(train: LoopConfig, hardware: HardwareConfig, parallel: ParallelConfig) -> LoopConfig:
+    """With micro_batch_size and grad_accum_steps: their product with the number of parts is the global batch.
+
+    `batch_per_rank` has had its effect then: a run is the same run, whichever way its batch was said. A micro-batch of
+    `auto` stays as it is: only the run can tell.
+    """
+    total = whole_batch(train, hardware, parallel)
+    if train.is_batch_auto:
+        return dataclasses.replace(train, global_batch_size=total, batch_per_rank=False)
+    accum = accum_steps(train, hardware, parallel)
+    micro = total // (accum * num_parts(train, hardware, parallel))
+    return dataclasses.replace(
+        train, global_batch_size=total, batch_per_rank=False, micro_batch_size=micro, grad_accum_steps=accum
+    )
+
+
+def divisors(count: int) -> list[int]:
+    """Every size of equal parts of `count` samples (≥ 1), the smallest first."""
+    small = [size for size in range(1, int(count**0.5) + 1) if count % size == 0]
+    return sorted({*small, *(count // size for size in small)})

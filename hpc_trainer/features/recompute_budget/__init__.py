@@ -1,0 +1,37 @@
+"""`train.recompute=budget`: the compiler chooses what to compute again, so that a budget of memory is kept."""
+
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import between
+from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    yield from between("train.recompute_budget", config.train.recompute_budget, 0, 1)
+
+
+_BY_BLOCKS = "train.recompute=full train.compile_scope=blocks"
+
+FEATURE = Feature(
+    name="recompute_budget",
+    on="train.recompute=budget",
+    off="train.recompute=none",
+    example="train.recompute=budget train.compile=true",
+    needs=(
+        Row("train.compile=true", "it is a choice of the compiler", use="train.compile=true, or train.recompute=full"),
+    ),
+    excludes=(
+        Row(
+            "model=mlp|cnn|gpt & model.dropout>0",
+            "dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
+            use=f"model.dropout=0, or {_BY_BLOCKS}",
+        ),
+        Row(
+            "parallel.tensor_parallel",
+            "torch (2.13) cannot measure what a layer keeps where it is given process groups to keep",
+            use=_BY_BLOCKS,
+        ),
+    ),
+    problems=_problems,
+)

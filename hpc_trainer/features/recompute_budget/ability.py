@@ -1,0 +1,16 @@
+"""What a budget saves, for the estimate; the compiler is told of it where it is set up (features/compile)."""
+
+from __future__ import annotations
+
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+
+
+class RecomputeBudgetAbility(Ability):
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """A budget says how much of what a pass keeps the compiler leaves out."""
+        again = int(held.kept * (1 - self.config.train.recompute_budget))
+        held.kept, held.peak, held.growing = held.kept - again, held.peak - again, held.growing - again
+
+
+ABILITY = RecomputeBudgetAbility
