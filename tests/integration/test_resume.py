@@ -29,6 +29,7 @@ CASES = [
     ("gpt", "fp32", "cpu_x2 parallel=fsdp", 40),
     ("mlp", "fp16", "cpu_x2 parallel.zero1=true", 200),
     ("gpt", "bf16", "cpu_x2 optim=lion parallel=fsdp", 40),
+    ("gpt", "bf16_sr", "cpu_x2 parallel=fsdp", 40),
 ]
 TODAY = of_the_day([str(case) for case in CASES], 3)
 
