@@ -13,6 +13,7 @@ from hpc_trainer.config.batch_rules import batch_problems
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
+from hpc_trainer.config.code_names import param_problems, target_problems
 from hpc_trainer.config.communication_rules import communication_problems
 from hpc_trainer.config.device_rules import device_problems
 from hpc_trainer.config.effect_rules import effect_problems
@@ -27,10 +28,9 @@ from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.metric_rules import metric_problems
 from hpc_trainer.config.monitor_rules import monitor_problems
 from hpc_trainer.config.optim_rules import optim_problems, with_schedule
-from hpc_trainer.config.origin import origin_problems, with_absolute_origin
-from hpc_trainer.config.own_code import param_problems, target_problems
 from hpc_trainer.config.parallel_rules import parallel_problems
 from hpc_trainer.config.rank_rules import rank_problems, with_batch
+from hpc_trainer.config.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.data import (
@@ -127,7 +127,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _snapshot(config.snapshot)
     yield from target_problems(config)
     yield from memo.of(param_problems, config.params)
-    yield from origin_problems(config.checkpoint)
+    yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)
 
 

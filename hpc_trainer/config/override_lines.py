@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override, OverrideType, ValueType
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _KEY = re.compile(rf"{_NAME}(\.{_NAME})*\Z")
 # The commonest overrides, KEY=NUMBER and KEY=WORD. Hydra's parser (ANTLR) takes 190 µs for one, this 2 µs; all else
-# is left to it. `test_lines.py` holds the two against each other.
+# is left to it. `test_override_lines.py` holds the two against each other.
 _INT = r"-?(?:0|[1-9][0-9]{0,17})"
 _FLOAT = r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17}(?:[eE][+-]?[0-9]{1,3})?|[eE][+-]?[0-9]{1,3})"
 _WORD = r"[A-Za-z_][A-Za-z0-9_-]*"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpc_trainer.training.checkpoint.background import Staging
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES
+from hpc_trainer.training.checkpoint.writer_thread import HostCopy
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -34,7 +34,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 def test_a_copy_is_exact_contiguous_and_apart() -> None:
     given = tensors()
     expected = {name: (tensor.shape, tensor.dtype, bits(tensor)) for name, tensor in given.items()}
-    copies = Staging().copy({"a": given})["a"]
+    copies = HostCopy().copy({"a": given})["a"]
     for tensor in given.values():
         if tensor.numel() and not tensor.is_conj() and not tensor.is_neg() and tensor.stride() != (0,):
             tensor.zero_()
@@ -43,24 +43,24 @@ def test_a_copy_is_exact_contiguous_and_apart() -> None:
 
 
 def test_the_buffer_is_used_again_and_grows_when_it_must() -> None:
-    staging = Staging()
-    first = staging.copy({"a": {"x": torch.ones(1000)}, "b": {"x": torch.zeros(5)}})
+    host_copy = HostCopy()
+    first = host_copy.copy({"a": {"x": torch.ones(1000)}, "b": {"x": torch.zeros(5)}})
     place = first["a"]["x"].data_ptr()
-    again = staging.copy({"a": {"x": torch.full((900,), 2.0)}})
+    again = host_copy.copy({"a": {"x": torch.full((900,), 2.0)}})
     assert again["a"]["x"].data_ptr() == place
-    larger = staging.copy({"a": {"x": torch.full((5000,), 3.0)}})
+    larger = host_copy.copy({"a": {"x": torch.full((5000,), 3.0)}})
     assert larger["a"]["x"].sum() == 15000
 
 
 def test_nothing_is_drawn_and_nothing_is_copied_twice() -> None:
     state = torch.get_rng_state()
     tied = torch.rand(10)
-    copies = Staging().copy({"a": {"x": tied}})
+    copies = HostCopy().copy({"a": {"x": tied}})
     assert torch.equal(copies["a"]["x"], tied)
-    copies = Staging().copy({})
+    copies = HostCopy().copy({})
     assert copies == {}
     torch.set_rng_state(state)
-    Staging().copy({"a": {"x": torch.ones(100)}})
+    HostCopy().copy({"a": {"x": torch.ones(100)}})
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -68,10 +68,10 @@ def test_nothing_is_drawn_and_nothing_is_copied_twice() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_copy_from_a_gpu_is_of_the_moment_of_the_call() -> None:
     weight = torch.ones(1 << 24, device="cuda")
-    staging = Staging()
+    host_copy = HostCopy()
     for value in (2.0, 3.0):
         weight.fill_(value)
-        copy = staging.copy({"a": {"weight": weight}})["a"]["weight"]
+        copy = host_copy.copy({"a": {"weight": weight}})["a"]["weight"]
         weight.fill_(-1.0)
         torch.cuda.synchronize()
         assert copy.is_pinned()

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 
 
-def origin_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
+def resume_from_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
     """What is wrong with `resume_from`, and with the names in `allow_changes`."""
     for name in checkpoint.allow_changes:
         if not name.strip() or "=" in name or " " in name:

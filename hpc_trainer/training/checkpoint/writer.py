@@ -23,11 +23,11 @@ from hpc_trainer.runtime.mail import Mail
 from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
-from hpc_trainer.training.checkpoint.background import Staging, Writing
 from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, free_room
-from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, RankParts, join, shard_file, split
+from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, RankParts, merge_pieces, parts_of_rank, shard_file
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
+from hpc_trainer.training.checkpoint.writer_thread import HostCopy, WriterThread
 
 # How long ranks wait for their own threads before they ask each other again.
 _WAIT_S = 1.0
@@ -35,7 +35,7 @@ _FILES_BESIDE_SHARDS = 2  # rank 0's file of what all have alike, and the manife
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class SaveResult:
     """How a save ended: the seconds until the checkpoint stood, or the error for which it does not stand."""
 
     step: int
@@ -44,7 +44,7 @@ class Ended:
     error: HpcTrainerError | None
 
 
-class Saving:
+class CheckpointWriter:
     """The write half of a `CheckpointStore`, one save at a time. Every method is called by the main thread.
 
     Args:
@@ -78,11 +78,11 @@ class Saving:
         raises keeps both from happening."""
         self._folder, self._group, self._attempt = folder, group, attempt
         self._make_room, self._is_valid, self._verified, self._say = make_room, is_valid, verified, warn
-        self._staging = Staging()
+        self._host_copy = HostCopy()
         self._quota: QuotaWatch | None = None
         self._is_copied = False
-        self._writing: Writing | None = None
-        self._num_writings = 0
+        self._thread: WriterThread | None = None
+        self._num_saves = 0
 
     def begin(
         self,
@@ -96,18 +96,19 @@ class Saving:
         """Begins the save of `step` and returns while it is written; False if it stands already. Collective.
 
         The state is copied first, and may change when this returns; with `is_background` false it is not copied, and
-        must not change before `wait` has returned. One save at a time: `ended` or `wait` must have told of the last.
+        must not change before `wait` has returned. One save at a time: `result` or `wait` must have told of the last.
 
-        Args and errors as in `CheckpointStore.save`, but for the errors of writing, which `ended` and `wait` tell.
+        Args and errors as in `CheckpointStore.save`, but for the errors of writing, which `result` and `wait` tell.
         """
-        assert self._writing is None, "one save at a time"
+        assert self._thread is None, "one save at a time"
         path = self._folder / folders.step_name(step)
         temporary = folders.temporary_path(self._folder, step, self._attempt)
         if not on_rank_zero(self._group, lambda: self._begin(path, temporary)):
             return False
         try:
             parts, told = on_each_rank(
-                self._group, lambda: self._take(split(replicated, per_rank, self._group.rank), is_background)
+                self._group,
+                lambda: self._copy_parts(parts_of_rank(replicated, per_rank, self._group.rank), is_background),
             )
 
             shards = {shard_file(rank) for rank in range(self._group.world_size)}
@@ -121,44 +122,44 @@ class Saving:
                     files=sorted(files, key=lambda record: record.name in shards),  # stable: those of shards come last
                     replicated=parts.structure,
                     per_rank=[each["structure"] for each in told],
-                    sharded=join(told),
+                    sharded=merge_pieces(told),
                 )
 
             num_bytes = sum(each["bytes"] for each in told)
-            on_rank_zero(self._group, lambda: self._look_ahead(step, num_bytes + len(describe([]).to_bytes())))
+            on_rank_zero(self._group, lambda: self._check_room(step, num_bytes + len(describe([]).to_bytes())))
         except HpcTrainerError:
             if self._group.is_rank_zero:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._num_writings += 1
-        mail = Mail(f"checkpoint-{self._num_writings}") if self._group.world_size > 1 else None
+        self._num_saves += 1
+        mail = Mail(f"checkpoint-{self._num_saves}") if self._group.world_size > 1 else None
         work = partial(self._write, temporary=temporary, files=parts.files, mail=mail, describe=describe)
-        self._writing = Writing(step, path, work, is_background=is_background)
-        self._writing.start()
+        self._thread = WriterThread(step, path, work, is_background=is_background)
+        self._thread.start()
         if is_background and not self._is_copied:
-            self._writing.join()  # the state itself is being written; peers meet this rank in their next step
+            self._thread.join()  # the state itself is being written; peers meet this rank in their next step
         return True
 
     @property
     def seconds(self) -> float | None:
         """Until the checkpoint stood, as soon as this rank's thread has done its part well. Not collective."""
-        writing = self._writing
-        is_done = writing is not None and writing.outcome is not None and not writing.outcome["kind"]
-        return writing.seconds if is_done and writing is not None else None
+        thread = self._thread
+        is_done = thread is not None and thread.outcome is not None and not thread.outcome["kind"]
+        return thread.seconds if is_done and thread is not None else None
 
-    def ended(self) -> Ended | None:
+    def result(self) -> SaveResult | None:
         """How the save that was begun ended; None while it is written. Collective, and rank 0's knowledge decides."""
         return self._ask()[0]
 
-    def wait(self, beat: Callable[[], None] | None = None) -> Ended:
+    def wait(self, beat: Callable[[], None] | None = None) -> SaveResult:
         """Waits until the save that was begun has ended. Collective.
 
         `beat` is called, about once a second, while the ranks together make progress: a disk that hangs looks hung.
         """
         seen = -1
         while True:
-            assert self._writing is not None, "a save was begun"
-            self._writing.join(_WAIT_S)
+            assert self._thread is not None, "a save was begun"
+            self._thread.join(_WAIT_S)
             ended, progress = self._ask()
             if beat is not None and progress > seen:
                 beat()
@@ -168,30 +169,30 @@ class Saving:
 
     def warn(self, text: str) -> None:
         """Says it; if a writing thread has found it, the main thread does so when it asks how the save ended."""
-        if self._writing is not None and self._writing.is_this_thread():
-            self._writing.notes.append(text)
+        if self._thread is not None and self._thread.is_this_thread():
+            self._thread.notes.append(text)
         else:
             self._say(text)
 
-    def _ask(self) -> tuple[Ended | None, int]:
+    def _ask(self) -> tuple[SaveResult | None, int]:
         """(how the save ended, bytes written by all ranks). Collective."""
-        writing = self._writing
-        assert writing is not None, "a save was begun"
-        progress, outcome = writing.progress, writing.outcome
-        words = self._group.gather({"progress": progress, "outcome": outcome, "seconds": writing.seconds})
+        thread = self._thread
+        assert thread is not None, "a save was begun"
+        progress, outcome = thread.progress, thread.outcome
+        words = self._group.gather({"progress": progress, "outcome": outcome, "seconds": thread.seconds})
         outcome, progress = words[0]["outcome"], sum(word["progress"] for word in words)
         if outcome is None:
             return None, progress
-        writing.join()  # at once: the others have told rank 0 before it could come to an end
-        self._writing = None
-        for note in writing.notes:
+        thread.join()  # at once: the others have told rank 0 before it could come to an end
+        self._thread = None
+        for note in thread.notes:
             self._say(note)
         error: HpcTrainerError | None = None
         try:
-            raise_any([outcome], writing.cause)
+            raise_any([outcome], thread.cause)
         except HpcTrainerError as raised:
             error = raised
-        return Ended(step=writing.step, path=writing.path, seconds=words[0]["seconds"], error=error), progress
+        return SaveResult(step=thread.step, path=thread.path, seconds=words[0]["seconds"], error=error), progress
 
     def _begin(self, path: Path, temporary: Path) -> bool:
         """Makes the fresh folder; False if the checkpoint stands already."""
@@ -200,23 +201,25 @@ class Saving:
             fsync_folder(self._folder.parent)  # else a power cut takes the folder with all that was synced in it
         if not self._make_room(path):
             return False
-        folders.sweep(self._folder, self._attempt)  # of this attempt too: what a failed save could not take away
+        folders.discard_unfinished(
+            self._folder, self._attempt
+        )  # of this attempt too: what a failed save could not take away
         temporary.mkdir(mode=FOLDER_MODE)
         return True
 
-    def _take(self, parts: RankParts, is_background: bool) -> tuple[RankParts, dict[str, Any]]:
+    def _copy_parts(self, parts: RankParts, is_background: bool) -> tuple[RankParts, dict[str, Any]]:
         """(what stays here, copied if training goes on meanwhile; what rank 0 is told)."""
         files = parts.files
         self._is_copied = False
         if is_background:
             try:
-                files, self._is_copied = self._staging.copy(files), True
+                files, self._is_copied = self._host_copy.copy(files), True
             except (MemoryError, RuntimeError) as error:  # torch's errors of memory are RuntimeErrors
                 self._say(f"no host memory to copy the state into; training waits for this save. {error}")
         num_bytes = sum(tensor.numel() * tensor.element_size() for file in files.values() for tensor in file.values())
         return RankParts(files, parts.structure, {}), {**parts.told, "bytes": num_bytes}
 
-    def _look_ahead(self, step: int, num_bytes: int) -> None:
+    def _check_room(self, step: int, num_bytes: int) -> None:
         """Warns if disk or quota have no room. The save is tried all the same: what they say is often wrong."""
         self._quota = self._quota or QuotaWatch(self._folder)
         num_files = self._group.world_size + _FILES_BESIDE_SHARDS
@@ -236,7 +239,7 @@ class Saving:
 
     def _write(
         self,
-        writing: Writing,
+        thread: WriterThread,
         *,
         temporary: Path,
         files: Mapping[str, Mapping[str, torch.Tensor]],
@@ -245,7 +248,7 @@ class Saving:
     ) -> None:
         def write_mine() -> list[dict[str, Any]]:
             return [
-                asdict(write_tensors(temporary / name, tensors, advance=writing.advance))
+                asdict(write_tensors(temporary / name, tensors, advance=thread.advance))
                 for name, tensors in files.items()
             ]
 
@@ -258,13 +261,13 @@ class Saving:
             raise_any([outcome, *others], cause)
             records = [FileRecord(**record) for each in (outcome, *others) for record in each["value"]]
             self.before_commit()
-            self._commit(temporary, writing.path, describe(records))
+            self._commit(temporary, thread.path, describe(records))
         except Exception:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        writing.stands()
-        self._verified.add(writing.path)
-        self._retain(writing.path)
+        thread.mark_committed()
+        self._verified.add(thread.path)
+        self._retain(thread.path)
 
     def _commit(self, temporary: Path, path: Path, manifest: Manifest) -> None:
         write_bytes(temporary / NAME, iter([memoryview(manifest.to_bytes())]))

@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 _NICENESS = 19
 
 
-class Staging:
+class HostCopy:
     """One host buffer, as large as the largest state, reused from save to save; pinned where tensors are on a GPU."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Staging:
         ]
 
 
-class Writing:
+class WriterThread:
     """One save on one rank. `work` runs in a thread, is given this object, and returns JSON.
 
     The thread calls no collective, prints nothing and logs nothing: training forks loader processes meanwhile, and a
@@ -68,7 +68,7 @@ class Writing:
     `notes`, for the main thread.
     """
 
-    def __init__(self, step: int, path: Path, work: Callable[[Writing], Any], *, is_background: bool) -> None:
+    def __init__(self, step: int, path: Path, work: Callable[[WriterThread], Any], *, is_background: bool) -> None:
         self.step, self.path = step, path
         self.progress = 0
         """Bytes written so far: a sign of life."""
@@ -93,7 +93,7 @@ class Writing:
         """For the thread: so many more bytes are written."""
         self.progress += num_bytes
 
-    def stands(self) -> None:
+    def mark_committed(self) -> None:
         """For the thread: the checkpoint is complete, and what follows is tidying up."""
         self.seconds = time.perf_counter() - self.begin
 
