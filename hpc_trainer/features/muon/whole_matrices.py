@@ -53,7 +53,7 @@ class _Message:
         return torch.empty(sum(self.sizes), dtype=torch.bfloat16, device=device)
 
     def parts(self, index: int, values: torch.Tensor) -> list[tuple[torch.Tensor, tuple[slice, ...]]]:
-        """Of a matrix: each part as it lies in `values`, and where it belongs."""
+        """Of a matrix: each part [rows, columns] as it lies in `values` [sum(sizes)], and where it belongs."""
         return [
             (
                 values[first : first + box.numel].view(box.lengths),
