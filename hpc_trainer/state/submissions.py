@@ -11,6 +11,7 @@ learn from it which run they are. Either is enough, for a line may be lost, and 
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -304,7 +305,7 @@ class _Reader:
             raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
         if event == "confirmed":
             # The scheduler's answer may come after our giving up, and is surer.
-            answer: dict[str, Any] = {"job_id": as_text(record["job_id"]), "dropped": False}
+            answer: dict[str, Any] = {"job_id": _job_id(record["job_id"]), "dropped": False}
             for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
                 self.waiting.pop(run_id, None)
         elif event == "doubt":
@@ -329,7 +330,7 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
         after=_optional_text(record.get("after")),
         num_attempts=_counts(record.get("num_attempts")),
         cluster=_optional_text(record.get("cluster")),
-        job_id=_optional_text(record.get("job_id")),
+        job_id=None if record.get("job_id") is None else _job_id(record["job_id"]),
         doubt_time=None if record.get("doubt_time") is None else as_time(record["doubt_time"]),
     )
 
@@ -339,6 +340,13 @@ def _run_ids(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
         return tuple(value)
     raise ValueError("run_ids is no list of ids of runs")
+
+
+def _job_id(value: object) -> str:
+    """Slurm's, as 123_4, or a process's name, as host:pid:time: the names of files are made of it."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,300}", value):
+        return value
+    raise ValueError("job_id is no id of a job")
 
 
 def _counts(value: object) -> tuple[int, ...]:

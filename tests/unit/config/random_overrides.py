@@ -84,7 +84,8 @@ def _keys() -> dict[str, list[str]]:
             table[name] = _values_of(hint)
             continue
         for variant in VARIANTS.get(name, {"": hint}).values():
-            for key, inner in typing.get_type_hints(variant).items():
+            hints_of = typing.get_type_hints(variant)
+            for key, inner in ((each.name, hints_of[each.name]) for each in dataclasses.fields(variant)):
                 if dataclasses.is_dataclass(inner):
                     deep = typing.get_type_hints(inner)
                     table |= {f"{name}.{key}.{field}": _values_of(each) for field, each in deep.items()}

@@ -107,11 +107,11 @@ MISTAKES = [
     (["hardware.num_nodes=two"], ["hardware.num_nodes=two", "must be a whole number", "Use"]),
     (["hardware.num_nodes=1.5"], ["hardware.num_nodes=1.5", "must be a whole number", "Use"]),
     (["train.deterministic=perhaps"], ["train.deterministic=perhaps", "must be true or false", "Use"]),
-    (["optim.betas=0.9"], ["optim.betas", "float", "list"]),
+    (["optim.betas=0.9"], ["optim.betas=0.9 must be a list."]),
     (["train=3"], ["train", "LoopConfig", "3"]),
     (
         ["precision.compute_dtype=fp6"],
-        ["precision.compute_dtype=fp6: no such choice. Did you mean fp16? Valid: fp32, tf32, bf16, fp16, fp8."],
+        ["precision.compute_dtype=fp6: no such choice. Did you mean fp16?", "bf16, bf16_sr, fp16, fp8."],
     ),
     (["cluster.executor=pbs"], ["cluster.executor=pbs: no such choice. Valid: local, slurm."]),
     (["parallel.pipeline_schedule=1f2b"], ["schedule=1f2b: no such choice. Did you mean 1f1b? Valid: 1f1b, gpipe."]),

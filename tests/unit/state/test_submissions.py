@@ -55,6 +55,16 @@ def test_a_confirmed_intent_has_its_job(paths: SweepPaths) -> None:
     assert (read.job_id, read.run_ids, read.element_id(1)) == ("77", ("a", "b"), "77_1")
 
 
+@pytest.mark.parametrize("job_id", ["7\0", "../../7", "7 8", "", "7" * 301])
+def test_a_job_id_that_is_none_is_a_damaged_line(paths: SweepPaths, job_id: str) -> None:
+    """Names of files are made of it: a NUL ended `status` in a traceback."""
+    intent = _intent(paths, "a", "b")
+    write_confirmation(paths, intent, job_id)
+    ledger = read_ledger(paths)
+    assert [each.job_id for each in ledger.submissions] == [None]
+    assert any("job_id is no id of a job" in str(each) for each in ledger.damage)
+
+
 def test_local_runs_share_the_queues_id(paths: SweepPaths) -> None:
     intent = _intent(paths, "a", "b", executor="local")
     write_confirmation(paths, intent, "host:1:2.00")
