@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
-from hpc_trainer import api
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
+from hpc_trainer.launch.grids import retry
+from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
@@ -68,14 +69,14 @@ def test_failed_runs_are_submitted_by_retry_alone(runs_dir: Path, fake_slurm: Fa
     fake_slurm.answer("sacct", "101_0|FAILED|1:0|n1\n101_1|COMPLETED|0:0|n1\n")
     fake_slurm.clear_queue()
     sweep = SweepPaths(runs_dir / "mine")
-    first, second = api.known_of(sweep).states
+    first, second = known_of(sweep).states
     sweep.run(second).folder.mkdir()
     sweep.run(second).marker("DONE").touch()
     assert hpc_trainer.submit(*GRID).num_submitted == 0
-    done = api.retry(sweep, [first])
+    done = retry(sweep, [first])
     assert [array.run_ids for array in done.arrays] == [(first,)]
     with pytest.raises(RunStateError, match="holds no run nope"):
-        api.retry(sweep, ["nope"])
+        retry(sweep, ["nope"])
 
 
 def test_a_cancelled_run_is_submitted_by_retry_alone(runs_dir: Path, fake_slurm: FakeSlurm) -> None:
@@ -83,12 +84,12 @@ def test_a_cancelled_run_is_submitted_by_retry_alone(runs_dir: Path, fake_slurm:
     fake_slurm.clear_queue()
     fake_slurm.answer("sacct", "")
     sweep = SweepPaths(runs_dir / "mine")
-    first, second = api.known_of(sweep).states
+    first, second = known_of(sweep).states
     for run_id in (first, second):
         sweep.run(run_id).folder.mkdir()
         sweep.run(run_id).marker("CANCEL").touch()
     assert hpc_trainer.submit(*GRID, retry_failed=True).num_submitted == 0
-    done = api.retry(sweep, [first])
+    done = retry(sweep, [first])
     assert [array.run_ids for array in done.arrays] == [(first,)]
     assert [sweep.run(run_id).marker("CANCEL").exists() for run_id in (first, second)] == [False, True]
 
