@@ -36,25 +36,26 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
 	nice -n 5 $(BIN)/python -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
 
-# Tests on a Slurm mostly wait: as many at once, each on a cluster of its own.
-CLUSTERS ?= 3
+# Tests on a Slurm mostly wait: two at once, each on a cluster of its own.
+CLUSTERS ?= 2
 ON_SLURM = $(BIN)/python -m pytest -m "slurm and not long" --numprocesses $(CLUSTERS) --dist worksteal
 SLURM_TESTS ?= tests/slurm
 slurm-tests: $(VENV)/.dev  ## Lifecycle on a real Slurm; SLURM=24.11 names another release than the host's
 	$(ON_SLURM) $(SLURM_TESTS)
 
 # Its preemption differs from the host's: 24.05 changed what an exit within the grace means. What only concerns submitting
-# is the same on both.
+# is the same on both; test-long plays that too.
 slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(BIN)/python -m tests.slurm.testbed build  # before the clock of the first test
-	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py tests/slurm/test_jobs.py
+	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
 
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
 	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
 	$(BIN)/python -m tests.each_alone
 	$(BIN)/python -m pytest -m long $(filter-out %/test_soak.py,$(wildcard tests/slurm/test_*.py))
 	@set -e; for release in $(RELEASES); do \
-	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios tests/slurm/test_soak.py; \
+	    SLURM=$$release HPC_TRAINER_SCENARIOS=all $(BIN)/python -m pytest tests/slurm/scenarios \
+	        tests/slurm/test_lifecycle.py tests/slurm/test_jobs.py tests/slurm/test_soak.py; \
 	done
 
 # The newest torch-xla (November 2026) is for torch 2.9, whose wheels bring CUDA: 7 GB.
@@ -111,5 +112,5 @@ pythons:  ## The layers without torch, on other Pythons: make pythons PYTHONS="p
 	    [ -x $$env/bin/python ] || $$python -m venv $$env; \
 	    $$env/bin/python -m pip install --quiet --constraint constraints.txt hydra-core omegaconf submitit numpy \
 	        psutil rich typer pytest pytest-timeout hypothesis tomli; \
-	    PYTHONPATH=. $$env/bin/python -m pytest -q $(addprefix tests/unit/,config runs slurm runtime launch operate); \
+	    PYTHONPATH=. $$env/bin/python -m pytest -q $(addprefix tests/unit/,config runs slurm runtime state launch operate); \
 	done

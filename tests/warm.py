@@ -7,7 +7,8 @@ the caller as its parent. Nothing of hpc_trainer is imported before the fork. Wh
 
 A start that asks for more than a fork can give (an option of Python, a user, a variable that torch reads when it is
 imported) is a real one, and so is every start where the kernel is another than Linux. Tests about starting do not use
-this file: what is imported, in which order, and from where.
+this file: what is imported, in which order, and from where. What only real starts differ in is played on a real Slurm:
+each rank's own order of sets (forks of one process have one seed of hashes), a module that was never imported.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -257,7 +259,7 @@ def _begin() -> None:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     owner = os.getpid()
-    atexit.register(lambda: _end() if os.getpid() == owner else None)
+    atexit.register(lambda: _end(near) if os.getpid() == owner else None)
     said = near.recv(64)
     if said == b"ready":
         _the_nursery = Nursery(near, _at_start(environ))
@@ -266,8 +268,9 @@ def _begin() -> None:
         raise ChildProcessError(f"the process that forks test programs (tests/warm.py) has ended{_how_it_ended()}")
 
 
-def _end() -> None:
-    """A program that outlives this process may hold the channel open: nothing to wait for."""
+def _end(near: socket.socket) -> None:
+    """A program that outlives this process may hold its own end open, so the nursery would not see that nobody asks."""
+    near.close()
     _process.kill()
     _process.wait()
 
@@ -326,6 +329,7 @@ def _become(program: Program, descriptors: Sequence[int], base_path: Sequence[st
     if threads := program.environ.get("OMP_NUM_THREADS"):
         sys.modules["torch"].set_num_threads(int(threads))
     sys.modules["numpy"].random.seed()
+    tempfile.tempdir = None  # an import may have asked for it: TMPDIR may be another one here
     more = program.environ.get("PYTHONPATH", "")
     sys.path[:] = [*(str(Path(entry).absolute()) for entry in more.split(os.pathsep) if more), *base_path]
     sys.orig_argv[:] = program.argv
@@ -439,7 +443,7 @@ def _main() -> None:
     for name in _HEAVY:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    base_path = list(sys.path)
+    base_path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]  # Python 3.10 knows no -P
     if not _show_in_proc(Program(argv=sys.orig_argv[:], environ=dict(os.environ))):
         channel.send(b"starts are real ones here")
         os._exit(0)

@@ -19,10 +19,10 @@ from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
 from hpc_trainer.config.user import read_user_config
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, list_sweeps
-from hpc_trainer.operate.lost import told_few
-from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.runs.layout import default_runs_dir, is_run_id
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.lost import told_few
+from hpc_trainer.state.status import SweepStatus
 
 _COLOURS = {
     RunState.COMPLETED: "green",

@@ -6,10 +6,10 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from hpc_trainer.api import retry
 from hpc_trainer.cli.common import print_json, resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.launch.grids import retry
 from hpc_trainer.operate.drill import DrillReport, choose_run, run_drill
 from hpc_trainer.operate.drill_kinds import Drill
 from hpc_trainer.operate.find import select

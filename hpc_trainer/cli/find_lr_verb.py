@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.cli.common import console, print_json, print_next, print_table
 from hpc_trainer.cli.grid_verbs import stop_queues
 from hpc_trainer.config.compose import override_value, overrides_for_here
@@ -21,6 +20,7 @@ from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find_lr import find_lr
 from hpc_trainer.operate.lr_curve import Curve
 from hpc_trainer.operate.lr_plot import draw

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_trainer.api import known_of, plan_grid, retry, submit_grid, top_up
 from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup, warn
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
@@ -20,15 +19,16 @@ from hpc_trainer.config.compose import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
+from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
-from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.operate.why import explain
-from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import SweepStatus, read_status
 
 # A top-up job's time limit is half an hour (launch/top_up.py).
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
@@ -122,16 +122,6 @@ def run_top_up(folder: Path) -> None:
         # No successor could be placed: this job is the only one who will look again.
         print(f"{problem}. Once more in {_TOP_UP_PAUSE_S:g} s.", flush=True)
         time.sleep(_TOP_UP_PAUSE_S)
-
-
-def run_successor(folder: Path, after: str) -> None:
-    """What a worker runs whose job cannot be requeued."""
-    run = RunPaths(folder.absolute())
-    job_id = submit_successor(run, after)
-    if job_id is None:
-        print(f"{run.run_id}: nothing to follow job {after}.")
-    else:
-        print(f"{run.run_id}: job {job_id} follows job {after}.")
 
 
 def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from hpc_trainer.cli.common import console, counts_line, short_duration, state_markup
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.operate.verdicts import SILENT, TAKEN, of_unknown
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 # Run folders are ours and cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
 _LOCAL_POLL_S = 0.5
@@ -24,7 +24,7 @@ _LINE_EVERY_S = 10.0
 
 
 # What nobody has, and of which nothing changes for so long, will not change by itself. The accounting may be ten
-# minutes behind (operate/run_state.py).
+# minutes behind (state/run_state.py).
 _PATIENCE_S = 900.0
 
 

@@ -160,17 +160,6 @@ def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="
     run_top_up(folder)
 
 
-@app.command("successor", hidden=True)
-def successor(
-    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="runs/<sweep>/<run>")],
-    after: Annotated[str, typer.Option("--after", metavar="JOB", help="The job that it follows.")],
-) -> None:
-    """What a worker runs whose job cannot be requeued: submit another job for its run."""
-    from hpc_trainer.cli.grid_verbs import run_successor
-
-    run_successor(folder, after)
-
-
 @app.command()
 def status(
     sweep: SweepArgument = None,

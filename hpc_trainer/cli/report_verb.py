@@ -13,9 +13,9 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report import WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report_page import render_page
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.state.status import read_status
 
 
 def run_report(

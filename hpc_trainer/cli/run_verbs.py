@@ -27,9 +27,9 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 _MUCH_WAIT = 0.05  # of a step
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.api import Submitted
 from hpc_trainer.cli.common import console, counts_line, print_next, print_table
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.runs.states import RunState

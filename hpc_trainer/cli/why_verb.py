@@ -12,9 +12,9 @@ from rich.markup import escape
 from hpc_trainer.cli.common import console, counts_line, print_json, print_next, resolve_runs_dir, state_markup, warn
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import SweepStatus
 
 _SHOWN_RUNS = 3
 _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)

@@ -22,8 +22,8 @@ from hydra.core.default_element import ResultDefault
 from omegaconf import DictConfig, OmegaConf
 
 from hpc_trainer.config.hydra_parts import Defaults, HydraParts, leaf_of, section_of
-from hpc_trainer.config.lines import Line, UnusualOverrideError, read_line
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
+from hpc_trainer.config.override_lines import Line, UnusualOverrideError, read_line
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpc_trainer.config.compose import Composer, default_overrides, override_value
 from hpc_trainer.config.condition import Condition, read_condition
-from hpc_trainer.config.lines import parse_common
+from hpc_trainer.config.override_lines import parse_common
 from hpc_trainer.config.schema.train import SweepBlock, SweepConfig
 from hpc_trainer.config.sweep_values import MAX_POINTS, sweep_values
 from hpc_trainer.errors import ConfigError

@@ -35,21 +35,42 @@ def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
     Independent of key order. With a `memo`, a section that several configurations share is written once. Of a run that
     may go on with another number of ranks (`parallel.elastic`, `train.logical_ranks`) that number decides nothing.
     """
-    of = (memo or Memo()).of
+    return hashlib.sha256(f"{{{','.join(_parts(plain, memo or Memo()).values())}}}".encode()).hexdigest()
+
+
+class SeedDigests:
+    """`config_digest` of configurations that are alike in all but their seed: all else is written once."""
+
+    def __init__(self, plain: Mapping[str, Any], memo: Memo) -> None:
+        parts = _parts(plain, memo)
+        place = list(parts).index("seed")
+        before, after = list(parts.values())[:place], list(parts.values())[place + 1 :]
+        self._before = hashlib.sha256("".join(["{", *(f"{part}," for part in before)]).encode())
+        self._after = "".join([*(f",{part}" for part in after), "}"])
+
+    def of(self, seed: int) -> str:
+        """The digest of the one with this seed."""
+        digest = self._before.copy()
+        digest.update(f'"seed":{seed}{self._after}'.encode())
+        return digest.hexdigest()
+
+
+def _parts(plain: Mapping[str, Any], memo: Memo) -> dict[str, str]:
+    """Key of the root -> the key and its value, as they stand in the text."""
     write: dict[str, Callable[[str, Mapping[str, Any]], str]] = dict.fromkeys(plain, _section_text)
     if plain["train"].get("logical_ranks") or plain["parallel"].get("elastic"):
         write["hardware"] = _any_hardware_text
         if not plain["train"].get("logical_ranks"):
             write["train"] = _any_train_text
-    parts = [
-        f'"{name}":{of(write[name], name, value) if isinstance(value, dict) else _text(value)}'
+    parts = {
+        name: f'"{name}":{memo.of(write[name], name, value) if isinstance(value, dict) else _text(value)}'
         for name, value in sorted(plain.items())
         if name not in _LEFT_OUT[""] and value != _NOT_SET[""].get(name, ...)
-    ]
+    }
     origin = plain.get("checkpoint", {}).get("resume_from")
     if origin is not None:  # of a section that does not count, the one key that does
-        parts.append(f'"resume_from":{_text(origin)}')
-    return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()
+        parts["resume_from"] = f'"resume_from":{_text(origin)}'
+    return parts
 
 
 def _section_text(name: str, section: Mapping[str, Any]) -> str:
@@ -80,7 +101,17 @@ def build_run_id(config: TrainConfig, digest: str) -> str:
     axis or a value keeps the runs it has. Ten digits: two of 10,000 points
     of one label share an id with probability 5e-5.
     """
-    label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}-s{config.seed}"
+    return run_id_of(run_label(config), config.seed, digest)
+
+
+def run_label(config: TrainConfig) -> str:
+    """What a run's id begins with: the words before its seed."""
+    label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}"
     if config.train.main is not None:
-        label = f"{config.train.main.removesuffix('.main')}-s{config.seed}"
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', label)[:80]}-{digest[:10]}"
+        label = config.train.main.removesuffix(".main")
+    return re.sub(r"[^A-Za-z0-9._-]", "_", label)
+
+
+def run_id_of(label: str, seed: int, digest: str) -> str:
+    """`build_run_id`, by what it is made of."""
+    return f"{f'{label}-s{seed}'[:80]}-{digest[:10]}"

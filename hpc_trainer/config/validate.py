@@ -14,6 +14,7 @@ from hpc_trainer.config.batch_rules import batch_problems
 from hpc_trainer.config.checks import at_least as _at_least
 from hpc_trainer.config.checks import between as _between
 from hpc_trainer.config.checks import positive as _positive
+from hpc_trainer.config.code_names import param_problems, target_problems
 from hpc_trainer.config.effect_rules import effect_problems
 from hpc_trainer.config.item_rules import item_problems
 from hpc_trainer.config.load import BUT_SEED, but_seed
@@ -21,8 +22,7 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.metric_rules import metric_problems
 from hpc_trainer.config.optim_rules import optim_problems, with_schedule
-from hpc_trainer.config.origin import origin_problems, with_absolute_origin
-from hpc_trainer.config.own_code import param_problems, target_problems
+from hpc_trainer.config.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.retention import retention_problems
 from hpc_trainer.config.schema.data import (
     DataConfig,
@@ -44,6 +44,7 @@ from hpc_trainer.errors import ConfigError
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
 _SHORTEST_WATCHDOG_S = 10
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
+MAX_SEED = 2**32 - 1
 # sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
 _LARGEST_COUNT = 2**31 - 1
 _LONGEST_MIN = 2**31 // 60
@@ -82,7 +83,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     With a `memo`, points that share all but their seed are looked at once.
     """
     memo = memo or Memo()
-    yield from _between("seed", config.seed, 0, 2**32 - 1)
+    yield from _between("seed", config.seed, 0, MAX_SEED)
     yield from memo.of(_without_seed, memo, *but_seed(config))
 
 
@@ -111,7 +112,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _snapshot(config.snapshot)
     yield from target_problems(config)
     yield from memo.of(param_problems, config.params)
-    yield from origin_problems(config.checkpoint)
+    yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)
 
 

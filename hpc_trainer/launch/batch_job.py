@@ -7,6 +7,7 @@ passes is one word of a directive or of a command, and nothing that sbatch or ba
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ _WORDS = {
     "cluster.account": words.ACCOUNT,
 }
 _COUNTS = ("num_nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "time_limit_min", "signal_lead_s")
+_MEMORY = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,11 @@ class BatchJob:
             value = getattr(self.shape, key)
             if type(value) is not int or value < 0:
                 yield f"the frozen {key}={value!r} must be a whole number. Submit the run anew."
+        for key in _MEMORY:
+            value = getattr(self.shape, key)
+            # 0 MB would be all memory of the node.
+            if value is not None and not (type(value) in (int, float) and 1 / 1024 <= value < math.inf):
+                yield f"the frozen {key}={value!r} must be a number of GB, 1 MB or more. Submit the run anew."
         for line in self.setup:
             yield from words.setup_problem(line)
         for argument in self.srun_args:

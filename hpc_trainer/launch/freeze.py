@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +19,10 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.config.user import read_user_config
-from hpc_trainer.config.validate import validate
+from hpc_trainer.config.validate import MAX_SEED, validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
-from hpc_trainer.runs.spec import RunSpec, freeze
+from hpc_trainer.runs.spec import RunSpec, SeedTwins, freeze
 
 _DUPLICATES_KEPT = 5
 
@@ -65,20 +67,25 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         expansion = expand_grid(composer, overrides)
         num_excluded = expansion.num_excluded
         composer.fast.counts.clear()  # of the points alone, not of what was composed to read the grid
+        twins = _Twins(memo)
         for point in expansion.points:
-            composed = composer.fast.compose(point.overrides, point.num_fixed)
-            config = composed.config
-            if point.exclude and _is_excluded(composer, point, composed):
-                num_excluded += 1
-                continue
-            _check_trust(config, own_trust)
-            config.trust = memo.of(with_trust, config.trust)
-            try:
-                validate(config, memo)
-            except ConfigError as error:
-                problems.update(dict.fromkeys(str(error).splitlines()))
-                continue
-            spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
+            spec = twins.freeze(point)
+            if spec is None:
+                composed = composer.fast.compose(point.overrides, point.num_fixed)
+                config = composed.config
+                if point.exclude and _is_excluded(composer, point, composed):
+                    num_excluded += 1
+                    continue
+                _check_trust(config, own_trust)
+                config.trust = memo.of(with_trust, config.trust)
+                try:
+                    validate(config, memo)
+                except ConfigError as error:
+                    problems.update(dict.fromkeys(str(error).splitlines()))
+                    continue
+                spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
+                twins.keep(point, composed, spec)
+                places.setdefault(_place(config), config)
             kept = specs.setdefault(spec.run_id, spec)
             if kept.digest != spec.digest:
                 problems[f"two points share the run id {spec.run_id} by chance: split the grid in two."] = None
@@ -86,8 +93,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                 num_duplicates += 1
                 if len(duplicates) < _DUPLICATES_KEPT:
                     duplicates.append((kept.axes, spec.axes))
-            places.setdefault(_place(config), config)
-        counts = dict(composer.fast.counts)
+        counts = dict(composer.fast.counts + twins.counts)
     if problems:
         raise ConfigError("\n".join(problems))
     if not specs:
@@ -106,6 +112,46 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         duplicates=tuple(duplicates),
         compose_counts=counts,
     )
+
+
+class _Twins:
+    """Points that differ from an earlier one in their seed alone, and need not be composed for it.
+
+    That is certain where the earlier one was composed `plain`: then nothing in it hangs on the seed.
+    """
+
+    def __init__(self, memo: Memo) -> None:
+        self.counts: Counter[str] = Counter()
+        """Of those that were frozen here, as `FastComposer.counts`."""
+        self._memo = memo
+        self._known: dict[tuple[str, ...], SeedTwins] = {}
+
+    def freeze(self, point: Point) -> RunSpec | None:
+        """The run of a point; None of one that is to be composed."""
+        seed, others = _without_seed(point)
+        twins = None if seed is None else self._known.get(others)
+        if twins is None or seed is None:
+            return None
+        self.counts["plain"] += 1
+        return twins.freeze(seed, axes=point.axes, overrides=point.overrides)
+
+    def keep(self, point: Point, composed: Composed, spec: RunSpec) -> None:
+        """Remembers a point that was composed, checked and frozen."""
+        seed, others = _without_seed(point)
+        if seed is not None and composed.way == "plain" and not point.exclude:
+            self._known[others] = SeedTwins(composed.config, spec, self._memo)
+
+
+_SEED = re.compile(r"seed=(0|[1-9][0-9]{0,9})")
+
+
+def _without_seed(point: Point) -> tuple[int | None, tuple[str, ...]]:
+    """The seed of a point that names one once, as a number that may be, and its other overrides."""
+    named = [index for index, line in enumerate(point.overrides) if line.startswith("seed=")]
+    found = _SEED.fullmatch(point.overrides[named[0]]) if len(named) == 1 else None
+    if found is None or int(found[1]) > MAX_SEED:
+        return None, ()
+    return int(found[1]), (*point.overrides[: named[0]], *point.overrides[named[0] + 1 :])
 
 
 def grid_of_specs(sweep: SweepPaths, specs: Sequence[RunSpec]) -> Grid:

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from hpc_trainer.launch.batch_job import worker_command
 from hpc_trainer.launch.submitit_bridge import start_local
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
 from hpc_trainer.runs.modes import make_folder, set_umask
@@ -31,6 +30,7 @@ from hpc_trainer.runs.spec import RunSpec, read_specs
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 
 _POLL_S = 0.1
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpc_trainer.config.lr_scaling import scaling_line
 from hpc_trainer.config.memory_bound import memory_line
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.launch.fit import ActiveArray, ArrayPlan, fit
+from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import RunSpec, Shape
@@ -97,13 +97,9 @@ def build_plan(
         limits: what the cluster allows; None knows no limits.
     """
     known, limits = known or Known(), limits or Limits()
-    states = {spec.run_id: known.states.get(spec.run_id, RunState.NEW) for spec in grid.specs}
-    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY) if retry_failed else ()
     groups: dict[tuple[str, Shape], list[RunSpec]] = {}
-    for spec in grid.specs:
-        state = states[spec.run_id]
-        if state.needs_submit or state in failed or spec.run_id in known.waiting:
-            groups.setdefault((_array_environment(spec), spec.shape), []).append(spec)
+    for spec in specs_to_submit(grid, known, retry_failed=retry_failed):
+        groups.setdefault((_array_environment(spec), spec.shape), []).append(spec)
     arrays = [
         ArrayPlan(
             hardware=specs[0].hardware, shape=shape, specs=tuple(specs),
@@ -124,6 +120,7 @@ def build_plan(
         for problem in find_shape_problems(array.shape, array.hardware, limits)
     ]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
+    states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
     plan = SweepPlan(
         grid=grid,
         states=states,
@@ -145,6 +142,17 @@ def build_plan(
         keeps_room=fitted.keeps_room,
     )
     return dataclasses.replace(plan, problems=(*dict.fromkeys(problems), *_over_budget(plan)))
+
+
+def specs_to_submit(grid: Grid, known: Known, *, retry_failed: bool = False) -> list[RunSpec]:
+    """The runs of a grid that are new, interrupted or wait; with `retry_failed` those that failed, too."""
+    failed = (RunState.FAILED, RunState.OUT_OF_MEMORY) if retry_failed else ()
+    states = ((spec, _state_of(spec, known)) for spec in grid.specs)
+    return [spec for spec, state in states if state.needs_submit or state in failed or spec.run_id in known.waiting]
+
+
+def _state_of(spec: RunSpec, known: Known) -> RunState:
+    return known.states.get(spec.run_id, RunState.NEW)
 
 
 def _over_budget(plan: SweepPlan) -> Sequence[str]:

@@ -9,18 +9,18 @@ from pathlib import Path
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SilentError
 from hpc_trainer.launch.lock import age_on_disk
-from hpc_trainer.runs.journal import Journal
+from hpc_trainer.runs.clocks import CLOCKS_S
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
-from hpc_trainer.runs.submissions import (
-    CLOCKS_S,
+from hpc_trainer.slurm.queue import array_of, cluster_name, find_by_uuid, find_ended, read_queue
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.submissions import (
     SUCCESSOR,
     Submission,
     read_ledger,
     write_confirmation,
     write_dropped,
 )
-from hpc_trainer.slurm.queue import array_of, cluster_name, find_by_uuid, find_ended, read_queue
 
 # What sbatch has handed over may take this long to show in squeue: slurmctld's MessageTimeout is 10 s by default.
 _ACCEPT_LAG_S = 10.0

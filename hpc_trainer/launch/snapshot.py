@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
-from hpc_trainer.config.own_code import targets_of
+from hpc_trainer.config.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError
 from hpc_trainer.launch import frozen_worker

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
+from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.batch_job import BatchJob, make_batch_job, worker_command
-from hpc_trainer.launch.fit import ArrayPlan
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.provenance import code_revision
 from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL
-from hpc_trainer.runs.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.sbatch import estimate_start, is_of_nodes
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

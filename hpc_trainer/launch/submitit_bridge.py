@@ -27,10 +27,10 @@ from hpc_trainer.launch.settle import look_once, script_path
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.queue import find_ended
 from hpc_trainer.slurm.sbatch import submit_script
+from hpc_trainer.state.submissions import Book, Submission, write_confirmation, write_doubt, write_dropped
 
 _SRUN_OPTIONS = ("--open-mode=append", "--kill-on-bad-exit=1")
 # slurm.conf: SchedulerParameters=max_script_size, 4 MiB by default.
@@ -48,7 +48,14 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
     """
 
     def __init__(self, job: BatchJob, options: Sequence[str] = ()) -> None:
-        """`options`: of sbatch, besides what the script says."""
+        """`options`: of sbatch, besides what the script says.
+
+        Raises:
+            ConfigError: the job holds what no script may hold.
+        """
+        problems = list(job.problems())
+        if problems:
+            raise ConfigError("\n".join(problems))
         super().__init__(folder=job.folder)
         self.job, self.options = job, options
         self._flags = _flags(job)
@@ -76,7 +83,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         """Submits the job by one sbatch and returns its id.
 
         Raises:
-            ConfigError: it holds what no script may hold; SubmitError: submitit wrote something else than was asked.
+            ConfigError: its script is too long; SubmitError: submitit wrote something else than was asked for.
             RefusedError, MissingCommandError: Slurm does not have it. Any other SlurmError: it may have.
         """
         return str(self._submit_command(self._submitit_command_str).job_id)
@@ -91,9 +98,6 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         return SlurmJob(folder=self.folder, job_id=submit_script(script, options=self.options))
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        problems = list(self.job.problems())
-        if problems:
-            raise ConfigError("\n".join(problems))
         text = str(super()._make_submission_file_text(command, uid)).rstrip("\n")
         self._check(text, command)
         text = "\n".join([text, *self.job.tail, ""])

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from pathlib import Path
 
-from hpc_trainer.errors import SlurmError
+from hpc_trainer.errors import HpcTrainerError, SlurmError
 from hpc_trainer.launch.batch_job import make_batch_job, worker_command
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.launch.snapshot import archive_of
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE
-from hpc_trainer.runs.submissions import (
+from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.slurm.read_limits import read_limits
+from hpc_trainer.state.submissions import (
     SUCCESSOR,
     latest_of_each_run,
     newest_of_run,
     read_submissions,
     write_intent,
 )
-from hpc_trainer.slurm.jobs import cancel_jobs
-from hpc_trainer.slurm.read_limits import read_limits
 
 
 def submit_successor(run: RunPaths, after: str) -> str | None:
@@ -72,3 +74,18 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
 
 def _is_over(run: RunPaths) -> bool:
     return any(run.marker(name).exists() for name in (DONE, CANCEL))
+
+
+def main() -> None:
+    """`python -m hpc_trainer.launch.successor RUN_FOLDER JOB`: what the worker of that job starts."""
+    run, after = RunPaths(Path(sys.argv[1]).absolute()), sys.argv[2]
+    try:
+        job_id = submit_successor(run, after)
+    except (HpcTrainerError, OSError) as error:
+        sys.exit(f"error: {error}")
+    told = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"
+    sys.stdout.write(f"{run.run_id}: {told}.\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,8 +13,8 @@ from hpc_trainer.errors import ConfigError, NoRoomError, SilentError, SlurmError
 from hpc_trainer.launch.batch_job import make_batch_job, top_up_command
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
-from hpc_trainer.runs.submissions import TOP_UP, write_intent
 from hpc_trainer.slurm.jobs import update_job
+from hpc_trainer.state.submissions import TOP_UP, write_intent
 
 # The submit that placed it has this long to submit its arrays and to say what to wait for.
 _BEGIN_S = 60

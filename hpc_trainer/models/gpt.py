@@ -39,6 +39,7 @@ class CausalSelfAttention(nn.Module):
         self.out = nn.Linear(config.embed_dim, config.embed_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq_len, embed_dim] to the same."""
         batch, seq_len, _ = hidden.shape
         # [batch, seq, 3 dim] -> three of [batch, heads, seq, dim / heads]; with tensor parallel this rank's heads
         by_head = self.query_key_value(hidden).view(batch, seq_len, -1, 3, self.head_dim)
@@ -64,6 +65,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq_len, embed_dim] to the same."""
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
         widened = functional.gelu(self.mlp_in(self.mlp_norm(hidden)), approximate="tanh")
         outputs: Tensor = hidden + self.dropout(self.mlp_out(widened))
@@ -77,6 +79,7 @@ class TiedHead(nn.Module):
     """
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
+        """[batch, seq_len, embed_dim] by [num_rows, embed_dim] to logits [batch, seq_len, num_rows]."""
         return functional.linear(hidden, embedding)
 
 

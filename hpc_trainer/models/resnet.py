@@ -35,6 +35,7 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
         outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 
@@ -61,6 +62,7 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, C_in, H, W] to [batch, C_out, H / stride, W / stride]."""
         outputs: Tensor = self.relu(self.residual(inputs) + self.shortcut(inputs))
         return outputs
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Sequence
 
 from hpc_trainer.errors import RunStateError, SlurmError
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.files import write_marker
 from hpc_trainer.runs.local_process import is_alive
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 
 def cancel_runs(
@@ -85,9 +83,8 @@ def _cancel_here(status: SweepStatus, runs: Sequence[RunStatus], *, save: bool, 
 def _mark(status: SweepStatus, run: RunStatus) -> None:
     paths = status.sweep.run(run.run_id)
     make_folder(paths.folder)
-    if not exists(paths.marker(CANCEL), Faults()):
-        # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
-        write_json(paths.marker(CANCEL), {"time": time.time()}, sync=bool(run.attempts))
+    # Of a job that has not begun Slurm says CANCELLED too, after a power cut as well; 20,000 fsyncs take a minute.
+    write_marker(paths.marker(CANCEL), sync=bool(run.attempts))
 
 
 def _is_over(run: RunStatus) -> bool:

@@ -19,13 +19,13 @@ from hpc_trainer.operate.compare_traces import (
     why_undisturbed_differ,
 )
 from hpc_trainer.operate.end_local import end_local
-from hpc_trainer.operate.status import RunStatus, read_status
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, read_status
 
 _POLL_S = 0.1
 

@@ -13,8 +13,8 @@ import psutil
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.state.status import read_status
 
 # A step, a save and the ranks' farewell. What takes longer is killed.
 GRACE_S = 30.0

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.operate.lost import known_specs
-from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, exists
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.runs.reading import Faults, exists, list_folder
+from hpc_trainer.state.lost import known_specs
+from hpc_trainer.state.status import SweepStatus, read_status
+from hpc_trainer.state.submissions import read_ledger
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
@@ -107,7 +107,8 @@ def _is_sweep(folder: Path) -> bool:
 def _run_ids(sweep: SweepPaths) -> Iterable[str]:
     """Of a sweep that others may have changed none: who names it is told so."""
     try:
-        return known_specs(sweep, read_ledger(sweep, may_fail=True), Faults())
+        ledger, listed = read_ledger(sweep, may_fail=True), list_folder(sweep.folder, Faults())
+        return known_specs(sweep, ledger, listed or (), Faults())
     except UntrustedFileError:
         return ()
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.operate.status import RunStatus, SweepStatus, read_status
 from hpc_trainer.runs.reading import exists, list_folder
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 # Files are ours to read each second; the state may cost the scheduler a squeue.
 _ASK_EVERY_S = 10.0

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.operate.axes import find_axes
-from hpc_trainer.operate.lost import told_few
 from hpc_trainer.operate.results import newest_metrics
-from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.state.lost import told_few
+from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
 WARMUP_STEPS = 20
 """Left out of a run's speed at the start of each attempt: caches, compilers and allocators are cold."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.axes import find_axes
-from hpc_trainer.operate.status import RunStatus, SweepStatus, gpu_hours
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
 # Metrics of one moment of training; a table of results wants the outcome.
 _PASSING = ("lr", "grad_norm", "loss", *SPEED)

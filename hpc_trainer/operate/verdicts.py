@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_trainer.operate.unstarted import NOT_STARTED
 from hpc_trainer.runs.states import NOT_FINITE, RunState
+from hpc_trainer.state.unstarted import NOT_STARTED
 
 
 @dataclass(frozen=True, slots=True)

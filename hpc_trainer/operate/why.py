@@ -12,15 +12,15 @@ from typing import Any
 from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
-from hpc_trainer.operate.status import RunStatus, SweepStatus
-from hpc_trainer.operate.unstarted import NOT_STARTED
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
 from hpc_trainer.slurm.reasons import Reason, explain_reason
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.status import RunStatus, SweepStatus
+from hpc_trainer.state.unstarted import NOT_STARTED
 
 _TRACEBACK_LINES = 4
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")

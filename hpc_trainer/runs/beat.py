@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_number, metric_values, read_json, tell
+from hpc_trainer.runs.reading import (
+    Faults,
+    Place,
+    as_count,
+    as_text,
+    as_time,
+    is_number,
+    metric_values,
+    read_json,
+    tell,
+)
 
 
-def read_heartbeat(path: Path, faults: Faults | None = None) -> dict[str, Any]:
+def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     """`step`, `attempt`, `time`, figures of speed and `metrics`; {} if there is none that can be read."""
-    beat = read_json(path, faults) or {}
+    beat = read_json(path, faults)
+    if beat is None:
+        return {}
     found = {key: value for key, value in beat.items() if is_number(value) and math.isfinite(value)}
     known = _typed(beat, {"step": as_count, "num_steps": as_count, "attempt": as_count, "time": as_time}, path, faults)
     others = {key: value for key, value in found.items() if key not in ("step", "num_steps", "attempt", "time")}
     return {**others, **known, **_with_metrics(beat)}
 
 
-def read_result(path: Path, faults: Faults | None = None) -> dict[str, Any]:
+def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     """`step`, `cause`, `reason` and `metrics` of a run that is done; {} if there is none that can be read."""
-    result = read_json(path, faults) or {}
+    result = read_json(path, faults)
+    if result is None:
+        return {}
     known = _typed(result, {"step": as_count, "cause": as_text, "reason": as_text}, path, faults)
     return {**known, **_with_metrics(result)}
 
 
 def _typed(
-    record: Mapping[str, Any], kinds: Mapping[str, Callable[[object], Any]], path: Path, faults: Faults | None
+    record: Mapping[str, Any], kinds: Mapping[str, Callable[[object], Any]], path: Place, faults: Faults | None
 ) -> dict[str, Any]:
     found = {}
     for key, convert in kinds.items():

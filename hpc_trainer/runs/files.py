@@ -11,17 +11,18 @@ import json
 import math
 import os
 import stat
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.modes import has_default_acl, set_file_mode
-from hpc_trainer.runs.reading import TORN, Faults, exists, is_storage_error, read_json, read_lines, seal
+from hpc_trainer.runs.reading import TORN, Faults, Place, exists, is_storage_error, read_json, read_lines, seal
 
 __all__ = [
     "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_ours", "is_storage_error",
-    "read_json", "read_lines", "write_atomic", "write_json",
+    "read_json", "read_lines", "write_atomic", "write_json", "write_marker",
 ]  # fmt: skip
 
 
@@ -46,6 +47,27 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     """`write_atomic` of one JSON value."""
     write_atomic(path, to_json(value) + "\n", sync=sync)
+
+
+def write_marker(path: Path, *, sync: bool = True) -> None:
+    """Makes a file that says by its name alone what it has to say, in a folder that is there; one that is there stays.
+
+    Args:
+        sync: it survives a power cut.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return
+    try:
+        set_file_mode(descriptor)
+        os.write(descriptor, f"{to_json({'time': time.time()})}\n".encode())
+        if sync:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if sync:
+        fsync_folder(path.parent)
 
 
 def to_json(value: Any) -> str:
@@ -153,7 +175,7 @@ def check_trusted(path: Path, group_may_write: bool = False) -> None:
         )
 
 
-def is_ours(path: Path, faults: Faults | None = None) -> bool:
+def is_ours(path: Place, faults: Faults | None = None) -> bool:
     """True if there is such a file, as `check_trusted` wants it; False if there is none, or none is to be seen now.
 
     Raises:
@@ -162,7 +184,7 @@ def is_ours(path: Path, faults: Faults | None = None) -> bool:
     """
     found = exists(path, faults)
     if found:
-        check_trusted(path)
+        check_trusted(Path(path))
     return bool(found)
 
 

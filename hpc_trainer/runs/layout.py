@@ -28,22 +28,38 @@ def is_run_id(name: str) -> bool:
 
 _RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 
+# Of a run, what a look at its sweep reads.
+ATTEMPTS, HEARTBEAT, RESULT, SUBMISSIONS = "attempts.jsonl", "heartbeat.json", "result.json", "submissions.jsonl"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, init=False)
 class RunPaths:
     """runs/<sweep>/<run_id>/: made by the run when it starts."""
 
-    folder: Path
+    place: str
+    """The folder, as text: a look at 10,000 runs makes no 100,000 paths."""
+
+    def __init__(self, folder: Path | str) -> None:
+        object.__setattr__(self, "place", os.fspath(folder))
+
+    @property
+    def folder(self) -> Path:
+        """The folder."""
+        return Path(self.place)
 
     @property
     def run_id(self) -> str:
         """The folder's name is the run's id."""
-        return self.folder.name
+        return self.place.rpartition("/")[2]
+
+    def at(self, name: str) -> str:
+        """What has this name in the folder, as text."""
+        return f"{self.place}/{name}"
 
     @property
     def attempts(self) -> Path:
         """Journal of attempts; rank 0 appends."""
-        return self.folder / "attempts.jsonl"
+        return Path(self.at(ATTEMPTS))
 
     @property
     def metrics(self) -> Path:
@@ -53,7 +69,7 @@ class RunPaths:
     @property
     def heartbeat(self) -> Path:
         """Step, speed, ETA; rank 0 replaces."""
-        return self.folder / "heartbeat.json"
+        return Path(self.at(HEARTBEAT))
 
     @property
     def memory(self) -> Path:
@@ -63,7 +79,7 @@ class RunPaths:
     @property
     def result(self) -> Path:
         """Final metrics; rank 0 writes once."""
-        return self.folder / "result.json"
+        return Path(self.at(RESULT))
 
     @property
     def profile_table(self) -> Path:
@@ -98,7 +114,7 @@ class RunPaths:
     @property
     def submissions(self) -> Path:
         """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
-        return self.folder / "submissions.jsonl"
+        return Path(self.at(SUBMISSIONS))
 
     @property
     def lr_range(self) -> Path:
@@ -128,7 +144,7 @@ class RunPaths:
 
     def marker(self, name: str) -> Path:
         """DONE or CANCEL."""
-        return self.folder / name
+        return Path(self.at(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +171,7 @@ class SweepPaths:
     @property
     def submissions(self) -> Path:
         """Intents and confirmations; `submit` appends."""
-        return self.folder / "submissions.jsonl"
+        return self.folder / SUBMISSIONS
 
     @property
     def intents(self) -> Path:
@@ -226,4 +242,4 @@ class SweepPaths:
 
     def run(self, run_id: str) -> RunPaths:
         """The folder of one run."""
-        return RunPaths(self.folder / run_id)
+        return RunPaths(f"{self.folder}/{run_id}")

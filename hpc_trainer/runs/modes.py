@@ -39,24 +39,31 @@ def make_folder(folder: Path) -> None:
     if _umask is None:
         folder.mkdir(parents=True, exist_ok=True)
         return
-    if not folder.parent.exists():
-        make_folder(folder.parent)
     try:
         folder.mkdir(mode=0o777 & ~_umask)
+    except FileNotFoundError:
+        make_folder(folder.parent)
+        make_folder(folder)
     except FileExistsError:
         if not folder.is_dir():
             raise
+        narrow_default_acl(folder)
     else:
         mode = stat.S_IMODE(folder.stat().st_mode)
         if mode & _umask:
             folder.chmod(mode & ~_umask)
-    narrow_default_acl(folder)
+        _narrow(folder)
 
 
 def narrow_default_acl(folder: Path) -> None:
     """Takes from a folder's default ACL what the umask takes from modes. A folder of somebody else is left alone."""
     info = folder.lstat()
-    if _umask is None or not hasattr(os, "getxattr") or info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
+    if info.st_uid == os.getuid() and stat.S_ISDIR(info.st_mode):
+        _narrow(folder)
+
+
+def _narrow(folder: Path) -> None:
+    if _umask is None or not hasattr(os, "getxattr"):
         return
     try:
         acl = os.getxattr(folder, _DEFAULT_ACL)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
-from hpc_trainer.runs.submissions import CLOCKS_S
+from hpc_trainer.runs.clocks import CLOCKS_S
 from hpc_trainer.slurm.commands import run_slurm
 
 # A header, and a mark at the end of each row: without them an empty answer, and one that was cut, would look whole.

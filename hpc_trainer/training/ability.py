@@ -133,7 +133,7 @@ class Ability:
         """The state is that of a checkpoint, or the first; once an attempt. Collective."""
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the model is given in training, on the device."""
+        """What the model is given in training, [batch, ...] on the device; of the same shape."""
         return inputs
 
     def after_update(self) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
-from hpc_trainer.runs.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.checkpoint.objects import take
+from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
+from hpc_trainer.training.checkpoint.objects import load_objects
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.late_flag import LateFlag
@@ -101,7 +101,7 @@ class RunContext(RankView):
         )  # fmt: skip
         self._reporter = Reporter(paths=self.paths, signs=self._signs, make_tracker=self.make_tracker)
         give_way = self._signs.give_way if self.is_rank_zero else _no_watchdog
-        self.store.saving.before_commit = give_way
+        self.store.writer.before_commit = give_way
         self.saver = Saver(
             store=self.store, plan=self.saves, group=self.group, give_way=give_way,
             is_asynchronous=self.is_asynchronous, keep_best=self.keep_best,
@@ -174,7 +174,7 @@ class RunContext(RankView):
 
     def _load(self, store: CheckpointStore, found: CheckpointInfo, objects: Mapping[str, Any]) -> Restored:
         is_same_world = self.contract.is_same_world(found, self.group)
-        step, values, rng = store.load(found, partial(take, objects, is_same_world=is_same_world))
+        step, values, rng = store.load(found, partial(load_objects, objects, is_same_world=is_same_world))
         self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
         return Restored(step, values)
 

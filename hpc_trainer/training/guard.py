@@ -38,7 +38,7 @@ class StepGuard:
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
         """True if the step must change nothing; a bool, or on a GPU a tensor of one. False if nobody looks.
 
-        `step`: those done before.
+        `grad_norm`: a scalar. `step`: those done before.
         """
         del step
         if not self.is_on:

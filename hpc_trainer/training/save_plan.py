@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runtime.pace import Pace, mean_time_between_interruptions, must_stop, steps_between_saves
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.state.journal import Attempt
 
 DEADLINE = "deadline"
 """What the journal has as the signal of a stop that nobody asked for: the time limit is near."""

@@ -13,8 +13,8 @@ from hpc_trainer.errors import CheckpointError, LoopError, StorageError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import to_trees
-from hpc_trainer.training.checkpoint.save import Ended
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from hpc_trainer.training.checkpoint.writer import SaveResult
 from hpc_trainer.training.rng import rng_state
 from hpc_trainer.training.save_plan import SavePlan
 
@@ -58,7 +58,7 @@ class Saver:
 
         For those that cannot ask the others any more.
         """
-        is_written = self.running_step is not None and self.store.saving.seconds is not None
+        is_written = self.running_step is not None and self.store.writer.seconds is not None
         return self.running_step if is_written and self.group.is_rank_zero else self.saved_step
 
     def is_due(self, step: int) -> bool:
@@ -92,7 +92,7 @@ class Saver:
         if step in (self.saved_step, self.running_step):
             return
         if self._is_running():
-            if self.may_put_off and not may_wait and not self.store.saving.retention.is_nth(step):
+            if self.may_put_off and not may_wait and not self.store.writer.retention.is_nth(step):
                 self.is_wanted = True
                 return
             self._wait()
@@ -104,7 +104,7 @@ class Saver:
                 return
             begin = time.perf_counter()
             self.give_way()
-            if self.store.saving.begin(step, **self._trees(step, objects)):
+            if self.store.writer.begin(step, **self._trees(step, objects)):
                 self.running_step, self._is_told = step, False
                 self._stall_s = time.perf_counter() - begin
                 self.plan.stalled(self._stall_s, self.group)
@@ -134,8 +134,8 @@ class Saver:
 
         In the background, and never put off. Returns the best value so far, None without any.
         """
-        scores = self.store.saving.scores
-        mine = self.store.saving.retention.best(scores)
+        scores = self.store.writer.scores
+        mine = self.store.writer.retention.best(scores)
         best, value = self.group.broadcast([mine, None if mine is None else scores[mine]])
         if best == step:
             self.save_in_background(step, objects, may_wait=True)
@@ -145,7 +145,7 @@ class Saver:
         """Takes the score of a step, if it is among what was logged; True if it is. Rank 0; not collective."""
         if self.keep_best is None or self.keep_best not in metrics:
             return False
-        self.store.saving.scores[step] = float(metrics[self.keep_best])
+        self.store.writer.scores[step] = float(metrics[self.keep_best])
         return True
 
     def settle(self) -> None:
@@ -154,13 +154,13 @@ class Saver:
             error = self._wait().error
             if error is not None:
                 raise error
-        if self.keep_best is not None and self.group.is_rank_zero and not self.store.saving.scores:
+        if self.keep_best is not None and self.group.is_rank_zero and not self.store.writer.scores:
             print(f"checkpoint.keep_best={self.keep_best}: no metric of that name was logged; none is kept for it.")
 
     def keep_regular(self, every_steps: int) -> None:
         """From now on the newest checkpoint of a step that `every_steps` divides is kept, and none is put off."""
-        saving = self.store.saving
-        saving.retention = dataclasses.replace(saving.retention, newest_of_every_steps=every_steps)
+        writer = self.store.writer
+        writer.retention = dataclasses.replace(writer.retention, newest_of_every_steps=every_steps)
         self.may_put_off = False
 
     def find_before(self, before: int, every_steps: int) -> CheckpointInfo:
@@ -193,7 +193,7 @@ class Saver:
     def look(self) -> None:
         """Rank 0 tells that a save is done, and takes its measure, before anybody asks. Not collective."""
         if self.running_step is not None and not self._is_told:
-            self._tell(self.store.saving.seconds)
+            self._tell(self.store.writer.seconds)
 
     def _check_names(self, objects: Objects) -> None:
         if self.names is None or set(objects) != self.names:
@@ -226,17 +226,17 @@ class Saver:
         """True while a save is being written, by rank 0's knowledge. Collective, unless all know that none is."""
         if self.running_step is None:
             return False
-        ended = self.store.saving.ended()
+        ended = self.store.writer.result()
         if ended is not None:
             self._conclude(ended)
         return ended is None
 
-    def _wait(self) -> Ended:
-        ended = self.store.saving.wait(self.beat)
+    def _wait(self) -> SaveResult:
+        ended = self.store.writer.wait(self.beat)
         self._conclude(ended)
         return ended
 
-    def _conclude(self, ended: Ended) -> None:
+    def _conclude(self, ended: SaveResult) -> None:
         if ended.error is None:
             self._tell(ended.seconds)
             self.saved_step = ended.step

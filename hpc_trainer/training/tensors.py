@@ -16,7 +16,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def local_tensor(tensor: Any) -> torch.Tensor:
-    """A DTensor's own memory on this rank, as a plain tensor; a plain tensor as it is."""
+    """A DTensor's own memory on this rank, as a plain tensor of that part's shape; a plain tensor as it is."""
     if not is_sharded(tensor):
         return tensor  # type: ignore[no-any-return]
     with torch.no_grad():  # an eighth of the time of detaching first, and a step asks for each weight
@@ -33,12 +33,12 @@ def with_local(tensor: Any, local: torch.Tensor) -> torch.Tensor:
 
 
 def num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of all elements together."""
+    """Of all elements together; tensors of any shapes."""
     return sum(each.nbytes for each in tensors)
 
 
 def in_pieces(tensors: Iterable[torch.Tensor], max_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """The tensors in their order, in lists of at most `max_bytes`; a tensor that is larger is alone in one.
+    """Tensors of any shapes in their order, in lists of at most `max_bytes`; one that is larger is alone in one.
 
     Of a DTensor this rank's part counts.
     """

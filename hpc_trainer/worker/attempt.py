@@ -28,7 +28,6 @@ from hpc_trainer.errors import (
 )
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import is_storage_error, write_json
-from hpc_trainer.runs.journal import Journal, log_header
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.devices import kind_of
@@ -38,6 +37,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
+from hpc_trainer.state.journal import Journal, log_header
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext

@@ -16,7 +16,6 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
 from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
-from hpc_trainer.runs.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
@@ -40,10 +39,12 @@ from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
 from hpc_trainer.slurm.preemption import show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.states import AT_WORK
+from hpc_trainer.state.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.training.save_plan import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
+_SUCCESSOR = "hpc_trainer.launch.successor"
 # sacct tells of an end some tenths of a second after it (22.05: 0.3 s); Slurm kills us in KillWait, 30 s by default.
 _ASK_AGAIN_S = (0.3, 0.6, 1.2)
 # Its own job ends in this moment, by the clock of its node.
@@ -211,9 +212,8 @@ def _ask_requeue(job_id: str) -> Answer:
 
 
 def _submit_successor(stop: Stop) -> bool:
-    """Another process, which knows how to submit: a worker does not (its layer lies below launch/)."""
-    job_id = stop.env.job_id
-    argv = [sys.executable, *start_words("hpc_trainer"), "successor", str(stop.paths.folder), "--after", job_id]
+    """In another process, by `launch.successor.main`: who submits needs what no rank has imported, and may hang."""
+    argv = [sys.executable, *start_words(_SUCCESSOR), str(stop.paths.folder), stop.env.job_id]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_SUCCESSOR_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -130,6 +130,6 @@ def _is_of_torch(value: Any) -> bool:
 
 
 def checksum(tensor: torch.Tensor) -> str:
-    """CRC-32 of a tensor's bytes, 8 hex digits; of a sharded one of this rank's part."""
+    """CRC-32 of the bytes of a tensor of any shape, 8 hex digits; of a sharded one of this rank's part."""
     data = local_tensor(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{zlib.crc32(data.data):08x}"

@@ -13,14 +13,14 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import check_place, check_trusted, is_storage_error
-from hpc_trainer.runs.journal import Journal, failures_of_storage, log_header
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import newest_of_run, read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal, failures_of_storage, log_header
+from hpc_trainer.state.submissions import newest_of_run, read_submissions
 
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:

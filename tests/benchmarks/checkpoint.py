@@ -162,9 +162,9 @@ def stall(folder: Path, num_bytes: float) -> None:
         os.sync()
         step += 1
         stood = _timed(
-            lambda step=step: store.saving.begin(step, replicated=state, per_rank={}, meta={})  # type: ignore[misc]
+            lambda step=step: store.writer.begin(step, replicated=state, per_rank={}, meta={})  # type: ignore[misc]
         )
-        assert store.saving.wait().error is None
+        assert store.writer.wait().error is None
         if number:  # the first one gets its host buffer
             pairs.append((stood, waited))
         else:
@@ -206,8 +206,8 @@ def drain(folder: Path, num_bytes: float) -> None:
         for number in range(_DRAINS + 1):
             os.sync()
             before = speed(2.0)
-            store.saving.begin(100 * num_threads + number, replicated=state, per_rank={}, meta={})
-            writing, is_done = store.saving._writing, threading.Event()
+            store.writer.begin(100 * num_threads + number, replicated=state, per_rank={}, meta={})
+            writing, is_done = store.writer._thread, threading.Event()
             assert writing is not None
 
             def watch(writing: Any = writing, is_done: threading.Event = is_done) -> None:
@@ -216,7 +216,7 @@ def drain(folder: Path, num_bytes: float) -> None:
 
             threading.Thread(target=watch, daemon=True).start()
             during = speed(600.0, is_done)
-            assert store.saving.wait().error is None
+            assert store.writer.wait().error is None
             os.sync()
             around = (before + speed(2.0)) / 2
             if number:

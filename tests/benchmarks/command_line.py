@@ -14,10 +14,10 @@ from pathlib import Path
 
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import DONE, RunState
+from hpc_trainer.state.journal import Journal
 
 REPEATS = 9
 

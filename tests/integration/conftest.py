@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ class LocalDriver:
     """`hpc-trainer` as a person types it, with sweeps under `folder`/runs and no Slurm."""
 
     folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
@@ -34,10 +37,23 @@ class LocalDriver:
         }
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return warm.Popen(
+        process = warm.Popen(
             [sys.executable, "-m", "hpc_trainer", *words],
             cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        self.started.append(process)
+        return process
+
+    def end_what_is_left(self) -> None:
+        """Ends commands that a failed test left, which would train on beside the tests after it."""
+        for process in self.started:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+                process.kill()
+            with process:  # closes its pipes
+                pass
 
     def run(self, *words: str, check: bool = True, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
         done = warm.run(
@@ -88,5 +104,7 @@ class LocalDriver:
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> LocalDriver:
-    return LocalDriver(tmp_path)
+def local(tmp_path: Path) -> Iterator[LocalDriver]:
+    driver = LocalDriver(tmp_path)
+    yield driver
+    driver.end_what_is_left()

@@ -130,7 +130,13 @@ COMMANDS = list(_commands())
 
 
 def test_the_pages_have_commands() -> None:
-    assert {command.page.name for command in COMMANDS} >= {"README.md", "quickstart.md", "configure.md", "grids.md", "submit.md"}
+    assert {command.page.name for command in COMMANDS} >= {
+        "README.md",
+        "quickstart.md",
+        "configure.md",
+        "grids.md",
+        "submit.md",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])

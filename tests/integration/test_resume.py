@@ -28,6 +28,7 @@ CASES = [
     ("gpt", "fp32", "cpu_x2 parallel=fsdp", 40),
     ("mlp", "fp16", "cpu_x2 parallel.zero1=true", 200),
     ("gpt", "bf16", "cpu_x2 optim=lion parallel=fsdp", 40),
+    ("gpt", "bf16_sr", "cpu_x2 parallel=fsdp", 40),
 ]
 SAMPLE = (CASES[0], CASES[4], CASES[5])
 """In `make test`: one rank in fp16, two under DDP with loader processes and evaluations, two under FSDP."""

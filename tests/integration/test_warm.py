@@ -18,7 +18,7 @@ from tests import warm
 _SHOW = """
 from __main__ import __dict__ as names
 
-import json, os, signal, sys
+import json, os, signal, sys, tempfile
 print("told", file=sys.stderr)
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "parent": os.getppid(), "group": os.getpgid(0),
@@ -26,7 +26,7 @@ print(json.dumps({
     "command": open("/proc/self/cmdline").read().split(chr(0)), "name": __name__, "names": sorted(names),
     "ours": [name for name in sys.modules if name.startswith(("hpc_trainer", "tests"))],
     "open": len(os.listdir("/proc/self/fd")), "hup": signal.getsignal(signal.SIGHUP) == signal.SIG_IGN,
-    "umask": os.umask(0), "unbuffered": type(sys.stdout.buffer).__name__,
+    "umask": os.umask(0), "temporary": tempfile.gettempdir(), "unbuffered": type(sys.stdout.buffer).__name__,
 }))
 sys.exit(3)
 """
@@ -35,7 +35,7 @@ sys.exit(3)
 def _shown(start: Any, folder: Path, argv: list[str], **options: Any) -> dict[str, Any]:
     environ = {key: value for key, value in os.environ.items() if key not in ("HOME", "PYTHONUNBUFFERED")}
     process = start(
-        argv, cwd=folder, env={**environ, "WORD": "ä b"}, text=True,
+        argv, cwd=folder, env={**environ, "WORD": "ä b", "TMPDIR": str(folder)}, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
     )  # fmt: skip
     output, errors = process.communicate("given", timeout=100)

@@ -22,10 +22,12 @@ from tests.slurm.testbed.spec import BedError, PackagesMissingError, Spec  # noq
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs a real Slurm."""
+    """Everything in this folder needs a real Slurm, and may take long where the machine has other work."""
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.slurm)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))
 
 
 def pytest_report_header() -> str:

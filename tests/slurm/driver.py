@@ -16,6 +16,8 @@ from tests.slurm.testbed.cluster import SlurmCluster
 
 # A look takes 0.3 s of a core, which the runs need: where nothing has changed, one in so many seconds.
 _STATUS_S = 3.0
+# Four ranks start in a minute where ten others want the two cores; the rest is margin, waited out on failure only.
+_PATIENCE_S = 240.0
 _KILLED_AFTER_SBATCH = """
 import os, signal, sys
 from hpc_trainer.launch import submitit_bridge
@@ -23,10 +25,11 @@ left, real = int(sys.argv.pop(1)), submitit_bridge.submit_script
 
 def killed(*args, **kwargs):
     global left
-    real(*args, **kwargs)
+    answer = real(*args, **kwargs)
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
+    return answer
 
 submitit_bridge.submit_script = killed
 from hpc_trainer.cli.main import main
@@ -88,7 +91,7 @@ class Driver:
         (run,) = self.status(sweep).values()
         return run
 
-    def wait_for_states(self, sweep: str, *states: str, timeout_s: float = 120) -> dict[str, dict[str, Any]]:
+    def wait_for_states(self, sweep: str, *states: str, timeout_s: float = _PATIENCE_S) -> dict[str, dict[str, Any]]:
         """Waits until every run of the sweep is in one of `states`."""
         latest: dict[str, dict[str, Any]] = {}
         signs, looked = "", 0.0
@@ -119,7 +122,7 @@ class Driver:
     def run_folder(self, sweep: str) -> Path:
         return self.folder / "runs" / sweep / str(self.only_run(sweep)["run_id"])
 
-    def wait_for_step(self, sweep: str, step: int, timeout_s: float = 120) -> None:
+    def wait_for_step(self, sweep: str, step: int, timeout_s: float = _PATIENCE_S) -> None:
         """Waits until the sweep's only run has come as far as `step`; reads its heartbeat, asks Slurm nothing."""
         beat = self.run_folder(sweep) / "heartbeat.json"
         self.slurm.wait_for(

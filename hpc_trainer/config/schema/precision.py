@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, INCOMPATIBLE, SCHEDULE, key, only_with
 
@@ -12,12 +13,12 @@ class Dtype(str, enum.Enum):
     fp32 = "fp32"
     tf32 = "tf32"
     bf16 = "bf16"
+    bf16_sr = "bf16_sr"
     fp16 = "fp16"
     fp8 = "fp8"
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     """What a precision means where its name alone does not say."""
 
     products: str
@@ -32,6 +33,7 @@ FORMATS = {
     Dtype.fp32: Format("fp32"),
     Dtype.tf32: Format("tf32"),
     Dtype.bf16: Format("bf16", autocast="bf16"),
+    Dtype.bf16_sr: Format("bf16", autocast="bf16", weight_bytes=2),
     Dtype.fp16: Format("fp16", autocast="fp16"),
     Dtype.fp8: Format("fp8", autocast="bf16"),
 }
@@ -41,9 +43,10 @@ FORMATS = {
 class PrecisionConfig:
     compute_dtype: Dtype = key(Dtype.fp32, ALWAYS, COUNTS, INCOMPATIBLE)
     """Format of matrix products and convolutions; weights and optimizer stay fp32. bf16 and fp16: autocast, fp16 with a
-    GradScaler. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from Ampere on. fp8:
-    bf16, and the products of large linear layers in 8 bits (torchao; a scale for each tensor, found at each step), on
-    GPUs from Ada and Hopper on; for large transformers with `train.compile=true`."""
+    GradScaler. bf16_sr: bf16, and weights and gradients are bf16 too, without a copy in fp32; moments are fp32, and
+    updates computed in fp32 are rounded stochastically. tf32: fp32 whose factors have 10 bits of mantissa, on GPUs from
+    Ampere on. fp8: bf16, and the products of large linear layers in 8 bits (torchao; a scale for each tensor, found at
+    each step), on GPUs from Ada and Hopper on; for large transformers with `train.compile=true`."""
     init_scale: float = key(65_536.0, only_with("precision.compute_dtype=fp16"), COUNTS, SCHEDULE, limits="> 0")
     """First loss scale of the GradScaler; fp16 only."""
     growth_interval: int = key(2_000, only_with("precision.compute_dtype=fp16"), COUNTS, SCHEDULE, limits="≥ 1")

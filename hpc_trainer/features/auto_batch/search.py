@@ -27,8 +27,8 @@ from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, TooLargeError
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.states import OUT_OF_MEMORY
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Building, overridden
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes

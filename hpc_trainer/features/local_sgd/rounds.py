@@ -173,7 +173,8 @@ class GuardOfEach(StepGuard):
 
 
 def average(tensors: Iterable[torch.Tensor], group: RankGroup) -> None:
-    """The mean over all ranks, in place, in messages of some MiB; the same bits on each rank. Collective.
+    """The mean over all ranks of tensors of any shapes, in place, in messages of some MiB; the same bits on each rank.
+    Collective.
 
     torch's own (model_averaging.utils) copies all weights at once, and puts new ones in the parameters' place.
     """

@@ -92,7 +92,7 @@ class PairSum:
         self._stack: list[tuple[int, list[torch.Tensor]]] = []
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """The next leaf. Its tensors are used up."""
+        """The next leaf: tensors of the shapes of the first leaf's. They are used up."""
         size = 1
         while self._stack and self._stack[-1][0] == size:
             _, left = self._stack.pop()
@@ -109,7 +109,10 @@ class PairSum:
 
 
 def between_ranks(tensors: Sequence[torch.Tensor], group: RankGroup) -> list[torch.Tensor]:
-    """The sum over all ranks, the same bits on each: recursive doubling, so neighbours first. Collective."""
+    """The sum over all ranks, of the same shapes and the same bits on each. Collective.
+
+    Recursive doubling, so neighbours first.
+    """
     sums = list(tensors)
     distance = 1
     while distance < group.world_size:

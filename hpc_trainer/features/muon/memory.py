@@ -7,8 +7,8 @@ import torch
 from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.muon.muon import MuonWithAdamw, num_flops
-from hpc_trainer.features.muon.whole_matrices import share_work
+from hpc_trainer.features.muon.muon import MuonWithAdamw
+from hpc_trainer.features.muon.whole_matrices import num_flops, share_work
 from hpc_trainer.training.memory import RankMemory
 
 

@@ -155,12 +155,3 @@ def split_weights(model: nn.Module, names: list[str]) -> tuple[list[nn.Parameter
     hidden = [weight for weight in found.values() if weight.ndim == 2 and decay_of[weight] and id(weight) not in apart]
     chosen = {id(weight) for weight in hidden}
     return hidden, [weight for weight in found.values() if id(weight) not in chosen]
-
-
-def num_flops(shape: torch.Size) -> float:
-    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
-
-    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
-    """
-    rows, columns = sorted(shape)
-    return 2.0 * rows * rows * (2 * columns + rows)

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.muon.muon import num_flops
-from hpc_trainer.features.muon.whole_matrices import WholeMatrices
+from hpc_trainer.features.muon.whole_matrices import WholeMatrices, num_flops
 from hpc_trainer.training.optim.own_step import OwnStep
 from hpc_trainer.training.tensors import local_tensor
 

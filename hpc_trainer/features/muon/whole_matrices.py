@@ -53,7 +53,7 @@ class _Message:
         return torch.empty(sum(self.sizes), dtype=torch.bfloat16, device=device)
 
     def parts(self, index: int, values: torch.Tensor) -> list[tuple[torch.Tensor, tuple[slice, ...]]]:
-        """Of a matrix: each part as it lies in `values`, and where it belongs."""
+        """Of a matrix: each part [rows, columns] as it lies in `values` [sum(sizes)], and where it belongs."""
         return [
             (
                 values[first : first + box.numel].view(box.lengths),
@@ -185,3 +185,12 @@ class WholeMatrices:
             first += box.numel
             sizes[rank] += box.numel
         return _Message(dict(places), sizes)
+
+
+def num_flops(shape: torch.Size) -> float:
+    """Of one iteration of Newton-Schulz on a matrix, which is laid so that it has no more rows than columns.
+
+    Three products: rows × columns × rows, rows × rows × rows, rows × rows × columns.
+    """
+    rows, columns = sorted(shape)
+    return 2.0 * rows * rows * (2 * columns + rows)

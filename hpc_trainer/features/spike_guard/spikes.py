@@ -54,7 +54,7 @@ class SpikeGuard(StepGuard):
         self.offset = 0
 
     def see(self, grad_norm: torch.Tensor, step: int = 0) -> bool | torch.Tensor:
-        """True if the step must change nothing, `step` being those done before; on a GPU a tensor of one."""
+        """As `StepGuard.see`: true also of a norm (a scalar) out of all proportion."""
         super().see(grad_norm, step)
         norm = grad_norm.detach().float()
         if self._norms.device != norm.device:

@@ -82,7 +82,7 @@ def discard_old_bad(folder: Path) -> None:
         discard(path)
 
 
-def sweep(folder: Path, attempt: int) -> list[str]:
+def discard_unfinished(folder: Path, attempt: int) -> list[str]:
     """Deletes what dead attempts left behind; returns the names.
 
     Attempts of a run have rising numbers and do not overlap: at the start of `attempt`, temporary folders of

@@ -141,7 +141,7 @@ class RankParts:
     told: dict[str, Any]
 
 
-def split(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], rank: int) -> RankParts:
+def parts_of_rank(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], rank: int) -> RankParts:
     """Cuts a state into what each rank writes: rank 0 writes what is whole; each rank its piece of what is sharded.
 
     Not collective. Raises CheckpointError: something in the trees cannot be saved.
@@ -163,7 +163,7 @@ def split(replicated: Mapping[str, Any], per_rank: Mapping[str, Any], rank: int)
     return RankParts(files, structure if rank == 0 else None, told)
 
 
-def join(told: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def merge_pieces(told: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The manifest's `sharded`, from what the ranks told, in their order.
 
     Raises CheckpointError: the pieces are not the whole of every tensor, each part once; by name.

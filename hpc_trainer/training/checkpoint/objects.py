@@ -101,14 +101,16 @@ def from_trees(
                 _set_generator(value, whole_tree(own[name]))
             found[name] = value
         elif _is_own(value):
-            found[name] = _put_one(name, value, own[name], None, names)
+            found[name] = _load_one(name, value, own[name], None, names)
         else:
             buffers = own.get(name, {}) if is_same_world else None
-            found[name] = _put_one(name, value, shared[name], buffers, names)
+            found[name] = _load_one(name, value, shared[name], buffers, names)
     return found
 
 
-def take(objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool) -> tuple[int, dict[str, Any], Any]:
+def load_objects(
+    objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bool
+) -> tuple[int, dict[str, Any], Any]:
     """(step, every object by its name, this rank's random state) of what `RunContext.save` saved. Not collective.
 
     Arguments as of `from_trees`. The random state is None where it was not the same world. Raises as `from_trees` does.
@@ -121,7 +123,7 @@ def take(objects: Mapping[str, Any], shared: Any, own: Any, *, is_same_world: bo
     return shared["step"], values, whole_tree(mine["rng"]) if is_same_world else None
 
 
-def _put_one(name: str, here: Any, saved: Any, buffers: Mapping[str, Any] | None, names: Names) -> Any:
+def _load_one(name: str, here: Any, saved: Any, buffers: Mapping[str, Any] | None, names: Names) -> Any:
     if isinstance(here, nn.Module):
         _load_module(name, here, saved, buffers)
     elif isinstance(here, torch.optim.Optimizer):

@@ -170,9 +170,9 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
 
 
 def _is_wider(values: Mapping[str, Any], weight: torch.Tensor) -> bool:
-    """True if moments have another number format than their weight."""
+    """True if moments are fp32 and their weight has 16 bits."""
     tensors = (value for value in values.values() if isinstance(value, (torch.Tensor, SavedTensor)) and value.ndim)
-    return any(each.dtype.is_floating_point and each.dtype is not weight.dtype for each in tensors)
+    return weight.itemsize == 2 and any(each.dtype is torch.float32 for each in tensors)
 
 
 def _only(values: Mapping[str, Any], *, has_moments: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The checkpoints of one run: saved whole or not at all, read back only if every byte is as it was written.
 
-Saving is in `save`. Ranks learn of each other's errors in the collective that they all call (`rank_errors`).
+CheckpointWriter is in `save`. Ranks learn of each other's errors in the collective that they all call (`rank_errors`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, own_part, rank_file, shard_file
 from hpc_trainer.training.checkpoint.retention import Retention
-from hpc_trainer.training.checkpoint.save import Saving
 from hpc_trainer.training.checkpoint.tensor_files import (
     OpenFiles,
     SavedTensor,
@@ -29,6 +28,7 @@ from hpc_trainer.training.checkpoint.tensor_files import (
     whole_tree,
 )
 from hpc_trainer.training.checkpoint.trees import DTYPES, unpack
+from hpc_trainer.training.checkpoint.writer import CheckpointWriter
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class CheckpointStore:
         self._read_only = read_only
         # Read through by this process: retention must not read the kept ones again after every save.
         self._verified: set[Path] = set()
-        self.saving = Saving(
+        self.writer = CheckpointWriter(
             folder,
             group=group,
             attempt=attempt,
@@ -92,10 +92,10 @@ class CheckpointStore:
             warn=warn or logging.getLogger(__name__).warning,
         )
         """How to save while training goes on."""
-        self._warn = self.saving.warn
+        self._warn = self.writer.warn
         if group.is_rank_zero and not read_only:
             try:
-                folders.sweep(folder, attempt)
+                folders.discard_unfinished(folder, attempt)
             except OSError as error:
                 self._warn(f"leftovers in {folder} could not be deleted: {error}")
 
@@ -118,7 +118,7 @@ class CheckpointStore:
                 (DTensors, `Shard`s) each rank writes its part, and one of those that hold the same part.
             per_rank: each rank's own. Both hold what `pack` takes.
             meta: JSON about the checkpoint; rank 0's counts.
-            beat: as in `Saving.wait`.
+            beat: as in `CheckpointWriter.wait`.
 
         Returns:
             The folder, on all ranks.
@@ -128,8 +128,8 @@ class CheckpointStore:
                 StorageError, if it was the file system.
             UntrustedFileError: on all ranks; others may write what stands at this step.
         """
-        if self.saving.begin(step, replicated=replicated, per_rank=per_rank, meta=meta, is_background=False):
-            ended = self.saving.wait(beat)
+        if self.writer.begin(step, replicated=replicated, per_rank=per_rank, meta=meta, is_background=False):
+            ended = self.writer.wait(beat)
             if ended.error is not None:
                 raise ended.error
         return self.folder / folders.step_name(step)
@@ -179,7 +179,7 @@ class CheckpointStore:
             if newer > step:
                 (folders.quarantine if folders.is_pinned(path) else folders.discard)(path)
                 self._verified.discard(path)
-                self.saving.scores.pop(newer, None)
+                self.writer.scores.pop(newer, None)
 
     def _make_room(self, path: Path) -> bool:
         """Puts away what stands at `path`, if anything; False if it is valid."""

@@ -25,7 +25,11 @@ def clip_alike(weights: Sequence[nn.Parameter], max_norm: float | None) -> torch
     Sorting takes torch 2.13 a third of the time of clipping eight small layers, 100 µs of 320.
 
     Args:
+        weights: of any shapes.
         max_norm: L2 norm to scale the gradients down to; None: they are left.
+
+    Returns:
+        The norm before, a scalar.
     """
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     if not gradients:
@@ -81,7 +85,7 @@ def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max
 
 
 def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Of plain tensors whose norm all ranks know: as torch does, without looking at it."""
+    """Plain tensors of any shapes, whose `norm` (a scalar) all ranks know: as torch does, without looking at it."""
     torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
 
 

@@ -28,7 +28,7 @@ class OwnStep(torch.optim.Optimizer):
         """Steps all weights that have a gradient.
 
         Args:
-            bad: a float on the device; other than 0: nothing is to change. None: the step is good.
-            scale: what gradients are multiplied by, a float on the device; None: they are as they are.
+            bad: a float scalar on the device; other than 0: nothing is to change. None: the step is good.
+            scale: what gradients are multiplied by, a float scalar on the device; None: they are as they are.
         """
         raise NotImplementedError

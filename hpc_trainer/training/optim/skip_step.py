@@ -56,7 +56,7 @@ class PutBack:
         self._undo.clear()
 
     def step_unless(self, bad: torch.Tensor) -> None:
-        """A step that changes nothing where `bad`, a bool on the weights' device, is true.
+        """A step that changes nothing where `bad`, a bool scalar on the weights' device, is true.
 
         Waits for `bad` where the state holds what cannot be copied: tensors in lists, objects.
         """
@@ -91,7 +91,7 @@ _PUT_BACK: WeakKeyDictionary[torch.optim.Optimizer, PutBack] = WeakKeyDictionary
 
 
 def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
-    """A step that changes nothing where `bad` (a bool on a GPU) is true.
+    """A step that changes nothing where `bad` (a bool scalar on a GPU) is true.
 
     torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; of others the step is put
     back (`PutBack`). The host waits on devices that nobody can ask late, and for optimizers whose state is not all in

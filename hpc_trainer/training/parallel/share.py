@@ -105,8 +105,9 @@ class StopVote:
         self._late = LateFlag()
 
     def cast(self, wish: bool) -> torch.Tensor | None:
-        """The flag to hand to the loss in this step. Collective among ranks that hold one model together: gradients are
-        averaged between such groups, not inside of them.
+        """The flag (a scalar) to hand to the loss in this step.
+
+        Collective among ranks that hold one model together: gradients are averaged between such groups, not inside.
         """
         self._wish = wish
         if self._alone:
@@ -118,7 +119,7 @@ class StopVote:
         return flag
 
     def put(self, gradient: torch.Tensor) -> None:
-        """The sum of all flags, where it came another way than through the weight's gradient."""
+        """The sum of all flags, shaped as the weight, where it came another way than through the weight's gradient."""
         self._weight.grad = gradient
 
     def count(self) -> bool:

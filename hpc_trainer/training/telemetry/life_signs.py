@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.save_plan import DEADLINE, SavePlan
 
 _FORCED_S = 1.0

@@ -81,6 +81,14 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "fp16", "ranks": "2", "point": "epoch_edge", "model": "cnn"},
         ("parallel.zero1=true", "optim=lion", "optim.lr=0.001", "optim.offload=true"),
     ),
+    "bf16_sr": (
+        {"precision": "bf16_sr", "ranks": "2", "model": "cnn", "ema": "null"},
+        ("parallel.zero1=true",),
+    ),
+    "bf16_sr_fsdp": (
+        {"precision": "bf16_sr", "ranks": "2", "point": "epoch_edge", "model": "gpt", "ema": "null", "optim": "sgd"},
+        ("parallel=fsdp", "model.num_layers=2"),
+    ),
     "chunked": (
         {"precision": "bf16", "ranks": "2", "ema": "null", "model": "gpt", "accum": "1"},
         ("train.loss_chunk_size=96", "train.label_smoothing=0.1"),

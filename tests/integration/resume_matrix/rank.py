@@ -25,12 +25,12 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
 from hpc_trainer.features.auto_batch.search import Trials
 from hpc_trainer.operate.compare_traces import read_trace
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract

@@ -12,11 +12,20 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.operate.compare_traces import first_difference, other_files, other_metrics, read_trace
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import DONE
+from hpc_trainer.state.journal import Journal
 from tests import warm
-from tests.integration.resume_matrix.cells import AXES, CELLS, LONG, NUM_STEPS, SAMPLE, TABLE, all_pairs, pairs
+from tests.integration.resume_matrix.cells import (
+    AXES,
+    CELLS,
+    LONG,
+    NUM_STEPS,
+    SAMPLE,
+    TABLE,
+    all_pairs,
+    pairs,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 _LIMIT_S = 280

@@ -14,7 +14,7 @@ from tests.slurm.scenarios.table import ONE, scenario
 _WORDS = (None, "batch_shell", "signal")
 
 
-@scenario(timeout_s=400)
+@scenario()
 def batch_shell_killed(scene: Scene, references: References) -> None:
     """kill -9, TERM and USR2 to the batch shell by hand: interrupted each time, and the same submit goes on."""
     blows = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2) if scene.num_ranks == 1 else (signal.SIGKILL,)
@@ -27,7 +27,7 @@ def batch_shell_killed(scene: Scene, references: References) -> None:
     check_completed(scene, references, [*[_WORDS] * len(blows), "done"])
 
 
-@scenario(ONE, timeout_s=400)
+@scenario(ONE)
 def batch_shell_signalled_by_scancel(scene: Scene, references: References) -> None:
     """scancel --batch and --full with a signal: the job ends as FAILED, and nobody has cancelled the run."""
     blows = (("--batch", "TERM"), ("--batch", "USR2"), ("--full", "USR2"), ("--full", "TERM"))

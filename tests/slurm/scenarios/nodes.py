@@ -36,7 +36,7 @@ def node_without_power(scene: Scene, references: References) -> None:
     check_completed(scene, references, [(None, "node_fail", "requeued", "peer_lost"), "done"])
 
 
-@scenario(ONE, timeout_s=500)
+@scenario(ONE)
 def node_lost_and_found_missing_by_slurm(scene: Scene, references: References) -> None:
     """The same without a word to Slurm: it finds out itself, by SlurmdTimeout (60 s here)."""
     scene.submit(pace_s=0.1)

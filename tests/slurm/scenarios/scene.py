@@ -26,7 +26,7 @@ RANKS = {"testbed_x1": 1, "testbed_x4": 4}
 # Seconds a batch, two batches a step: 200 steps take some ten seconds, so there is a middle to disturb.
 PACE_S = 0.02
 # Importing torch in four ranks takes two busy cores 15 s; the rest is margin, waited out on failure only.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 _WORKLOAD = Path(__file__).with_name("gated.py")
 
 

@@ -30,7 +30,7 @@ class Scenario:
     play: Play
     hardware: tuple[str, ...]
     variant: str = ""
-    timeout_s: int = 300
+    timeout_s: int = 600
     faults: Mapping[str, str] = field(default_factory=dict)
 
     def fault(self, release: str, hardware: str) -> str | None:
@@ -70,7 +70,7 @@ def short(hardware: str) -> str:
 def scenario(
     *hardware: str,
     variant: str = "",
-    timeout_s: int = 300,
+    timeout_s: int = 600,
     faults: Mapping[str, str] | None = None,
 ) -> Callable[[Play], Play]:
     """Enters a function into the table under its own name."""

@@ -24,9 +24,9 @@ from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.reading import parse_record, seal
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import write_confirmation, write_intent, write_waiting
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.submissions import write_confirmation, write_intent, write_waiting
 from tests.unit.slurm.fake_slurm import accounting_rows, queue_rows
+from tests.unit.state.sweeps import SweepOnDisk
 
 DONE, FAILED, RUNNING, PENDING, CANCELLED, PREEMPTED, SUCCEEDED, REQUEUED, WAITING = range(9)
 """Index of the run in each state."""

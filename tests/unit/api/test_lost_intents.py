@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import plan_grid, submit_grid
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.find import find_sweep, list_sweeps
-from hpc_trainer.operate.status import read_status
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import DONE, RunState
-from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.worker import rank
 from tests.unit.api.damaged_sweeps import SUBSETS
 from tests.unit.launch.grids import make_grid, submit

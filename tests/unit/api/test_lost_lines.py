@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import plan_grid, retry, submit_grid
 from hpc_trainer.cli.main import main
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError, SubmitError
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
 from hpc_trainer.launch.lock import submit_lock
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.journal import Journal, log_header
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.spec import append_specs, read_spec, read_specs
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_ledger, read_submissions, write_confirmation, write_intent
+from hpc_trainer.state.journal import Journal, log_header
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_ledger, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, submit
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

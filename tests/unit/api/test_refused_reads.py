@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.operate.status import read_status
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_submissions
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_submissions
 from tests.unit.api.damaged_sweeps import Bed, doubled, may_show
 from tests.unit.api.tries import READING, VERBS, Tries, bed, expect_nothing_wrong, seed
 

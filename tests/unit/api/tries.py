@@ -18,18 +18,18 @@ from unittest import mock
 
 import pytest
 
-from hpc_trainer.api import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.cli.report_verb import run_report
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
 from hpc_trainer.cli.why_verb import run_why
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError
-from hpc_trainer.operate.status import read_status
-from hpc_trainer.runs.journal import Journal
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.runs.layout import SWEEP_FILES, RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
 from hpc_trainer.worker import rank
 from tests.unit.api.damaged_sweeps import (
     CANCELLED,

@@ -17,9 +17,9 @@ import pytest
 from hpc_trainer.cli.main import main
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 Cli = Callable[..., tuple[int, str, str]]
 

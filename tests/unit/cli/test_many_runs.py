@@ -17,14 +17,14 @@ from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
 from hpc_trainer.cli.why_verb import run_why
 from hpc_trainer.errors import RunStateError
-from hpc_trainer.operate import status as status_module
 from hpc_trainer.operate.drill_kinds import Drill
-from hpc_trainer.operate.run_folder import RunFolder, read_folder
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state import status as status_module
+from hpc_trainer.state.run_folder import RunFolder, read_folder
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 DONE_RUNS = 12
 

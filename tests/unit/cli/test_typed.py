@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.main import main
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

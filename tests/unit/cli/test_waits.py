@@ -15,13 +15,13 @@ import pytest
 from hpc_trainer.cli import live
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.main import main
-from hpc_trainer.operate.status import SweepStatus
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import write_intent, write_waiting
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import SweepStatus
+from hpc_trainer.state.submissions import write_intent, write_waiting
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 PATIENCE_S = 0.4
 Leaves = Callable[[SweepOnDisk], None]

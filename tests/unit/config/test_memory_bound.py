@@ -12,7 +12,10 @@ from hpc_trainer.config.validate import validate
 from hpc_trainer.features.memory_estimate.estimate import estimate
 
 _GPT = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x8", "hardware.gpu_type=a100_40gb", "model.num_layers=2"]
-_KNOWN_ALL = ("", "optim=sgd", "optim=lion", "optim.offload=true", "train.ema_decay=0.9", "parallel.zero1=true")
+_KNOWN_ALL = (
+    "", "optim=sgd", "optim=lion", "precision=bf16_sr", "optim.offload=true", "train.ema_decay=0.9",
+    "parallel.zero1=true",
+)  # fmt: skip
 _HUGE = ["model.num_layers=32", "model.embed_dim=4096", "model.num_heads=32"]
 
 
@@ -26,8 +29,8 @@ def _config(*words: str) -> TrainConfig:
 @pytest.mark.parametrize(
     "words",
     [
-        [], ["optim=sgd"], ["optim=lion"], ["optim=muon"], ["optim.offload=true"], ["train.ema_decay=0.9"],
-        ["parallel.zero1=true"],
+        [], ["optim=sgd"], ["precision=bf16_sr"], ["optim=lion"], ["optim=muon"], ["optim.offload=true"],
+        ["train.ema_decay=0.9"], ["parallel.zero1=true"], ["precision=bf16_sr", "parallel=fsdp"],
         ["parallel=fsdp"], ["parallel=hsdp"], ["parallel=fsdp_tp"], ["parallel=tp"], ["parallel=pp",
         "train.grad_accum_steps=2"], ["data=synthetic_tokens", "model.vocab_multiple=128", "data.vocab_size=1000"],
         ["parallel=fsdp", "optim.offload=true"], ["parallel.zero1=true", "optim.offload=true"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan
 from hpc_trainer.launch.submit import SubmittedArray
 from hpc_trainer.runs.layout import SweepPaths

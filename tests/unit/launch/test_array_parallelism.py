@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
+from hpc_trainer.state.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.array_player import Played, play, read_jobs
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs

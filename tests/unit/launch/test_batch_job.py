@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.api import retry
 from hpc_trainer.config import script_words as words
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.batch_job import BatchJob, megabytes, worker_command
+from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.submitit_bridge import render_script
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_specs
@@ -174,6 +174,15 @@ COUNT_KEYS = ("num_nodes", "tasks_per_node", "gpus_per_node", "cpus_per_task", "
 def test_a_count_is_a_whole_number(key: str, attack: object) -> None:
     with pytest.raises(ConfigError, match=f"{key}=.* must be a whole number"):
         render_script(_job(shape=dataclasses.replace(_job().shape, **{key: attack})))
+
+
+@pytest.mark.parametrize("key", ["mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu"])
+@pytest.mark.parametrize(
+    "attack", ["60G", "1\n#SBATCH --uid=0", 0.0, -1.0, 1e-9, float("inf"), float("nan"), [60], True]
+)
+def test_memory_is_a_number_of_megabytes(key: str, attack: object) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=.* must be a number of GB, 1 MB or more"):
+        render_script(_job(shape=dataclasses.replace(_job().shape, **{"mem_gb_per_gpu": None, key: attack})))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.grid import expand
 from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch import freeze as freeze_module
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
@@ -256,3 +257,38 @@ def test_merged_points_are_shown_in_pairs() -> None:
     grid = freeze_grid(["seed=1,2", "+cluster.env.A=b,c"])
     assert grid.num_duplicates == 2
     assert grid.duplicates[0] == ({"seed": "1", "cluster.env.A": "b"}, {"seed": "1", "cluster.env.A": "c"})
+
+
+@pytest.mark.parametrize(
+    ("words", "num_composed"),
+    [
+        (["seed=range(5)"], 1),
+        (["seed=0,4294967295,7", "optim.lr=1e-3,0.002"], 2),
+        (["seed=3,7", "model=mlp,cnn", "data.max_shift=0,1"], 4),
+        (["seed=1,2,3", "hardware=cpu_x2", "parallel.elastic=true", "checkpoint.resume_from=RUN"], 1),
+        (["seed=1,2,3", f"train.main=my_lab.{'a_long_name' * 9}.main"], 1),
+        # Something hangs on the seed, or may: each point is composed.
+        (["seed=range(1,4)", "train.num_steps=${seed}"], 3),
+        (["seed=range(3)", "+params.width=${seed}"], 3),
+        (["++seed=1,2"], 2),
+        (["seed='1','2'"], 2),
+        (["seed=1,2,3", "sweep.exclude=['seed == 2']"], 1),
+        (["seed=1,2,3", "sweep.exclude=['train.num_steps == 200 and seed == 2']"], 3),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("no_slurm")
+def test_points_that_differ_in_their_seed_alone_are_the_runs_that_each_would_be(
+    words: list[str], num_composed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    words = [word.replace("=RUN", f"={tmp_path}") for word in words]
+    composed: list[object] = []
+    keep = freeze_module._Twins.keep
+    monkeypatch.setattr(
+        freeze_module._Twins, "keep", lambda self, *given: (composed.append(given), keep(self, *given))[1]
+    )
+    found = freeze_grid(words, trust=["my_lab"])
+    counted = len(composed)
+    monkeypatch.setattr(freeze_module._Twins, "freeze", lambda *_: None)
+    assert found == freeze_grid(words, trust=["my_lab"])
+    assert counted <= num_composed

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.api import submit_grid, top_up
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import submit_grid, top_up
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -98,14 +98,14 @@ def _accepted(folder: Path, fake: FakeSlurm) -> Counter[str]:
 
 
 POINTS = {
-    "lock taken": ("hpc_trainer.api.submit_plan", "before", 1),
+    "lock taken": ("hpc_trainer.launch.grids.submit_plan", "before", 1),
     "before the specs": (f"{SUBMIT}.append_specs", "before", 1),
     "after the specs": (f"{SUBMIT}.append_specs", "after", 1),
     "before sweep.json": (f"{SUBMIT}.write_json", "before", 1),
     "after sweep.json": (f"{SUBMIT}.write_json", "after", 1),
     "before the intent": (f"{SUBMIT}.write_intent", "before", 1),
-    "before the copy": ("hpc_trainer.runs.submissions._write_copy", "before", 1),
-    "before the copy has the job": ("hpc_trainer.runs.submissions._write_copy", "before", 2),
+    "before the copy": ("hpc_trainer.state.submissions._write_copy", "before", 1),
+    "before the copy has the job": ("hpc_trainer.state.submissions._write_copy", "before", 2),
     "after the intent": (f"{SUBMIT}.write_intent", "after", 1),
     "before the script": (f"{HAND_OVER}.write_atomic", "before", 1),
     "after the script": (f"{HAND_OVER}.write_atomic", "after", 1),

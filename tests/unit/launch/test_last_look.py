@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.launch.settle import settle_intents
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import write_atomic
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_doubt, write_intent
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_doubt, write_intent
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_specs

@@ -11,9 +11,9 @@ import pytest
 from hpc_trainer.launch import local_queue
 from hpc_trainer.launch.local_queue import _record_silent_death, _Started
 from hpc_trainer.runs.frozen_config import LateConfig
-from hpc_trainer.runs.journal import Journal
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.journal import Journal
 from tests.unit.runs.builders import make_specs
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 def test_a_process_id_that_comes_again_is_another_attempt(tmp_path: Path) -> None:

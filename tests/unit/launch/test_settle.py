@@ -16,10 +16,10 @@ import pytest
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.settle import script_path, settle_intents, settle_successor
 from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import append_specs
-from hpc_trainer.runs.submissions import (
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.submissions import (
     SUCCESSOR,
     Book,
     Submission,

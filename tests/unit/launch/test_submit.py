@@ -17,15 +17,15 @@ from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import submit_plan
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.spec import append_specs, read_specs
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, make_plan, submit
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import submit_grid
 from hpc_trainer.errors import RefusedError
+from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.launch.settle import settle_successor
 from hpc_trainer.launch.successor import submit_successor
-from hpc_trainer.operate.status import read_status
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
-from hpc_trainer.runs.submissions import (
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import (
     SUCCESSOR,
     latest_of_each_run,
     newest_of_run,
@@ -27,7 +28,6 @@ from hpc_trainer.runs.submissions import (
     write_dropped,
     write_intent,
 )
-from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.worker.rank import _newer_job
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.launch.scripts import read_script

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid, top_up
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.launch.grids import retry, submit_grid, top_up
 from hpc_trainer.launch.top_up import TopUpJob, top_up_shape
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_ledger
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_ledger
 from tests.unit.launch.grids import make_grid
 from tests.unit.launch.scripts import read_script
 from tests.unit.runs.builders import make_spec, make_specs
@@ -204,7 +204,7 @@ def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
 
     def code_is(digest: str) -> None:
         monkeypatch.setattr(
-            "hpc_trainer.api.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
+            "hpc_trainer.launch.grids.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
         )
 
     monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)

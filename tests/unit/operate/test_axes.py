@@ -8,12 +8,12 @@ from hpc_trainer.config.validate import validate
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report import build_report
 from hpc_trainer.operate.results import result_rows
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.runs.spec import RunSpec, freeze
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_config, make_spec
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 def _alone(*overrides: str) -> RunSpec:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.api import retry, submit_grid
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.drill import DrillReport, _come_back
 from hpc_trainer.operate.drill_kinds import Drill
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import SUCCESSOR, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

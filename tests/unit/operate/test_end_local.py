@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.operate.end_local import end_local, processes_of
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
+from tests.unit.state.sweeps import SweepOnDisk
 
 # Says that it is ready, and sleeps; with "deaf" through SIGTERM too.
 SLEEPER = """

@@ -12,11 +12,11 @@ import pytest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
 from hpc_trainer.operate.find import find_runs, find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_rows, sort_rows
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.status import SweepStatus, read_status
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.status import SweepStatus, read_status
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_json
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.states import RunState
-from tests.unit.operate.sweeps import SweepOnDisk
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 ERROR = {
     "rank": 1, "node": "n2", "exit_code": 1, "type": "ValueError", "message": "a batch of -1",

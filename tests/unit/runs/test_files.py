@@ -22,6 +22,7 @@ from hpc_trainer.runs.files import (
     read_lines,
     write_atomic,
     write_json,
+    write_marker,
 )
 from hpc_trainer.runs.modes import set_umask
 
@@ -87,6 +88,22 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
     assert read_json(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_marker_is_there_or_not_and_the_first_one_stays(tmp_path: Path, sync: bool) -> None:
+    set_umask(False)
+    marker = tmp_path / "CANCEL"
+    write_marker(marker, sync=sync)
+    told = read_json(marker)
+    assert told is not None
+    assert time.time() - told["time"] < 60
+    assert marker.stat().st_mode & 0o777 == 0o600
+    write_marker(marker, sync=sync)
+    assert read_json(marker) == told
+    assert [each.name for each in tmp_path.iterdir()] == ["CANCEL"]
+    with pytest.raises(FileNotFoundError):
+        write_marker(tmp_path / "no folder" / "CANCEL", sync=sync)
 
 
 def test_lines_are_appended_in_order(tmp_path: Path) -> None:

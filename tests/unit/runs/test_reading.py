@@ -14,11 +14,11 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.beat import read_heartbeat, read_result
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import append_lines, read_json, read_lines
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog, read_metrics
-from hpc_trainer.runs.reading import MAX_LINE, Faults, parse_record, seal
+from hpc_trainer.runs.reading import MAX_LINE, Faults, parse_record, raw_lines, read_bytes, seal
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.journal import Journal
 
 
 @pytest.fixture
@@ -179,3 +179,19 @@ def test_a_flipped_key_in_metrics_costs_its_line(tmp_path: Path, caplog: pytest.
     MetricsLog(path).rewind(10)
     assert [record["step"] for record in read_metrics(path)] == [1, 3]
     assert "metrics.jsonl line 2 cannot be read: its step" in caplog.text
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**16 - 1, 2**16, 2**16 + 1, 2**18])
+def test_files_that_are_read_at_once_and_longer_ones_have_the_same_lines(path: Path, size: int) -> None:
+    """Lines end with a line feed alone: a form feed or a carriage return is a part of one."""
+    data = (b"one\rtwo\x0c\x1cthree\n\nfour \xe2\x80\xa8 five\r\n" * (size // 20 + 1))[:size]
+    path.write_bytes(data)
+    lines = list(raw_lines(path))
+    whole, _, rest = data.rpartition(b"\n")
+    expected = [each + b"\n" for each in whole.split(b"\n")] if b"\n" in data else []
+    assert [line.data for line in lines] == [*expected, *([rest] if rest else [])]
+    assert [data[line.offset :].startswith(line.data) for line in lines[:50]] == [True] * len(lines[:50])
+    assert read_bytes(str(path)) == data
+    assert read_bytes(path, Faults(), limit=size) == data
+    faults = Faults()
+    assert read_bytes(path, faults, limit=size - 1) is None if size else not faults

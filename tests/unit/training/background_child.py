@@ -61,7 +61,7 @@ class Loop:
                     self.begun.append(step)
 
     def wait_for_disk(self) -> None:
-        writing = self.saver.store.saving._writing
+        writing = self.saver.store.writer._thread
         assert writing is not None
         writing.join(60)
         self.group.barrier()

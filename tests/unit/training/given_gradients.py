@@ -15,11 +15,11 @@ from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.tensors import is_sharded
 
 
-def give_gradients(model: nn.Module, seed: int, value: float | None = None) -> None:
+def give_gradients(model: nn.Module, seed: int, value: float | None = None, dtype: torch.dtype = torch.float32) -> None:
     """The same on any mesh, of each weight this rank's part."""
     generator = torch.Generator().manual_seed(seed)
     for weight in model.parameters():
-        gradient = torch.randn(weight.shape, generator=generator)
+        gradient = torch.randn(weight.shape, generator=generator).to(dtype)
         if value is not None:
             gradient.view(-1)[-1] = value
         if is_sharded(weight):

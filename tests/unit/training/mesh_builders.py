@@ -14,7 +14,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, Recompute
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.features.offload import ability as optim_place
-from hpc_trainer.features.recompute.again import recompute_blocks
+from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
 from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
 from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.models.gpt import Gpt

@@ -20,11 +20,11 @@ from reshard_child import on_ranks
 from hpc_trainer.config.compose import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import train

@@ -46,13 +46,13 @@ def save_for_ever(folder: Path, rank: int, given: dict[str, Any]) -> None:
         weight.fill_(step)
         state = {"weight": weight, "step": step} if rank == 0 else {}
         own = {"rng": torch.arange(999) + step + rank}
-        store.saving.begin(step, replicated=state, per_rank=own, meta={}, is_background=given["is_background"])
+        store.writer.begin(step, replicated=state, per_rank=own, meta={}, is_background=given["is_background"])
         if given["is_background"]:
             weight.fill_(-1.0)  # training goes on, and changes the state that is being written
-            while store.saving.ended() is None:
+            while store.writer.result() is None:
                 pass
         else:
-            store.saving.wait()
+            store.writer.wait()
         if rank == 0:
             say(f"saved {step}")
 

@@ -14,11 +14,11 @@ import torch
 from rank_end import leave
 from world_child import compose
 
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.worker.call_main import run_main

@@ -15,12 +15,12 @@ import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError, UntrustedFileError
 from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
 from hpc_trainer.training.save_plan import SavePlan

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.runs.files import read_lines
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.state.journal import Journal
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_reshard_ranks import run_child

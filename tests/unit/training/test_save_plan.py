@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from hpc_trainer.runs.journal import Attempt
 from hpc_trainer.runtime.pace import best_interval
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.state.journal import Attempt
 from hpc_trainer.training.save_plan import SavePlan
 
 ALONE = RankGroup()

@@ -77,7 +77,7 @@ class Run:
 
     def wait_for_disk(self) -> None:
         """Until the writing thread is done, though nobody has asked yet."""
-        self.saver.store.saving._writing.join(60)
+        self.saver.store.writer._thread.join(60)
 
 
 def saved(folder: Path) -> dict[int, float]:
@@ -272,7 +272,7 @@ def test_what_stands_is_known_before_anybody_asks(make_store: MakeStore, disk: S
 def test_waiting_is_a_sign_of_life_only_while_bytes_are_written(
     make_store: MakeStore, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_trainer.training.checkpoint.save._WAIT_S", 0.01)
+    monkeypatch.setattr("hpc_trainer.training.checkpoint.writer._WAIT_S", 0.01)
     run = Run(make_store())
     run.steps(1, 5)
     threading.Timer(0.5, disk.let_go.set).start()
@@ -326,7 +326,7 @@ def test_a_later_attempt_keeps_a_running_save_from_its_name(make_store: MakeStor
     def refuse() -> None:
         raise RuntimeError("attempt 1 has begun")
 
-    run.saver.store.saving.before_commit = refuse
+    run.saver.store.writer.before_commit = refuse
     run.saver.save_in_background(8, {"weight": run.weight})
     with pytest.raises(CheckpointError, match="attempt 1 has begun"):
         run.saver.settle()

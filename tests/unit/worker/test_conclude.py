@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.operate.status import read_status
 from hpc_trainer.runs.files import read_lines, write_json
-from hpc_trainer.runs.journal import Journal, failures_untold
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runs.submissions import read_ledger
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal, failures_untold
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_ledger
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs

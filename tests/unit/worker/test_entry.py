@@ -13,11 +13,11 @@ import pytest
 
 from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.runs.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.worker.rank import failed_before
-from tests.unit.operate.sweeps import SweepOnDisk
 from tests.unit.runs.builders import make_specs
+from tests.unit.state.sweeps import SweepOnDisk
 
 _PROGRAM = """
 import sys

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ExitCode
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.worker import late_stop
 from hpc_trainer.worker.conclude import Stop
 from hpc_trainer.worker.late_stop import LateStop

@@ -12,12 +12,12 @@ import pytest
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.files import read_json, read_lines, write_json
-from hpc_trainer.runs.journal import Attempt, Journal
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runs.submissions import read_submissions
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Attempt, Journal
+from hpc_trainer.state.submissions import read_submissions
 from hpc_trainer.training.save_plan import DEADLINE
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
 from tests.unit.launch.grids import make_grid, submit

@@ -19,8 +19,8 @@ from hpc_trainer.features.auto_batch import search as fit_batch
 from hpc_trainer.features.auto_batch.search import largest
 from hpc_trainer.features.memory_estimate.estimate import estimate
 from hpc_trainer.runs.files import read_json, read_lines
-from hpc_trainer.runs.journal import Journal
 from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 from tests.unit.training.ranks import two_ranks_say

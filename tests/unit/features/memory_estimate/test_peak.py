@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.validate import validate
 from hpc_trainer.features.chunked_loss.ability import use_chunks
 from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate, with_evaluation
-from hpc_trainer.features.recompute.again import recompute_blocks
+from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.evaluate import _sums
 from hpc_trainer.training.parallel.share import VotingLoss

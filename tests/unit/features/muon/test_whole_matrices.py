@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.features.muon.muon import num_flops
-from hpc_trainer.features.muon.whole_matrices import WholeMatrices, share_work
+from hpc_trainer.features.muon.whole_matrices import WholeMatrices, num_flops, share_work
 
 
 def test_the_largest_goes_first_and_to_the_one_with_least() -> None:

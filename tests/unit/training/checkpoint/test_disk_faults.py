@@ -40,10 +40,10 @@ def open_store(folder: Path, attempt: int = 0, **settings: Any) -> tuple[Checkpo
 def save(store: CheckpointStore, step: int, *, is_background: bool) -> str | None:
     """The error in words, or None."""
     try:
-        store.saving.begin(step, **state(step), is_background=is_background)
+        store.writer.begin(step, **state(step), is_background=is_background)
     except StorageError as error:
         return str(error)
-    error = store.saving.wait().error
+    error = store.writer.wait().error
     assert error is None or isinstance(error, StorageError)
     return None if error is None else str(error)
 

@@ -35,12 +35,12 @@ def test_what_is_newer_is_put_away(make_store: MakeStore, save: Save) -> None:
     store = make_store(keep_last=9)
     for step in (10, 20, 23, 30):
         save(store, step)
-        store.saving.scores[step] = 1.0
+        store.writer.scores[step] = 1.0
     (store.folder / "step-00000023.pin").touch()
     store.forget_after(20)
     assert steps(store.folder) == [10, 20]
     assert (store.folder / "step-00000023.bad-1").exists(), "what a person pinned is not deleted"
-    assert store.saving.scores.keys() == {10, 20}
+    assert store.writer.scores.keys() == {10, 20}
     assert save(store, 23).exists()
 
 
@@ -60,7 +60,7 @@ def test_the_best_stays_until_a_better_one_comes(
     for step in range(10, 61, 10):
         save(store, step)  # before its evaluation, as the loop does
         if step in scores:
-            store.saving.scores[step] = scores[step]
+            store.writer.scores[step] = scores[step]
     assert steps(store.folder) == expected
 
 
@@ -68,7 +68,7 @@ def test_a_score_of_a_step_that_is_not_saved_keeps_nothing_from_being_the_best(
     make_store: MakeStore, save: Save
 ) -> None:
     store = make_store(keep_last=1)
-    store.saving.scores.update({5: 0.0, 10: 0.2, 20: 0.3})
+    store.writer.scores.update({5: 0.0, 10: 0.2, 20: 0.3})
     for step in (10, 20, 30):
         save(store, step)
     assert steps(store.folder) == [10, 30]

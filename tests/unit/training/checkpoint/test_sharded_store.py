@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
-from hpc_trainer.training.checkpoint.manifest import Manifest, join
+from hpc_trainer.training.checkpoint.manifest import Manifest, merge_pieces
 from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import SavedTensor
@@ -194,11 +194,11 @@ def told(rank: int, **pieces: Any) -> dict[str, Any]:
 
 def test_ranks_whose_parts_do_not_fit_together_cannot_save() -> None:
     halves = [told(0, weight=Box((0,), (2,))), told(1, weight=Box((2,), (2,)))]
-    assert join(halves)["weight"]["pieces"] == [[0, [0], [2]], [1, [2], [2]]]
+    assert merge_pieces(halves)["weight"]["pieces"] == [[0, [0], [2]], [1, [2], [2]]]
     with pytest.raises(CheckpointError, match=r"parts of weight do not make one tensor: .*overlaps|elements"):
-        join([told(0, weight=Box((0,), (3,))), told(1, weight=Box((2,), (2,)))])
+        merge_pieces([told(0, weight=Box((0,), (3,))), told(1, weight=Box((2,), (2,)))])
     with pytest.raises(CheckpointError, match="rank 1 holds a part of other"):
-        join([told(0, weight=Box((0,), (4,))), told(1, other=Box((0,), (1,)))])
+        merge_pieces([told(0, weight=Box((0,), (4,))), told(1, other=Box((0,), (1,)))])
 
 
 def test_a_rank_has_no_sharded_tensors_of_its_own() -> None:

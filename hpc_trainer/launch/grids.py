@@ -1,0 +1,263 @@
+"""A frozen grid is planned, submitted, brought back or topped up, under its lock and by one look at the status."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
+from hpc_trainer.launch.freeze import Grid, grid_of_specs
+from hpc_trainer.launch.known import known_of, what_is_known
+from hpc_trainer.launch.lock import SubmitLock, submit_lock
+from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
+from hpc_trainer.launch.settle import settle_intents, settle_successor
+from hpc_trainer.launch.snapshot import Snapshot, read_code
+from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
+from hpc_trainer.runs.files import check_place
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.spec import WRITE_AGAIN, append_specs, read_specs
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.slurm.commands import has_slurm
+from hpc_trainer.slurm.jobs import cancel_jobs
+from hpc_trainer.slurm.limits import Limits
+from hpc_trainer.slurm.read_limits import read_limits
+from hpc_trainer.state.status import SweepStatus, read_status
+from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
+
+# A top-up job has half an hour; the holder of the lock is a submit that takes seconds, or died elsewhere.
+_TOP_UP_LOCK_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """What a submit did: the plan it carried out, and what came of it."""
+
+    plan: SweepPlan
+    outcome: Outcome = dataclasses.field(default_factory=Outcome)
+
+    @property
+    def arrays(self) -> tuple[SubmittedArray, ...]:
+        """The arrays that the scheduler (or the local queue) accepted now."""
+        return self.outcome.arrays
+
+    @property
+    def num_submitted(self) -> int:
+        """Runs that were handed over now."""
+        return sum(len(array.run_ids) for array in self.outcome.arrays)
+
+    @property
+    def num_already(self) -> int:
+        """Runs of the grid that were neither handed over now nor wait in the sweep's own queue."""
+        busy = {run_id for array in self.outcome.arrays for run_id in array.run_ids} | set(self.outcome.waiting)
+        return sum(spec.run_id not in busy for spec in self.plan.grid.specs)
+
+
+def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
+    """What `submit_grid` of this grid would do. Writes nothing."""
+    return _checked(grid, known_of(grid.sweep, grid), retry_failed, must_answer=False)[0]
+
+
+def submit_grid(
+    grid: Grid, *, retry_failed: bool = False, revive: bool = False, fresh: bool = False,
+    command_line: Sequence[str] | None = None,
+) -> Submitted:  # fmt: skip
+    """Submits the runs of a grid that are new or interrupted; returns at once and is safe to repeat.
+
+    Args:
+        revive: take back the cancel of cancelled runs, and submit them too.
+        fresh: begin anew; what there is of the runs is set aside under another name.
+    """
+    # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
+    is_new = not grid.sweep.exists
+    checked, code = _checked(grid, Known(), retry_failed) if is_new else (None, None)
+    if checked is not None and checked.problems:
+        raise ConfigError("\n".join(checked.problems))
+    set_umask(grid.group_readable)
+    with submit_lock(grid.sweep) as lock:
+        status = _settled(grid.sweep) if grid.sweep.exists else None
+        if fresh and status is not None:
+            _set_aside(grid, what_is_known(status, grid).states)
+            status = read_status(grid.sweep)
+        if status is not None and _write_lost_specs(grid, status):
+            status = dataclasses.replace(read_status(grid.sweep), faults=status.faults)
+        before: list[Outcome] = []
+        if status is not None:
+            before, status = _top_up(status, lock)
+        known = what_is_known(status, grid) if status is not None else Known()
+        cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) is RunState.CANCELLED]
+        if revive and cancelled:
+            known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
+        if checked is None or known.states:
+            # What waits has had its turn, with the code that it was submitted with.
+            checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
+        if revive and not checked.problems:
+            _end_what_waits(status, cancelled)
+            for run_id in cancelled:
+                grid.sweep.run(run_id).marker(CANCEL).unlink(missing_ok=True)
+        outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
+    own = {spec.run_id for spec in grid.specs}
+    still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
+    return Submitted(plan=checked, outcome=_joined([*before, outcome], still))
+
+
+def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
+    """Cancels what still waits in the queue for runs that are brought back: a scancel before may have failed.
+
+    Raises:
+        SlurmError: scancel failed, or squeue did not answer: another job could make two.
+    """
+    runs = [status.run(run_id) for run_id in run_ids] if status is not None else []
+    if status is not None and status.queue_error is not None and any(run.job_id for run in runs):
+        raise SlurmError(f"{status.queue_error} A job of the cancelled runs may still wait: try again.")
+    cancel_jobs([run.waiting_job for run in runs if run.waiting_job is not None])
+
+
+def _set_aside(grid: Grid, states: Mapping[str, RunState]) -> None:
+    """Renames the folders of runs that begin anew. Call it under the sweep's lock.
+
+    Raises:
+        RunStateError: one of them works or waits.
+    """
+    for spec in grid.specs:
+        state, folder = states.get(spec.run_id, RunState.NEW), grid.sweep.run(spec.run_id).folder
+        if state.is_active:
+            raise RunStateError(f"{spec.run_id} is {state.value}. Cancel it first: hpc-trainer cancel {spec.run_id}")
+        if folder.exists():
+            folder.rename(folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
+
+
+def _write_lost_specs(grid: Grid, status: SweepStatus) -> bool:
+    """Writes the specs of this grid anew that the sweep's file has lost: a run that comes back needs its own."""
+    lost = {run_id for run_id, spec in status.specs.items() if spec.is_lost}
+    specs = [spec for spec in grid.specs if spec.run_id in lost]
+    if specs:
+        check_place(grid.sweep.folder)
+        append_specs(grid.sweep, specs)
+        status.faults.append(f"{len(specs)} spec(s) were lost or damaged: written again from this grid.")
+    return bool(specs)
+
+
+def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
+    return Outcome(
+        arrays=tuple(array for each in outcomes for array in each.arrays),
+        waiting=tuple(sorted(waiting)),
+        top_up=next((each.top_up for each in reversed(outcomes) if each.top_up is not None), None),
+        notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
+    )
+
+
+def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) -> Submitted:
+    """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
+
+    Args:
+        take_back: take back the cancel of cancelled ones; False leaves them cancelled.
+
+    Raises:
+        RunStateError: the sweep has no such run.
+        SubmitError, SlurmError: as `submit`.
+    """
+    faults = Faults()
+    specs = read_specs(sweep, faults)
+    missing = [run_id for run_id in run_ids if run_id not in specs]
+    if missing or not run_ids:
+        why = " ".join(["", *(f"{fault}." for fault in faults[:3]), WRITE_AGAIN]) if missing else ""
+        raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.{why}")
+    grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
+    done = submit_grid(grid, retry_failed=True, revive=take_back)
+    return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
+
+
+def top_up(sweep: SweepPaths, *, wait_s: float = _TOP_UP_LOCK_S) -> Outcome | None:
+    """Submits what waits in the sweep's own queue and has room now; None if nothing waits.
+
+    Args:
+        wait_s: how long to wait for another submit that holds the sweep.
+
+    Raises:
+        RunStateError: there is no such sweep.
+        SubmitError, SlurmError: as `submit`.
+    """
+    if not sweep.exists:
+        raise RunStateError(f"{sweep.folder} holds no sweep.")
+    with submit_lock(sweep, wait_s=wait_s) as lock:
+        outcomes, _ = _top_up(_settled(sweep), lock)
+        return _joined(outcomes, read_ledger(sweep).waiting) if outcomes else None
+
+
+def _top_up(status: SweepStatus, lock: SubmitLock) -> tuple[list[Outcome], SweepStatus]:
+    """Submits what waits, each run with the code that it was submitted with, however the working folder looks now.
+
+    Returns:
+        What came of it, and the status after that: `status` itself if nothing waits.
+    """
+    outcomes: list[Outcome] = []
+    codes: set[str | None] = set()
+    while True:
+        queue = {run.run_id: status.ledger.waiting[run.run_id].code for run in status.waiting}
+        code = next((each for each in queue.values() if each not in codes), ...)
+        if code is ...:
+            return outcomes, status
+        codes.add(code)
+        specs = [run.spec for run in status.waiting if queue[run.run_id] == code and not run.spec.is_lost]
+        if not specs:
+            continue
+        grid = grid_of_specs(status.sweep, specs)
+        set_umask(grid.group_readable)
+        plan = build_plan(grid, what_is_known(status), limits=read_limits(with_nodes=False))
+        plan = dataclasses.replace(plan, code=code)
+        outcomes.append(submit_plan(plan, command_line=None, lock=lock, skip_refused=True))
+        status = read_status(status.sweep)
+
+
+def _settled(sweep: SweepPaths) -> SweepStatus:
+    """The sweep's status after every submission has its answer. Call it under the sweep's lock."""
+    settle_intents(sweep)
+    status = read_status(sweep)
+    runs = status.open_runs.values()
+    succeeded = [run for run in runs if run.submission is not None and run.submission.kind == SUCCESSOR]
+    changes = [settle_successor(sweep, sweep.run(run.run_id)) for run in succeeded]
+    return read_status(sweep) if any(changes) else status
+
+
+def _checked(
+    grid: Grid, known: Known, retry_failed: bool, *, must_answer: bool = True
+) -> tuple[SweepPlan, Snapshot | None]:
+    """The plan, held against what the cluster says of itself, and the code that its runs will import.
+
+    Nothing is asked or read if there is nothing to submit.
+
+    Raises:
+        SlurmError: Slurm does not answer, and it `must_answer`; else the plan's notes say so.
+    """
+    specs = specs_to_submit(grid, known, retry_failed=retry_failed)
+    code = read_code(specs, grid.sweep.folder.parent)
+    limits, notes = Limits(), []
+    asks = grid.executor is Executor.slurm and bool(specs)
+    if asks and not has_slurm():
+        notes.append("There is no sbatch here: the cluster's limits were not looked at.")
+    elif asks:
+        try:
+            limits = read_limits(with_nodes=any(spec.shape not in known.shapes for spec in specs))
+        except SlurmError as error:
+            if must_answer:
+                raise
+            notes.append(f"the cluster's limits were not looked at: {error}")
+    plan = _with_code(build_plan(grid, known, retry_failed=retry_failed, limits=limits), code)
+    if asks and not notes:
+        try:
+            plan = ask_slurm(plan, known.shapes)
+        except SlurmError as error:
+            if must_answer:
+                raise
+            notes.append(f"sbatch was not asked: {error}")
+    return dataclasses.replace(plan, notes=(*plan.notes, *notes)), code
+
+
+def _with_code(plan: SweepPlan, code: Snapshot | None) -> SweepPlan:
+    if code is None:
+        return plan
+    return dataclasses.replace(plan, code=code.digest, notes=(*plan.notes, *code.notes), left_out=code.left_out)

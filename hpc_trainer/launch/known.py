@@ -1,0 +1,73 @@
+"""What exists of a sweep, as a plan needs it: the status of its runs, put together by array and shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hpc_trainer.launch.arrays import ActiveArray
+from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.plan import Known
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import Shape
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.lost import told_few
+from hpc_trainer.state.status import SweepStatus, read_status
+from hpc_trainer.state.submissions import SUCCESSOR
+
+# Folders of runs that are done, read to know how long a stop takes.
+_STOPS_LOOKED_AT = 50
+
+
+def known_of(sweep: SweepPaths, grid: Grid | None = None) -> Known:
+    """What exists of a sweep; nothing if it was never submitted."""
+    return what_is_known(read_status(sweep), grid) if sweep.exists else Known()
+
+
+def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
+    """What exists. Of a grid also runs that the sweep does not list: a job that no file tells of may have them."""
+    own = [spec.run_id for spec in grid.specs] if grid is not None else []
+    claimed = {run_id: why for run_id in own if run_id not in status.specs and (why := status.lost.cause(run_id))}
+    waiting = frozenset(run.run_id for run in status.waiting)
+    active: Counter[str] = Counter()
+    successors: list[ActiveArray] = []
+    for run in status.open_runs.values():
+        if run.state.is_active and run.own_job is not None and run.submission is not None:
+            active[run.submission.uuid] += 1
+            if run.submission.kind == SUCCESSOR and run.job_id is not None:
+                alone = ActiveArray(job_id=run.job_id, hardware=run.submission.hardware, parallelism=1, num_active=1)
+                successors.append(alone)
+    accepted = [each for each in status.ledger.submissions if each.executor == "slurm" and each.job_id is not None]
+    ids = {run_id for each in accepted for run_id in each.run_ids}
+    return Known(
+        states={**status.states, **dict.fromkeys(claimed, RunState.UNKNOWN)},
+        waiting=waiting,
+        elements=tuple(
+            run.own_job for run in status.open_runs.values() if run.state.is_active and run.own_job is not None
+        ),
+        top_up_job=status.top_up_job,
+        active=(
+            *(
+                ActiveArray(
+                    job_id=str(each.job_id), hardware=each.hardware, num_active=active[each.uuid],
+                    parallelism=each.parallelism or len(each.run_ids),
+                )
+                for each in accepted if active[each.uuid]
+            ),
+            *successors,
+        ),
+        stop_s=_slowest_stops(status),
+        shapes=frozenset(
+            spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
+        ),
+        notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
+    )  # fmt: skip
+
+
+def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:
+    """Of the runs that are not done, and of the last that are: more of them would tell the same."""
+    slowest: dict[Shape, float] = {}
+    done = [run_id for run_id, state in status.states.items() if state is RunState.COMPLETED][-_STOPS_LOOKED_AT:]
+    for run in (*status.open_runs.values(), *map(status.run, done)):
+        if run.stop_s is not None:
+            slowest[run.spec.shape] = max(run.stop_s, slowest.get(run.spec.shape, 0.0))
+    return slowest

@@ -1,0 +1,135 @@
+"""Asks Slurm about the runs of a sweep, and reads again what they wrote while it thought.
+
+A run goes on while it is looked at. So the folders of those that a scheduler no longer has are read once more after its
+answer: what they wrote at their end is there then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hpc_trainer.errors import SlurmError
+from hpc_trainer.runs.clocks import CLOCKS_S
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.states import CANCEL
+from hpc_trainer.slurm.queue import QueueEntry, array_of, cluster_name, find_by_uuid, read_accounting, read_queue
+from hpc_trainer.state.known_ends import read_ends
+from hpc_trainer.state.run_folder import RunFolder
+from hpc_trainer.state.run_state import End, SchedulerView, decide, last_sign
+
+
+def ask_slurm(
+    sweep: SweepPaths, folders: dict[str, RunFolder], read: Callable[[str], RunFolder], notes: list[str],
+    faults: Faults, *, must_ask: bool, is_look: bool,
+) -> SchedulerView:  # fmt: skip
+    """What Slurm says of these folders; those whose runs have left the queue are replaced as they are now.
+
+    One squeue; one sacct for those that have left the queue; one scontrol where neither knows a job, for the cluster's
+    name.
+
+    Args:
+        read: reads the folder of a run anew.
+        notes: gets what could not be asked.
+        faults: gets what cannot be read of the ends that Slurm has told before.
+        must_ask: there is something to ask besides these folders.
+        is_look: nobody acts on the answer. Nothing is asked then if every end is known: a Slurm that is silent takes
+            30 s to say so.
+    """
+    asked = [run_id for run_id, folder in folders.items() if folder.needs_scheduler]
+    begin = time.time()
+    damage = Faults()
+    remembered = read_ends(sweep, damage) if asked else {}
+    faults += damage
+    are_over = is_look and all(_is_over(folders[run_id], remembered, begin) for run_id in asked)
+    if not must_ask and (are_over or not asked):
+        return SchedulerView({}, {}, remembered)
+    try:
+        queue = read_queue()
+    except SlurmError as error:
+        notes.append(f"squeue did not answer ({error}): states are from the run folders alone.")
+        # Markers are written all the same: not of runs that are surely another cluster's.
+        named = _with_cluster(SchedulerView(None, {}, asked_time=begin), [folders[run_id] for run_id in asked])
+        return dataclasses.replace(named, unnamed=None)
+    view = SchedulerView(queue, {}, asked_time=begin)
+    _take_found_jobs(folders, asked, queue)
+    left = [run_id for run_id in asked if view.job_of(folders[run_id]) is None and not folders[run_id].is_settled]
+    for run_id in left:
+        folders[run_id] = _read_again(folders[run_id], read)
+    left = [run_id for run_id in left if not folders[run_id].is_settled and view.job_of(folders[run_id]) is None]
+    try:
+        gone = [(each.job_id, each.submission) for each in map(folders.__getitem__, left)]
+        jobs = {array_of(job_id): submission.time for job_id, submission in gone if job_id and submission}
+        rows = read_accounting(jobs, min(jobs.values(), default=begin))
+        view = SchedulerView(queue, rows, asked_time=begin)
+    except SlurmError as error:
+        notes.append(f"sacct did not answer ({error}): runs that left the queue are UNKNOWN until it does.")
+        view = SchedulerView(queue, None, asked_time=begin)
+    if left:
+        view = dataclasses.replace(view, remembered=remembered, unread=damage[0] if damage.refusal else None)
+    return _with_cluster(view, [folders[run_id] for run_id in left])
+
+
+def _with_cluster(view: SchedulerView, folders: Iterable[RunFolder]) -> SchedulerView:
+    """With the name of this cluster, if one of these runs' jobs is not known here, and may be another cluster's."""
+    if not any(each.submission and each.submission.cluster and not view.knows(each) for each in folders):
+        return view
+    try:
+        return dataclasses.replace(view, cluster=cluster_name())
+    except SlurmError as error:
+        return dataclasses.replace(view, unnamed=str(error))
+
+
+# After this nobody can requeue an ended job by hand: slurmctld forgets it after MinJobAge, 300 s by default.
+OVER_S = CLOCKS_S
+
+
+def _is_over(folder: RunFolder, remembered: Mapping[tuple[str, str], tuple[End, float]], now: float) -> bool:
+    """True if a run has ended, by what is known without Slurm, and nothing brings it back unasked."""
+    if folder.doubt is not None or folder.untold_job is not None:
+        return False
+    if CANCEL in folder.markers and (folder.current is None or folder.is_settled):
+        return True
+    if folder.is_settled and folder.current is not None:
+        told = folder.current.end_time
+    else:
+        told = remembered[folder.job_key][1] if folder.job_key in remembered else None
+        told = None if told is None or told <= last_sign(folder) else told
+    return told is not None and now - told > OVER_S
+
+
+def decide_now(
+    run_id: str, folders: dict[str, RunFolder], view: SchedulerView, read: Callable[[str], RunFolder]
+) -> End:
+    """The state of a run; of one on this machine that seems to be over, by its folder as it is after that was seen."""
+    folder = folders[run_id]
+    if not folder.is_on_slurm and not folder.is_settled and not decide(folder, view)[0].is_active:
+        folders[run_id] = _read_again(folder, read)
+    return decide(folders[run_id], view)
+
+
+def _read_again(folder: RunFolder, read: Callable[[str], RunFolder]) -> RunFolder:
+    """The folder as it is now, after somebody said that the run is over."""
+    try:
+        # An NFS client that did not find a file looks anew only after up to a minute (acdirmax), or once the folder
+        # was opened (close-to-open; fs/nfs/dir.c, nfs_lookup_verify_inode).
+        os.close(os.open(folder.paths.folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        return folder  # it has none yet
+    return read(folder.paths.run_id)
+
+
+def _take_found_jobs(folders: dict[str, RunFolder], run_ids: Sequence[str], queue: Mapping[str, QueueEntry]) -> None:
+    """Gives those folders their job that have an intent without an answer, where the queue shows it."""
+    lost = [run_id for run_id in run_ids if folders[run_id].job_id is None]
+    found = {uuid: find_by_uuid(queue.values(), uuid) for uuid in {folders[run_id].uuid for run_id in lost}}
+    for run_id in lost:
+        folder = folders[run_id]
+        job_id = found[folder.uuid]
+        if folder.submission is not None and job_id is not None:
+            confirmed = dataclasses.replace(folder.submission, job_id=job_id)
+            element = confirmed.element_id(folder.element)
+            folders[run_id] = dataclasses.replace(folder, submission=confirmed, job_id=element)

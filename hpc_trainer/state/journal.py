@@ -1,0 +1,308 @@
+"""attempts.jsonl: the story of a run, told by rank 0 while it happens. Causes are recorded, never inferred."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hpc_trainer.errors import ExitCode
+from hpc_trainer.runs.failure import read_error, read_failure
+from hpc_trainer.runs.files import append_lines
+from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
+from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One start of a run, from its records. Fields are None until the record is there."""
+
+    attempt: int
+    job_id: str
+    restart_count: int
+    node: str
+    pid: int
+    start_time: float
+    executor: str = ""
+    process: str = ""
+    resumed_step: int | None = None
+    end_time: float | None = None
+    step: int | None = None
+    saved_step: int | None = None
+    state: RunState | None = None
+    cause: str | None = None
+    action: str | None = None
+    signal: str | None = None
+    error: dict[str, Any] = field(default_factory=dict)
+    guarded: list[dict[str, Any]] = field(default_factory=list)
+    """Skipped spikes and rollbacks, in order (`Journal.guard`)."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the attempt told how it ended."""
+        return self.end_time is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What attempts.jsonl says. `is_whole`: no line that cannot be read may hold how the newest attempt stands."""
+
+    attempts: list[Attempt]
+    is_whole: bool = True
+
+
+class Journal:
+    """Reads and appends one run's attempts.jsonl. Only rank 0 of the living attempt appends."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+
+    def read(self, faults: Faults | None = None) -> list[Attempt]:
+        """Every attempt in order; damaged lines are set aside, and told to `faults`."""
+        return self.read_story(faults).attempts
+
+    def read_story(self, faults: Faults | None = None) -> Story:
+        """As `read`, and whether the newest attempt may have said more than can be read."""
+        attempts: dict[int, Attempt] = {}
+        is_whole, num_faults = True, len(faults or ())
+        path = self._paths.at(ATTEMPTS)
+        for number, record in records(path, faults):
+            is_whole = is_whole and record is not None and len(faults or ()) == num_faults
+            num_faults = len(faults or ())
+            try:
+                if record is not None and _apply(attempts, record):
+                    # A start is newer than any line before it; the newest attempt's end is what counts of it.
+                    is_whole = is_whole or record["event"] == "start" or _is_end_of_newest(attempts, record)
+            except (KeyError, ValueError) as error:
+                tell(faults, path, f"{type(error).__name__}: {error}", number)
+                is_whole = False
+        is_whole = is_whole and len(faults or ()) == num_faults  # else it cannot be opened, or read to its end
+        return Story([attempts[number] for number in sorted(attempts)], is_whole)
+
+    def attempt_number(self, job_id: str, restart_count: int) -> int:
+        """The number of this attempt, the same on every rank whether or not rank 0 has recorded it yet.
+
+        Never one in use: where lines of the journal are lost, the failure files and rank 0's logs tell of the attempts
+        that they were about. What this start itself has written there does not count, so that a rank that comes late
+        finds the same number.
+        """
+        number = 0
+        for record in read_lines(self._paths.attempts):
+            try:
+                used = as_count(record["attempt"])
+            except (KeyError, ValueError):
+                continue
+            if (record.get("job_id"), record.get("restart_count")) == (job_id, restart_count):
+                return used
+            number = max(number, used + 1)
+        while self._is_used_by_another(number, log_header(number, job_id, restart_count)):
+            number += 1
+        return number
+
+    def _is_used_by_another(self, number: int, own: str) -> bool:
+        failure = self._paths.failure(number)
+        if failure.exists() and read_failure(failure).get("start") != own:
+            return True
+        log = open_file(self._paths.log(number, 0))
+        if log is None:
+            return False
+        with log:
+            first = log.readline(1_000)
+        return bool(first) and first.decode(errors="replace").strip() != own
+
+    def start(
+        self, attempt: int, *, job_id: str, restart_count: int, node: str, pid: int, executor: str, world_size: int
+    ) -> None:
+        """Rank 0 is alive."""
+        self._append(
+            "start",
+            attempt,
+            job_id=job_id,
+            restart_count=restart_count,
+            node=node,
+            pid=pid,
+            process=process_name(pid),
+            executor=executor,
+            world_size=world_size,
+        )
+
+    def resume(self, attempt: int, step: int, changes: Sequence[str] = ()) -> None:
+        """Training goes on from `step` (0: from the beginning), although `changes` differ from the checkpoint."""
+        self._append("resume", attempt, step=step, **({"changes": list(changes)} if changes else {}))
+
+    def fit(self, attempt: int, found: Mapping[str, Any]) -> None:
+        """`train.micro_batch_size=auto` has found a size; `found` is one of what `fits` returns."""
+        self._append("fit", attempt, found=dict(found))
+
+    def fits(self) -> list[tuple[int, dict[str, Any]]]:
+        """(attempt, what it found) of every search for a micro-batch, in order."""
+        return [
+            (record["attempt"], record["found"])
+            for record in read_lines(self._paths.attempts)
+            if record.get("event") == "fit"
+            and isinstance(record.get("found"), dict)
+            and isinstance(record.get("attempt"), int)
+        ]
+
+    def guard(self, attempt: int, *, action: str, step: int, **fields: Any) -> None:
+        """Spikes up to `step` were skipped (`action` skip: `count`), or training went back `to` a step (rollback)."""
+        self._append("guard", attempt, action=action, step=step, **fields)
+
+    def end(
+        self,
+        attempt: int,
+        *,
+        state: RunState,
+        cause: str,
+        step: int | None = None,
+        saved_step: int | None = None,
+        action: str = "none",
+        signal: str | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> None:
+        """How the attempt ended; written before rank 0 requeues or leaves."""
+        self._append(
+            "end",
+            attempt,
+            state=state.value,
+            cause=cause,
+            step=step,
+            saved_step=saved_step,
+            action=action,
+            signal=signal,
+            error=error or {},
+        )
+
+    def _append(self, event: str, attempt: int, **fields: Any) -> None:
+        record = {"event": event, "attempt": attempt, "time": time.time(), **fields}
+        append_lines(self._paths.attempts, [record], sealed=True)
+
+
+def log_header(attempt: int, job_id: str, restart_count: int) -> str:
+    """The first line of an attempt's logs, and `start` in its failure file: whose they are."""
+    return f"attempt {attempt}: job {job_id}, start {restart_count}"
+
+
+def _is_end_of_newest(attempts: Mapping[int, Attempt], record: Mapping[str, Any]) -> bool:
+    return bool(record["event"] == "end" and record["attempt"] == max(attempts))
+
+
+def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
+    """True if the record tells how an attempt goes.
+
+    Raises KeyError or ValueError: it is damaged, of a newer version, or of an attempt whose start is lost.
+    """
+    number, event = as_count(record["attempt"]), as_text(record["event"])
+    if event == "start":
+        started = Attempt(
+            attempt=number,
+            start_time=as_time(record["time"]),
+            job_id=as_text(record["job_id"]),
+            restart_count=as_count(record["restart_count"]),
+            node=as_text(record["node"]),
+            pid=as_count(record["pid"]),
+            executor=as_text(record["executor"]),
+            process=as_text(record.get("process", "")),
+        )
+        before = attempts.get(number)
+        if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
+            attempts[number] = started  # else the same line once more: it takes nothing back
+        return True
+    if event == "fit":
+        return False
+    if event not in ("resume", "guard", "end"):
+        raise ValueError(f"event {event[:20]!r} is of a newer version")
+    if number not in attempts:
+        raise ValueError(f"it is of attempt {number}, and no line tells of its start")
+    if event == "resume":
+        attempts[number].resumed_step = as_count(record["step"])
+    elif event == "guard":
+        known = {"action": as_text(record["action"]), "step": as_count(record["step"]), "time": as_time(record["time"])}
+        attempts[number].guarded.append({**record, **known})
+    elif event == "end":
+        _apply_end(attempts[number], record)
+    return True
+
+
+def _apply_end(attempt: Attempt, record: dict[str, Any]) -> None:
+    state, end_time = RunState(record["state"]), as_time(record["time"])
+    steps = {key: _optional(as_count, record.get(key)) for key in ("step", "saved_step")}
+    words = {key: _optional(as_text, record.get(key)) for key in ("cause", "action", "signal")}
+    attempt.state, attempt.end_time = state, end_time
+    for key, value in {**steps, **words}.items():
+        setattr(attempt, key, value)
+    attempt.error = read_error(record.get("error") or {})
+
+
+def _optional(convert: Callable[[object], T], value: object) -> T | None:
+    return None if value is None else convert(value)
+
+
+def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[Attempt]:
+    """The attempts since a person last submitted the run: one job id, or jobs that succeeded each other.
+
+    Args:
+        successors: `successor_jobs` of the run. The journal alone does not tell: after an error another rank than the
+            one that writes it may have asked for the successor.
+    """
+    chain = attempts[-1:]
+    for attempt in reversed(attempts[:-1]):
+        follows = attempt.action == SUCCESSOR or chain[0].job_id in successors
+        if attempt.job_id != chain[0].job_id and not follows:
+            break
+        chain.insert(0, attempt)
+    return chain
+
+
+def successor_jobs(paths: RunPaths) -> frozenset[str]:
+    """Ids of the jobs that attempts of this run submitted to go on with it."""
+    return frozenset(each.job_id for each in read_ledger(paths).submissions if each.job_id is not None)
+
+
+def restarts_without_progress(attempts: list[Attempt], successors: Collection[str]) -> int:
+    """How often in a row the run started at the same step as the start before it, since a person submitted it."""
+    chain = newest_chain(attempts, successors)
+    if not chain or chain[-1].resumed_step is None:
+        return 0
+    newest, count = chain[-1], 0
+    for attempt in reversed(chain[:-1]):
+        # An attempt that never got as far as resuming made no progress either.
+        if attempt.resumed_step not in (newest.resumed_step, None):
+            break
+        count += 1
+    return count
+
+
+def failures_of_storage(paths: RunPaths) -> int:
+    """How often storage or data (exit 74) brought the run down since a person submitted it."""
+    return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+
+
+def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:
+    failure = read_failure(paths.failure(attempt.attempt)) or attempt.error
+    return failure.get("exit_code") == ExitCode.STORAGE
+
+
+def failures_untold(attempts: list[Attempt], job_id: str, restart_count: int) -> int:
+    """How many starts of a job in a row, up to this one, told no end but a failure of storage, and got no further.
+
+    Slurm's count of restarts needs no file; what the journal has of a start takes it out of the count.
+    """
+    told = {each.restart_count: each for each in attempts if each.job_id == job_id}
+    count = 1
+    while count <= restart_count:
+        earlier, later = told.get(restart_count - count), told.get(restart_count - count + 1)
+        if earlier is not None:
+            is_failure = earlier.error.get("exit_code") == ExitCode.STORAGE
+            begins = [None if each is None else each.resumed_step for each in (earlier, later)]
+            got_on = None not in begins and begins[1] > begins[0]  # type: ignore[operator]
+            if (earlier.has_ended and not is_failure) or got_on:
+                break
+        count += 1
+    return count

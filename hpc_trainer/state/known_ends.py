@@ -1,0 +1,83 @@
+"""What Slurm's accounting once said of a run's end: it forgets jobs, and a run that was cancelled must stay so.
+
+The sweep's ends.jsonl has a line for each end that only the accounting knows. Whatever verb of the sweep's owner learns
+of one appends it, by a single write; a line that is there twice says the same twice. Somebody who may only read the
+sweep goes without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults, as_text, as_time, records, tell
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.state.run_folder import RunFolder, journal_settles
+from hpc_trainer.state.run_state import End, SchedulerView
+
+
+def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:
+    """`RunFolder.job_key` -> the job's last known end, and when it was told; {} if there is none.
+
+    What cannot be read is told in `faults`.
+    """
+    ends: dict[tuple[str, str], tuple[End, float]] = {}
+    try:
+        if not is_ours(sweep.ends, faults):
+            return ends
+    except HpcTrainerError as error:
+        faults.append(f"{sweep.ends.name} is not read: {error}")
+        return ends
+    for number, record in records(sweep.ends, faults):
+        if record is not None:
+            try:
+                node = record.get("node")
+                end = RunState(record["state"]), as_text(record["cause"]), None if node is None else as_text(node)
+                ends[as_text(record["uuid"]), as_text(record["job_id"])] = end, as_time(record["time"])
+            except (KeyError, ValueError) as error:
+                tell(faults, sweep.ends, f"{type(error).__name__}: {error}", number)
+    return ends
+
+
+def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[RunFolder, End]]) -> None:
+    """Records the ends that the accounting has told now.
+
+    Never raises: a full disk, a reader, or something else in the file's place must not matter.
+    """
+    news: list[Mapping[str, Any]] = [
+        {
+            "uuid": folder.uuid,
+            "job_id": folder.job_id,
+            "state": end[0].value,
+            "cause": end[1],
+            "node": end[2],
+            "time": time.time(),
+        }
+        for folder, end in decided
+        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key, (None,))[0] != end
+    ]
+    with contextlib.suppress(OSError, HpcTrainerError):
+        if news and sweep.folder.stat().st_uid == os.getuid():
+            is_new = not os.path.lexists(sweep.ends)
+            if not is_new:
+                check_trusted(sweep.ends)  # or our line would make another's look like ours
+            append_lines(sweep.ends, news, sealed=True)
+            if is_new:
+                sweep.ends.chmod(sweep.specs.stat().st_mode & 0o666)
+
+
+def _is_told_by_slurm(folder: RunFolder, end: End, view: SchedulerView) -> bool:
+    state, cause, _ = end
+    is_over = not state.is_active and state not in (RunState.NEW, RunState.COMPLETED)
+    if not is_over or cause is None or folder.job_id is None or view.queue is None or view.accounting is None:
+        return False
+    if folder.waits is not None or CANCEL in folder.markers or journal_settles(folder.current):
+        return False
+    # A job of which nobody knows anything is called FAILED, too.
+    return view.job_of(folder) is None and (state is not RunState.FAILED or view.row_of(folder) is not None)

@@ -1,0 +1,211 @@
+"""Runs and jobs of which a line is lost: their folders, the queue, batch scripts and processes tell of them too.
+
+Each line says things once, and files get damaged. What is submitted twice costs more than what is shown as UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from hpc_trainer.runs.layout import SweepPaths, is_run_id
+from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
+from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
+from hpc_trainer.slurm.queue import QueueEntry, array_of
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission
+
+LOST_SPEC = f"its line in specs.jsonl is lost or damaged. {WRITE_AGAIN}"
+NO_SUBMISSION = "squeue did not answer, and submissions.jsonl tells of none of the jobs that were submitted"
+_TOLD = 10
+_UUID = re.compile(r"[0-9a-f]{32}")
+_HEAD = re.compile(r"-([0-9a-f]{8})\Z")  # of a uuid, at the end of a job's name
+_OF_ONE_RUN = re.compile(rb"--run[ =]'?([A-Za-z0-9._-]+)")
+_ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
+
+
+def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], faults: Faults) -> dict[str, RunSpec]:
+    """Every run of the sweep: those of specs.jsonl, then those that submissions.jsonl or their own folder tells of.
+
+    Args:
+        present: the names in the sweep's folder. List it before: whoever makes a run's folder has written its spec.
+    """
+    damage = Faults()
+    specs = read_specs(sweep, damage)
+    hardware = {run_id: each.hardware for each in ledger.submissions for run_id in each.run_ids}
+    told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
+    lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
+    listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
+    names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
+    lost |= dict.fromkeys(_run_folders(sweep, present, specs.keys() | lost.keys(), damage), "?")
+    if lost and not damage:
+        damage.append(f"specs.jsonl has lost {len(lost)} run(s). {WRITE_AGAIN}")
+    # A damaged line says no more whose it was, perhaps: where every run has its spec, it was written anew.
+    faults += damage if lost else [each for each in damage if not each.endswith(NAMELESS)]
+    faults.refusal = faults.refusal or damage.refusal
+    return specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}
+
+
+def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:
+    names = [name for name in present if name not in known]
+    runs = (sweep.run(name) for name in names if _ENDS_AS_A_RUN.search(name))
+    signs = ((run.run_id, (run.attempts, run.heartbeat, run.logs)) for run in runs)
+    return [run_id for run_id, paths in signs if any(exists(path, faults) is not False for path in paths)]
+
+
+def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> bool:
+    """True if the newest attempt began after the newest submission, and in a job that no submission tells of.
+
+    Args:
+        latest: the run's newest submission.
+        jobs: ids of the arrays and jobs that submissions tell of.
+    """
+    newest = attempts[-1] if attempts else None
+    if newest is None or newest.executor != "slurm" or array_of(newest.job_id) in jobs:
+        return False
+    return latest is None or (latest.job_id is not None and latest.time <= newest.start_time)
+
+
+def submission_told_by(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> Submission | None:
+    """The job that the newest attempt says it runs in, where no submission tells of that job; None where one does.
+
+    Args:
+        latest: the run's newest submission; there must be none.
+        jobs: ids of the arrays and jobs that submissions tell of.
+    """
+    if latest is not None or not is_of_unknown_job(attempts, latest, jobs):
+        return None
+    newest = attempts[-1]
+    return Submission(
+        uuid="", executor="slurm", hardware="?", run_ids=(), time=newest.start_time, kind=SUCCESSOR,
+        job_id=newest.job_id,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostJobs:
+    """What waits or works for a sweep and stands in none of its files.
+
+    `arrays`: job ids of which nobody knows what runs they are for. `runs`: run id -> job, or process of a local queue.
+    `unseen`: why nobody can say whether there are such jobs.
+    """
+
+    arrays: tuple[str, ...] = ()
+    runs: Mapping[str, str] = field(default_factory=dict)
+    unseen: str | None = None
+
+    def cause(self, run_id: str) -> str | None:
+        """Why a run may wait or work although no file says so; None if nothing speaks for that."""
+        if run_id in self.runs:
+            return f"{self.runs[run_id]} has it, and submissions.jsonl has lost the line that says so"
+        if self.arrays:
+            listed = ", ".join(self.arrays)
+            return (
+                f"job {listed} of this sweep is in the queue, and submissions.jsonl has lost for which runs: "
+                f"scancel --state=PENDING {' '.join(self.arrays)}, then submit again"
+            )
+        return self.unseen
+
+    def job_of(self, run_id: str) -> str | None:
+        """The id of the job in Slurm that has a run, if it is known."""
+        found = self.runs.get(run_id, "")
+        return found.removeprefix("job ") if found.startswith("job ") else None
+
+
+def find_lost_jobs(
+    sweep: SweepPaths, ledger: Ledger, known: Sequence[Submission], queue: Mapping[str, QueueEntry] | None,
+    faults: Faults, *, needs_submit: bool,
+) -> LostJobs:  # fmt: skip
+    """Looked for in squeue's answer, and, where a run would be submitted, among this machine's processes.
+
+    Args:
+        known: the newest submission of each run.
+    """
+    if ledger.unread is not None:
+        return LostJobs(unseen=ledger.unread)
+    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults)
+    if needs_submit and exists(sweep.local_logs, faults) is not False:
+        return replace(found, runs={**_runs_of_queues(sweep, ledger), **found.runs})
+    return found
+
+
+def _jobs_in_queue(
+    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults
+) -> LostJobs:
+    """The jobs in the queue that carry the uuid of a batch script of this sweep, and of no submission."""
+    told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
+    arrays: dict[str, None] = {}
+    runs: dict[str, str] = {}
+    scripts: dict[str, Path] | None = None
+    for entry in queue:
+        job_id = array_of(entry.job_id)
+        head = entry.comment[:8] if _UUID.fullmatch(entry.comment) else _head_of(entry.name, sweep)
+        if head is None or job_id in arrays or _is_told(entry, told.get(head)):
+            continue
+        if scripts is None:  # one listing: the queue may show 10,000 jobs of other sweeps
+            scripts = {name[:8]: sweep.scripts / name for name in list_folder(sweep.scripts, faults) or ()}
+            if faults.refusal is not None:
+                return LostJobs(unseen=faults[-1])
+        script = scripts.get(head)
+        if script is None:
+            continue  # of another sweep
+        if "_" in entry.job_id:
+            arrays[job_id] = None
+        elif found := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
+            runs[found[1].decode()] = f"job {job_id}"
+    return LostJobs(arrays=tuple(arrays), runs=runs)
+
+
+def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:
+    """True if the submission may be what the queue shows: this job, or one not confirmed yet, and a run in it."""
+    if submission is None or submission.job_id not in (None, array_of(entry.job_id), entry.job_id):
+        return False
+    _, _, element = entry.job_id.partition("_")
+    return not element.isdecimal() or int(element) < len(submission.run_ids)
+
+
+def _head_of(name: str, sweep: SweepPaths) -> str | None:
+    found = _HEAD.search(name) if name.startswith(f"{sweep.name}-") else None
+    return found[1] if found else None
+
+
+def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, str]:
+    """The runs of local queues on this machine that work for this sweep, and of which no submission tells."""
+    known = {each.uuid for each in ledger.submissions}
+    runs: dict[str, str] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or ()
+        pairs = list(itertools.pairwise(words))
+        intents = {word for before, word in pairs if before == "--intent"}
+        if intents and not intents <= known and ("--sweep-dir", str(sweep.folder)) in pairs:
+            runs |= dict.fromkeys(words, f"the queue of process {process.pid}")
+    return runs
+
+
+def lost_notes(causes: Iterable[str], jobs: Iterable[str]) -> Iterator[str]:
+    """Of jobs of which submissions.jsonl has lost the line, and that have runs of the sweep all the same.
+
+    Args:
+        causes: those of the UNKNOWN runs.
+        jobs: of the runs that say themselves which job has them.
+    """
+    for cause, count in Counter(each for each in causes if "submissions.jsonl has " in each).items():
+        yield f"{count} run(s) are left alone: {cause}."
+    for job_id, count in Counter(map(array_of, jobs)).items():
+        yield (
+            f"{count} run(s) are left alone: they say themselves that job {job_id} has them, and submissions.jsonl has "
+            "lost the line that says so."
+        )
+
+
+def told_few(faults: Faults) -> list[str]:
+    """For the notes: the first few, how many more, and what helps."""
+    more = [f"{len(faults) - _TOLD} more lines or files cannot be read."] if len(faults) > _TOLD else []
+    return [*faults[:_TOLD], *more]

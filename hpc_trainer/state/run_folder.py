@@ -1,0 +1,172 @@
+"""What one run's own files say, read in one place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.errors import UntrustedFileError
+from hpc_trainer.runs.beat import read_heartbeat, read_result
+from hpc_trainer.runs.clocks import CLOCKS_S
+from hpc_trainer.runs.layout import HEARTBEAT, RESULT, RunPaths
+from hpc_trainer.runs.reading import Faults, exists
+from hpc_trainer.runs.states import CANCEL, DONE, RunState
+from hpc_trainer.runtime.decide import UNEXPLAINED
+from hpc_trainer.state.journal import Attempt, Journal
+from hpc_trainer.state.lost import is_of_unknown_job, submission_told_by
+from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in, read_ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What one run's own files say."""
+
+    paths: RunPaths
+    submission: Submission | None
+    """The newest: an array of the sweep's, or a successor job that an attempt submitted."""
+    element: int
+    """The run's index in it."""
+    job_id: str | None
+    attempts: list[Attempt]
+    heartbeat: Mapping[str, Any]
+    result: Mapping[str, Any]
+    markers: frozenset[str]
+    waits: str | None
+    """Why the run waits in the sweep's own queue; None if it does not."""
+    faults: tuple[str, ...] = ()
+    """What of its files cannot be read."""
+    doubt: str | None = None
+    """What is lost that may tell of a later attempt or a later end than what was read."""
+    unread: str | None = None
+    """Why its heartbeat was not to be read just now: it may live."""
+    untold_job: str | None = None
+    """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
+
+    @property
+    def current(self) -> Attempt | None:
+        """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or self.submission is None:
+            return newest
+        if self.is_on_slurm:
+            is_its = newest.job_id == self.job_id and newest.start_time > self.submission.time - CLOCKS_S
+        elif self.element < len(self.submission.num_attempts):  # not by time: clocks of login nodes differ
+            is_its = len(self.attempts) > self.submission.num_attempts[self.element]
+        else:
+            is_its = newest.start_time >= self.submission.time
+        return newest if is_its else None
+
+    @property
+    def uuid(self) -> str:
+        """What its job carries; "" if it was never submitted."""
+        return self.submission.uuid if self.submission is not None else ""
+
+    @property
+    def job_key(self) -> tuple[str, str]:
+        """What tells its job from all others: ids alone come again."""
+        return self.uuid, self.job_id or ""
+
+    @property
+    def is_on_slurm(self) -> bool:
+        """True if it was given to Slurm last."""
+        return self.submission is not None and self.submission.executor == "slurm"
+
+    @property
+    def needs_scheduler(self) -> bool:
+        """True if only Slurm knows whether this run lives."""
+        return self.is_on_slurm and DONE not in self.markers and self.waits is None
+
+    @property
+    def is_settled(self) -> bool:
+        """True if its files tell its end, whatever a scheduler says."""
+        return DONE in self.markers or journal_settles(self.current)
+
+
+def read_folder(
+    paths: RunPaths, latest: tuple[Submission, int] | None, waiting: Waiting | None, jobs: Collection[str] = ()
+) -> RunFolder:
+    """What lies in the folder of a run; what is damaged is told in `faults`.
+
+    Args:
+        latest: the run's newest submission among the sweep's, and its index in there.
+        waiting: why and since when it waits in the sweep's own queue; None if it does not.
+        jobs: ids of all arrays that the sweep's submissions tell of.
+    """
+    faults, journal_faults = Faults(), Faults()
+    heartbeat = read_heartbeat(paths.at(HEARTBEAT), faults)
+    unread = faults[0] if faults.refusal is not None else None
+    book = _read_book(paths)
+    story = Journal(paths).read_story(journal_faults)
+    unseen = Faults()
+    markers = frozenset(name for name in (DONE, CANCEL) if exists(paths.at(name), unseen))
+    lost = _lost_attempt(paths, story.attempts, heartbeat, unseen)
+    faults += [*book.damage, *journal_faults, *lost, *unseen]
+    doubts = [*book.damage, *(() if story.is_whole else journal_faults), *lost, *unseen]
+    if latest is None and book.submissions:
+        waiting = None  # the array that these follow took it out of the queue, and its line is lost
+    submission, index = newest_in(book, latest) or (None, 0)
+    own_jobs = {each.job_id for each in book.submissions if each.job_id is not None}
+    all_jobs = {*jobs, *own_jobs} if own_jobs else jobs
+    is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
+    if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
+        waiting = None  # so did the array that it lived in
+    if submission is not None and not doubts and is_unknown:
+        doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
+    told = submission_told_by(story.attempts, submission, all_jobs)
+    submission, index = (told, 0) if told is not None else (submission, index)
+    return RunFolder(
+        paths=paths,
+        submission=submission,
+        element=index,
+        job_id=submission.element_id(index) if submission else None,
+        attempts=story.attempts,
+        heartbeat=heartbeat,
+        result=read_result(paths.at(RESULT), faults) if DONE in markers else {},
+        markers=markers,
+        waits=None if waiting is None else waiting.reason,
+        faults=tuple(f"{paths.run_id}: {each}" for each in faults),
+        doubt=doubts[0] if doubts else None,
+        unread=unread,
+        untold_job=story.attempts[-1].job_id if is_unknown and told is None else None,
+    )
+
+
+def unstarted_folder(paths: RunPaths, latest: tuple[Submission, int] | None, waits: str | None) -> RunFolder:
+    """What there is of a run that has no folder yet; arguments as of `read_folder`."""
+    submission, index = latest or (None, 0)
+    return RunFolder(
+        paths=paths, submission=submission, element=index, job_id=submission.element_id(index) if submission else None,
+        attempts=[], heartbeat={}, result={}, markers=frozenset(), waits=waits,
+    )  # fmt: skip
+
+
+def _read_book(paths: RunPaths) -> Ledger:
+    """The run's own submissions.jsonl; one that others may have changed costs this run only."""
+    try:
+        return read_ledger(paths, may_fail=True)
+    except UntrustedFileError as error:
+        return Ledger(damage=(str(error),))
+
+
+def _lost_attempt(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any], unseen: Faults) -> list[str]:
+    """An attempt that has left a sign of life or an error, and no line in the journal."""
+    number = attempts[-1].attempt + 1 if attempts else 0
+    if heartbeat.get("attempt", -1) >= number:
+        return [f"attempts.jsonl has lost attempt {heartbeat['attempt']}"]
+    return ["attempts.jsonl has lost attempt 0"] if not attempts and exists(paths.failure(0), unseen) else []
+
+
+def _last_life(paths: RunPaths, attempts: list[Attempt], heartbeat: Mapping[str, Any]) -> float:
+    """When the run lived last, seconds since the epoch; late rather than early, for clocks differ."""
+    times = [each.start_time for each in attempts[-1:]]
+    with contextlib.suppress(OSError):
+        times.append(paths.failure(0).stat().st_mtime)
+    return max([float(heartbeat.get("time", 0.0)), *times]) + CLOCKS_S
+
+
+def journal_settles(attempt: Attempt | None) -> bool:
+    if attempt is None or not attempt.has_ended or attempt.cause == UNEXPLAINED:
+        return False
+    return attempt.state is not RunState.REQUEUED

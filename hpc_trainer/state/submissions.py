@@ -1,0 +1,392 @@
+"""submissions.jsonl: what was about to be submitted, what the scheduler answered, and what still waits for room.
+
+An intent is written before sbatch, with a uuid that the job carries; the confirmation after it. Whoever was
+killed in between leaves an intent alone, and the uuid tells whether Slurm has the job. Runs that the site's limits
+keep out for now are recorded as waiting: the sweep's own queue, which a small top-up job and every later command
+work off.
+
+Of each submission of a sweep there is a copy in a file of its own, submissions/UUID.json: jobs that begin weeks later
+learn from it which run they are. Either is enough, for a line may be lost, and a file too.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpc_trainer.errors import RunStateError, UntrustedFileError
+from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
+from hpc_trainer.runs.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import (
+    Faults,
+    as_count,
+    as_text,
+    as_time,
+    is_number,
+    list_folder,
+    read_json,
+    records,
+    seal,
+    tell,
+)
+
+TOP_UP = "top-up"
+SUCCESSOR = "successor"
+Book = SweepPaths | RunPaths
+"""Whose submissions.jsonl: a sweep's, or a run's own, with the successor jobs that its attempts submitted."""
+_Told = list[tuple[int | None, dict[str, Any] | None]]
+"""Numbers of lines, None for what a copy tells, and their records, None for a line that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One array: `run_ids[i]` is array element i. `job_id` is None until the scheduler confirmed.
+
+    A top-up job (`kind`) has no runs of its own; a successor is a single job of one run.
+    """
+
+    uuid: str
+    executor: str
+    hardware: str
+    run_ids: tuple[str, ...]
+    time: float
+    kind: str = "array"
+    parallelism: int | None = None
+    code: str | None = None
+    """Digest of the frozen code that its runs import, 64 hex digits; None if nothing was frozen."""
+    after: str | None = None
+    """Of a successor: the uuid of the submission that it follows. None before there was this field."""
+    num_attempts: tuple[int, ...] = ()
+    """Of the local executor: how many attempts each run had before; () before there was this field."""
+    cluster: str | None = None
+    """What the cluster that it was given to calls itself; None if it did not say, or an older version wrote this."""
+    doubt_time: float | None = None
+    """When sbatch gave up without an answer: the scheduler may still take the job after that."""
+    job_id: str | None = None
+    dropped: bool = False
+
+    def element_id(self, index: int) -> str | None:
+        """The job id of one run: `<array>_<index>` on Slurm, the queue's id locally."""
+        if self.job_id is None:
+            return None
+        return f"{self.job_id}_{index}" if self.executor == "slurm" and self.kind != SUCCESSOR else self.job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why a run waits in the sweep's own queue, and the digest of the code that it was submitted with."""
+
+    reason: str
+    code: str | None
+    time: float = field(default=0.0, compare=False)
+    """Since when, seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Everything submissions.jsonl says, dropped intents left out."""
+
+    submissions: list[Submission] = field(default_factory=list)
+    top_ups: list[Submission] = field(default_factory=list)
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    """What waits in the sweep's own queue, by run id."""
+
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Run id -> why the scheduler would not take it when its turn came."""
+
+    damage: tuple[str, ...] = ()
+    """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
+
+    unread: str | None = None
+    """Why the file, or its rest, was not to be read just now (`may_fail`): it may say anything."""
+
+    @property
+    def unsettled(self) -> list[Submission]:
+        """Intents without an answer."""
+        return [each for each in (*self.submissions, *self.top_ups) if each.job_id is None]
+
+
+def write_intent(
+    paths: Book, *, executor: str, hardware: str, run_ids: Sequence[str], kind: str = "array",
+    parallelism: int | None = None, code: str | None = None, after: str | None = None,
+    num_attempts: Sequence[int] = (), cluster: str | None = None,
+) -> Submission:  # fmt: skip
+    """Records what will be submitted next, and returns it with a fresh uuid."""
+    intent = Submission(
+        uuid=uuid.uuid4().hex, executor=executor, hardware=hardware, run_ids=tuple(run_ids), time=time.time(),
+        kind=kind, parallelism=parallelism, code=code, after=after, num_attempts=tuple(num_attempts),
+        cluster=cluster,
+    )  # fmt: skip
+    append_lines(paths.submissions, [_record(intent)], sealed=True)
+    _write_copy(paths, intent)
+    return intent
+
+
+def write_confirmation(paths: Book, intent: Submission, job_id: str) -> None:
+    """Records the scheduler's answer."""
+    _append(paths, "confirmed", uuid=intent.uuid, job_id=job_id)
+    _write_copy(paths, replace(intent, job_id=job_id))
+
+
+def write_doubt(paths: Book, intent: Submission) -> None:
+    """Records that sbatch ended without an answer: the scheduler may have the job, or still get it."""
+    _append(paths, "doubt", uuid=intent.uuid)
+    _write_copy(paths, replace(intent, doubt_time=time.time()))
+
+
+def write_refused(paths: SweepPaths, run_ids: Sequence[str], reason: str) -> None:
+    """Records that waiting runs wait no longer: the scheduler would refuse them tomorrow too."""
+    _append(paths, "refused", run_ids=list(run_ids), reason=reason)
+
+
+def write_dropped(paths: Book, intent: Submission, reason: str) -> None:
+    """Records that the scheduler does not have this intent and never will."""
+    _append(paths, "dropped", uuid=intent.uuid, reason=reason)
+    if isinstance(paths, SweepPaths):
+        paths.intent(intent.uuid).unlink(missing_ok=True)
+
+
+def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: str | None) -> None:
+    """Records that these runs are to be submitted as soon as there is room, by whoever looks next."""
+    _append(paths, "waiting", run_ids=list(run_ids), reason=reason, code=code)
+
+
+def _append(paths: Book, event: str, **said: Any) -> None:
+    append_lines(paths.submissions, [{"event": event, **said, "time": time.time()}], sealed=True)
+
+
+def _record(intent: Submission) -> dict[str, Any]:
+    told = ((name, getattr(intent, name)) for name in Submission.__slots__)
+    return {"event": "intent", **{name: value for name, value in told if value or name == "run_ids"}}
+
+
+def _write_copy(paths: Book, intent: Submission) -> None:
+    if isinstance(paths, SweepPaths):
+        make_folder(paths.intents)
+        write_atomic(paths.intent(intent.uuid), f"{seal(to_json(_record(intent)))}\n")
+
+
+def read_submissions(paths: Book) -> list[Submission]:
+    """All arrays in order, dropped ones left out; [] for a sweep that does not exist."""
+    return read_ledger(paths).submissions
+
+
+def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
+    """The file as a whole; an empty ledger for a sweep that does not exist, or a run without successor jobs.
+
+    A damaged line hides no other; `damage` tells of it. Of a lost one the copy tells.
+
+    Args:
+        may_fail: the caller only looks: where the file system refuses, `unread` says so, and there is no error.
+
+    Raises:
+        UntrustedFileError: others may have changed the file.
+        OSError: the file system refused: what it hides may be a submission.
+    """
+    damage, faults = Faults(), Faults()
+    is_there = is_ours(paths.at(SUBMISSIONS) if isinstance(paths, RunPaths) else paths.submissions, damage)
+    if not is_there and not damage and isinstance(paths, RunPaths):
+        return Ledger()  # as almost every run: no attempt of it had to submit a successor
+    told: _Told = [*records(paths.submissions, damage)] if is_there else []
+    book = _read(paths, told, faults)
+    lost = _lost_copies(paths, book, damage)
+    if lost:
+        faults.clear()
+        book = _read(paths, _with_copies(told, lost, book.intents), faults)
+    if damage.refusal is not None and not may_fail:
+        raise damage.refusal
+    kept = [each for each in book.intents.values() if not each.dropped]
+    return Ledger(
+        submissions=[each for each in kept if each.kind != TOP_UP],
+        top_ups=[each for each in kept if each.kind == TOP_UP],
+        waiting=book.waiting,
+        refused=book.refused,
+        damage=(*damage, *faults),
+        unread=damage[0] if damage.refusal is not None else None,
+    )
+
+
+def _read(paths: Book, told: _Told, faults: Faults) -> _Reader:
+    book = _Reader()
+    for number, record in told:
+        if record is not None:
+            try:
+                book.take(record)
+            except (KeyError, ValueError) as error:
+                tell(faults, paths.submissions, f"{type(error).__name__}: {error}", number)
+    return book
+
+
+def _lost_copies(paths: Book, book: _Reader, faults: Faults) -> list[dict[str, Any]]:
+    """What the copies tell beyond the lines: submissions without a line, or without an answer. Else none is read."""
+    if not isinstance(paths, SweepPaths):
+        return []
+    settled = {uuid for uuid, each in book.intents.items() if each.job_id is not None or each.dropped}
+    found = []
+    for name in list_folder(paths.intents, faults) or ():
+        path = paths.intents / name
+        if path.suffix != ".json" or path.stem in settled:
+            continue
+        try:
+            record = read_json(path, faults) if is_ours(path, faults) else None
+            if record is not None and _parse_intent(record).uuid == path.stem:
+                found.append(record)
+        except (KeyError, ValueError, RunStateError, UntrustedFileError) as error:
+            tell(faults, path, error)
+    return sorted(found, key=lambda record: float(record["time"]))
+
+
+def _with_copies(told: _Told, copies: Sequence[dict[str, Any]], known: Collection[str]) -> _Told:
+    """Each copy before the lines about its submission, or else by its time. Of a `known` one it adds to them."""
+    merged = list(told)
+    for copy in copies:
+        lines = [(place, each) for place, (_, each) in enumerate(merged) if each is not None]
+        own = [place for place, each in lines if each.get("uuid") == copy["uuid"]]
+        later = [place for place, each in lines if is_number(each.get("time")) and each["time"] > copy["time"]]
+        place = len(merged) if copy["uuid"] in known else min(own or later, default=len(merged))
+        merged.insert(place, (None, copy))
+    return merged
+
+
+class _Reader:
+    """What the records of the file say, one after the other."""
+
+    def __init__(self) -> None:
+        self.intents: dict[str, Submission] = {}
+        self.waiting: dict[str, Waiting] = {}
+        self.refused: dict[str, str] = {}
+        self._waits: set[tuple[float, tuple[str, ...]]] = set()
+        self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Raises KeyError or ValueError: the record is damaged, or of an intent whose line is lost."""
+        event = as_text(record["event"])
+        if event == "intent":
+            self._take_intent(_parse_intent(record))
+        elif event in ("confirmed", "doubt", "dropped"):
+            self._take_answer(event, record)
+        elif event == "refused":
+            reason = as_text(record["reason"])
+            for run_id in _run_ids(record["run_ids"]):
+                self.waiting.pop(run_id, None)
+                self.refused[run_id] = reason
+        elif event == "waiting":
+            run_ids, begin = _run_ids(record["run_ids"]), as_time(record["time"])
+            why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")), time=begin)
+            key = begin, run_ids
+            if key not in self._waits:  # else the same line once more: what was submitted since does not wait
+                self._waits.add(key)
+                self.waiting.update(dict.fromkeys(run_ids, why))
+        else:
+            raise ValueError(f"event {event[:20]!r} is of a newer version")
+
+    def _take_intent(self, intent: Submission) -> None:
+        known = self.intents.get(intent.uuid)
+        if known is not None:  # the line stands there twice, or this is its copy: it takes no answer back
+            self.intents[intent.uuid] = replace(
+                known, job_id=known.job_id or intent.job_id, doubt_time=known.doubt_time or intent.doubt_time
+            )
+            return
+        self.intents[intent.uuid] = intent
+        for run_id in intent.run_ids:
+            self.refused.pop(run_id, None)
+        self._taken[intent.uuid] = {key: self.waiting.pop(key) for key in intent.run_ids if key in self.waiting}
+
+    def _take_answer(self, event: str, record: Mapping[str, Any]) -> None:
+        uuid = as_text(record["uuid"])
+        if uuid not in self.intents and event == "dropped":
+            return  # its line is lost, and took no run out of the queue
+        if uuid not in self.intents:
+            raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
+        if event == "confirmed":
+            # The scheduler's answer may come after our giving up, and is surer.
+            answer: dict[str, Any] = {"job_id": as_text(record["job_id"]), "dropped": False}
+            for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
+                self.waiting.pop(run_id, None)
+        elif event == "doubt":
+            answer = {"doubt_time": as_time(record["time"])}
+        else:
+            answer = {"dropped": True}
+            self.waiting.update(self._taken[uuid])
+        self.intents[uuid] = replace(self.intents[uuid], **answer)
+
+
+def _parse_intent(record: Mapping[str, Any]) -> Submission:
+    parallelism = record.get("parallelism")
+    return Submission(
+        uuid=as_text(record["uuid"]),
+        executor=as_text(record["executor"]),
+        hardware=as_text(record["hardware"]),
+        run_ids=_run_ids(record["run_ids"]),
+        time=as_time(record["time"]),
+        kind=as_text(record.get("kind", "array")),
+        parallelism=None if parallelism is None else as_count(parallelism),
+        code=_optional_text(record.get("code")),
+        after=_optional_text(record.get("after")),
+        num_attempts=_counts(record.get("num_attempts")),
+        cluster=_optional_text(record.get("cluster")),
+        job_id=_optional_text(record.get("job_id")),
+        doubt_time=None if record.get("doubt_time") is None else as_time(record["doubt_time"]),
+    )
+
+
+def _run_ids(value: object) -> tuple[str, ...]:
+    """Ids of runs: each may be the name of a folder."""
+    if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
+        return tuple(value)
+    raise ValueError("run_ids is no list of ids of runs")
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        return tuple(map(as_count, value))
+    raise ValueError("num_attempts is no list of numbers")
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else as_text(value)
+
+
+def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:
+    """Each run id with (its newest submission, its index in there)."""
+    return {
+        run_id: (submission, index) for submission in submissions for index, run_id in enumerate(submission.run_ids)
+    }
+
+
+def newest_of_run(paths: RunPaths, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
+    """The run's newest submission: `latest` of the sweep's, or a successor job that an attempt submitted after it.
+
+    By what each successor says that it follows, not by time: two hosts wrote the two files, and their clocks differ.
+
+    Raises:
+        UntrustedFileError: others may have changed the run's submissions.jsonl.
+    """
+    return newest_in(read_ledger(paths), latest)
+
+
+def newest_in(book: Ledger, latest: tuple[Submission, int] | None) -> tuple[Submission, int] | None:
+    """As `newest_of_run`, of the run's own submissions.jsonl as it was read."""
+    successors = book.submissions
+    if not successors or (latest is not None and not _follows(successors, latest[0])):
+        return latest
+    return successors[-1], 0
+
+
+def _follows(successors: Sequence[Submission], submission: Submission) -> bool:
+    """True if the last of these followed `submission`, over others or at once."""
+    by_uuid = {each.uuid: each for each in successors}
+    newest = root = successors[-1]
+    for _ in successors:
+        if root.after is None:
+            return submission.time <= newest.time  # written before successors said what they follow
+        if root.after not in by_uuid:
+            break
+        root = by_uuid[root.after]
+    return root.after == submission.uuid

@@ -1,0 +1,289 @@
+"""The way of a state into the checkpoints folder: begun by all ranks together, written by a thread of each.
+
+Fresh folder, the state copied, files written and fsync'ed by their ranks, checksums told to rank 0, manifest, rename,
+fsync of the parent; then old ones go. Whoever kills it when, the folder of the last save stays as it is.
+
+Threads call no collective: ranks tell rank 0's thread what they wrote by `mail`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.rank_messages import Mail
+from hpc_trainer.training.checkpoint import folders
+from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, free_room
+from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, RankParts, merge_pieces, parts_of_rank, shard_file
+from hpc_trainer.training.checkpoint.retention import Retention
+from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE, FileRecord, write_bytes, write_tensors
+from hpc_trainer.training.checkpoint.writer_thread import HostCopy, WriterThread
+
+# How long ranks wait for their own threads before they ask each other again.
+_WAIT_S = 1.0
+_FILES_BESIDE_SHARDS = 2  # rank 0's file of what all have alike, and the manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """How a save ended: the seconds until the checkpoint stood, or the error for which it does not stand."""
+
+    step: int
+    path: Path
+    seconds: float
+    error: HpcTrainerError | None
+
+
+class CheckpointWriter:
+    """The write half of a `CheckpointStore`, one save at a time. Every method is called by the main thread.
+
+    Args:
+        folder: the checkpoints of one run.
+        group: the ranks of this attempt.
+        attempt: its number.
+        retention: which old ones stay.
+        make_room: puts away what stands at a step, or returns False if it is valid. Rank 0.
+        is_valid: reads a checkpoint through unless that was done before; puts a damaged one away. Rank 0.
+        verified: checkpoints that need not be read again; what is written here is added, what is deleted removed.
+        warn: takes one line, on rank 0.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        group: RankGroup,
+        attempt: int,
+        retention: Retention,
+        make_room: Callable[[Path], bool],
+        is_valid: Callable[[Path], bool],
+        verified: set[Path],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.retention = retention
+        self.scores: dict[int, float] = {}
+        """By step, what the best is chosen by; on rank 0. Add to it as steps are evaluated."""
+        self.before_commit: Callable[[], None] = _nothing
+        """Called by rank 0's thread right before a checkpoint gets its name, and before old ones are deleted: what it
+        raises keeps both from happening."""
+        self._folder, self._group, self._attempt = folder, group, attempt
+        self._make_room, self._is_valid, self._verified, self._say = make_room, is_valid, verified, warn
+        self._host_copy = HostCopy()
+        self._quota: QuotaWatch | None = None
+        self._is_copied = False
+        self._thread: WriterThread | None = None
+        self._num_saves = 0
+
+    def begin(
+        self,
+        step: int,
+        *,
+        replicated: Mapping[str, Any],
+        per_rank: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        is_background: bool = True,
+    ) -> bool:
+        """Begins the save of `step` and returns while it is written; False if it stands already. Collective.
+
+        The state is copied first, and may change when this returns; with `is_background` false it is not copied, and
+        must not change before `wait` has returned. One save at a time: `result` or `wait` must have told of the last.
+
+        Args and errors as in `CheckpointStore.save`, but for the errors of writing, which `result` and `wait` tell.
+        """
+        assert self._thread is None, "one save at a time"
+        path = self._folder / folders.step_name(step)
+        temporary = folders.temporary_path(self._folder, step, self._attempt)
+        if not on_rank_zero(self._group, lambda: self._begin(path, temporary)):
+            return False
+        try:
+            parts, told = on_each_rank(
+                self._group,
+                lambda: self._copy_parts(parts_of_rank(replicated, per_rank, self._group.rank), is_background),
+            )
+
+            shards = {shard_file(rank) for rank in range(self._group.world_size)}
+
+            def describe(files: list[FileRecord]) -> Manifest:
+                return Manifest(
+                    step=step,
+                    world_size=self._group.world_size,
+                    attempt=self._attempt,
+                    meta=dict(meta),
+                    files=sorted(files, key=lambda record: record.name in shards),  # stable: those of shards come last
+                    replicated=parts.structure,
+                    per_rank=[each["structure"] for each in told],
+                    sharded=merge_pieces(told),
+                )
+
+            num_bytes = sum(each["bytes"] for each in told)
+            on_rank_zero(self._group, lambda: self._check_room(step, num_bytes + len(describe([]).to_bytes())))
+        except HpcTrainerError:
+            if self._group.is_rank_zero:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self._num_saves += 1
+        mail = Mail(f"checkpoint-{self._num_saves}") if self._group.world_size > 1 else None
+        work = partial(self._write, temporary=temporary, files=parts.files, mail=mail, describe=describe)
+        self._thread = WriterThread(step, path, work, is_background=is_background)
+        self._thread.start()
+        if is_background and not self._is_copied:
+            self._thread.join()  # the state itself is being written; peers meet this rank in their next step
+        return True
+
+    @property
+    def seconds(self) -> float | None:
+        """Until the checkpoint stood, as soon as this rank's thread has done its part well. Not collective."""
+        thread = self._thread
+        is_done = thread is not None and thread.outcome is not None and not thread.outcome["kind"]
+        return thread.seconds if is_done and thread is not None else None
+
+    def result(self) -> SaveResult | None:
+        """How the save that was begun ended; None while it is written. Collective, and rank 0's knowledge decides."""
+        return self._ask()[0]
+
+    def wait(self, beat: Callable[[], None] | None = None) -> SaveResult:
+        """Waits until the save that was begun has ended. Collective.
+
+        `beat` is called, about once a second, while the ranks together make progress: a disk that hangs looks hung.
+        """
+        seen = -1
+        while True:
+            assert self._thread is not None, "a save was begun"
+            self._thread.join(_WAIT_S)
+            ended, progress = self._ask()
+            if beat is not None and progress > seen:
+                beat()
+            seen = progress
+            if ended is not None:
+                return ended
+
+    def warn(self, text: str) -> None:
+        """Says it; if a writing thread has found it, the main thread does so when it asks how the save ended."""
+        if self._thread is not None and self._thread.is_this_thread():
+            self._thread.notes.append(text)
+        else:
+            self._say(text)
+
+    def _ask(self) -> tuple[SaveResult | None, int]:
+        """(how the save ended, bytes written by all ranks). Collective."""
+        thread = self._thread
+        assert thread is not None, "a save was begun"
+        progress, outcome = thread.progress, thread.outcome
+        words = self._group.gather({"progress": progress, "outcome": outcome, "seconds": thread.seconds})
+        outcome, progress = words[0]["outcome"], sum(word["progress"] for word in words)
+        if outcome is None:
+            return None, progress
+        thread.join()  # at once: the others have told rank 0 before it could come to an end
+        self._thread = None
+        for note in thread.notes:
+            self._say(note)
+        error: HpcTrainerError | None = None
+        try:
+            raise_any([outcome], thread.cause)
+        except HpcTrainerError as raised:
+            error = raised
+        return SaveResult(step=thread.step, path=thread.path, seconds=words[0]["seconds"], error=error), progress
+
+    def _begin(self, path: Path, temporary: Path) -> bool:
+        """Makes the fresh folder; False if the checkpoint stands already."""
+        if not self._folder.exists():
+            self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            fsync_folder(self._folder.parent)  # else a power cut takes the folder with all that was synced in it
+        if not self._make_room(path):
+            return False
+        folders.discard_unfinished(
+            self._folder, self._attempt
+        )  # of this attempt too: what a failed save could not take away
+        temporary.mkdir(mode=FOLDER_MODE)
+        return True
+
+    def _copy_parts(self, parts: RankParts, is_background: bool) -> tuple[RankParts, dict[str, Any]]:
+        """(what stays here, copied if training goes on meanwhile; what rank 0 is told)."""
+        files = parts.files
+        self._is_copied = False
+        if is_background:
+            try:
+                files, self._is_copied = self._host_copy.copy(files), True
+            except (MemoryError, RuntimeError) as error:  # torch's errors of memory are RuntimeErrors
+                self._say(f"no host memory to copy the state into; training waits for this save. {error}")
+        num_bytes = sum(tensor.numel() * tensor.element_size() for file in files.values() for tensor in file.values())
+        return RankParts(files, parts.structure, {}), {**parts.told, "bytes": num_bytes}
+
+    def _check_room(self, step: int, num_bytes: int) -> None:
+        """Warns if disk or quota have no room. The save is tried all the same: what they say is often wrong."""
+        self._quota = self._quota or QuotaWatch(self._folder)
+        num_files = self._group.world_size + _FILES_BESIDE_SHARDS
+        for whose, room in (("the file system", free_room(self._folder)), ("your quota", self._quota.room())):
+            lacks = []
+            if room.num_bytes is not None and room.num_bytes < num_bytes:
+                lacks.append(f"{(num_bytes - room.num_bytes) / 1e6:.1f} of its {num_bytes / 1e6:.1f} MB")
+            if room.num_files is not None and room.num_files < num_files:
+                lacks.append(f"{num_files - room.num_files} of its {num_files} files")
+            if lacks:
+                self._say(
+                    f"WARNING: {whose} lacks room for {' and '.join(lacks)}: the checkpoint of step {step} in "
+                    f"{self._folder}. It is tried all the same; make room there, or keep fewer (checkpoint.keep_last)."
+                )
+
+    # In the writing thread of each rank. No collective here.
+
+    def _write(
+        self,
+        thread: WriterThread,
+        *,
+        temporary: Path,
+        files: Mapping[str, Mapping[str, torch.Tensor]],
+        mail: Mail | None,
+        describe: Callable[[list[FileRecord]], Manifest],
+    ) -> None:
+        def write_mine() -> list[dict[str, Any]]:
+            return [
+                asdict(write_tensors(temporary / name, tensors, advance=thread.advance))
+                for name, tensors in files.items()
+            ]
+
+        outcome, cause = attempt(write_mine)
+        if mail is not None and not self._group.is_rank_zero:
+            mail.send(str(self._group.rank), outcome)
+            return
+        others = mail.take([str(rank) for rank in range(1, self._group.world_size)]) if mail is not None else []
+        try:
+            raise_any([outcome, *others], cause)
+            records = [FileRecord(**record) for each in (outcome, *others) for record in each["value"]]
+            self.before_commit()
+            self._commit(temporary, thread.path, describe(records))
+        except Exception:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        thread.mark_committed()
+        self._verified.add(thread.path)
+        self._retain(thread.path)
+
+    def _commit(self, temporary: Path, path: Path, manifest: Manifest) -> None:
+        write_bytes(temporary / NAME, iter([memoryview(manifest.to_bytes())]))
+        fsync_folder(temporary)
+        temporary.rename(path)
+        fsync_folder(self._folder)
+
+    def _retain(self, saved: Path) -> None:
+        """Never fails: the checkpoint stands, and an old one too many is no reason to lose the run."""
+        try:
+            self.before_commit()
+            deleted = self.retention.apply(self._folder, saved=saved, scores=dict(self.scores), is_valid=self._is_valid)
+            self._verified.difference_update(deleted)
+        except (OSError, HpcTrainerError) as error:
+            self.warn(f"old checkpoints in {self._folder} were not deleted: {error}")
+
+
+def _nothing() -> None:
+    """Nobody asks."""
