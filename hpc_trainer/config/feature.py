@@ -5,8 +5,9 @@ Each folder of `hpc_trainer/features/` declares one `FEATURE`; `config/core_tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_trainer.config.choice import defaults_of, holds
 from hpc_trainer.config.schema.train import TrainConfig
@@ -30,8 +31,9 @@ class Row:
     """What to type instead, where that is not what turns one of the two off: `train.recompute=full`."""
 
 
+_OPTIMIZERS: Mapping[str, Any] = VARIANTS["optim"]
 BY_WEIGHT = Row(
-    "optim=" + "|".join(name for name, kind in VARIANTS["optim"].items() if kind.updates_each_weight_alone),
+    "optim=" + "|".join(name for name, kind in _OPTIMIZERS.items() if kind.updates_each_weight_alone),
     "weights are updated in pieces, and nobody knows if another optimizer can",
     use="optim=adamw",
 )
@@ -42,8 +44,8 @@ OF_SHARED_LOOP = Row("train.main", "it is a way of the shared loop, and that is 
 class Feature:
     """One ability of a run, by the choice that turns it on."""
 
-    name: str
-    """That of its folder."""
+    name: str = ""
+    """That of its folder, which is not written down a second time."""
     on: str
     """A choice (`config/choice.py`)."""
     example: str

@@ -6,6 +6,7 @@ features, so those are found by the names of their folders: this is the one plac
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -24,8 +25,9 @@ def features() -> tuple[Feature, ...]:
     """Every feature, by name. Imports no torch."""
     package = importlib.import_module(PACKAGE)
     names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-    found = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
-    return tuple(each.FEATURE for each in found if hasattr(each, "FEATURE"))  # the memory estimate is nobody's choice
+    found = {name: getattr(importlib.import_module(f"{PACKAGE}.{name}"), "FEATURE", None) for name in names}
+    # The memory estimate is nobody's choice.
+    return tuple(dataclasses.replace(each, name=name) for name, each in found.items() if each is not None)
 
 
 @functools.cache

@@ -15,7 +15,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="auto_batch",
     on="train.micro_batch_size=auto",
     example="train.micro_batch_size=auto",
     excludes=(

@@ -15,7 +15,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="averaged_weights",
     on="train.ema_decay",
     example="train.ema_decay=0.999",
     excludes=(Row("parallel.sync", "each of both averages weights"),),

@@ -3,7 +3,6 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="channels_last",
     on="train.channels_last",
     example="train.channels_last=true",
     excludes=(

@@ -12,7 +12,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="chunked_loss",
     on="train.loss_chunk_size",
     example="train.loss_chunk_size=2048",
     excludes=(

@@ -21,7 +21,6 @@ _WHOLE = "train.grad_accum_steps=1 train.micro_batch_size=null"
 _GRAPHS = "captures CUDA graphs, whose results the next forward pass overwrites"
 
 FEATURE = Feature(
-    name="compile",
     on="train.compile",
     example="train.compile=true",
     excludes=(

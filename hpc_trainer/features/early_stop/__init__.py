@@ -15,7 +15,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="early_stop",
     on="train.early_stop.patience",
     example="train.early_stop.patience=3 train.eval_every_steps=1",
     excludes=(

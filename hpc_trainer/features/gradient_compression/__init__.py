@@ -13,7 +13,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="gradient_compression",
     on="parallel.comm_hook",
     example="parallel.comm_hook=bf16",
     needs=(Row("parallel=ddp", "it changes what DDP sends"),),

@@ -21,7 +21,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 _NORM = "a weight is updated before the norm of all gradients is known"
 
 FEATURE = Feature(
-    name="in_backward",
     on="optim.in_backward",
     example="optim.in_backward=true train.max_grad_norm=null train.max_skipped_steps=null",
     needs=(BY_WEIGHT,),

@@ -38,7 +38,6 @@ def _power_near(value: int) -> int:
 
 
 FEATURE = Feature(
-    name="logical_ranks",
     on="train.logical_ranks",
     example="train.logical_ranks=4",
     excludes=(

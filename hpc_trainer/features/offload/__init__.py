@@ -3,7 +3,6 @@
 from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
-    name="offload",
     on="optim.offload",
     example="optim.offload=true",
     needs=(BY_WEIGHT,),

@@ -6,7 +6,6 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="recompute",
     on="train.recompute=full|selective",
     example="train.recompute=full",
     excludes=(

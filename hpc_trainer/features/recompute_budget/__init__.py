@@ -14,7 +14,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 _BY_BLOCKS = "train.recompute=full train.compile_scope=blocks"
 
 FEATURE = Feature(
-    name="recompute_budget",
     on="train.recompute=budget",
     example="train.recompute=budget train.compile=true",
     needs=(

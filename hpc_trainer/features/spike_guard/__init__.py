@@ -16,7 +16,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="spike_guard",
     on="train.guard.on_spike or train.guard.on_divergence",
     example="train.guard.on_spike=skip",
     excludes=(

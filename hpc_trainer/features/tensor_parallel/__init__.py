@@ -35,7 +35,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="tensor_parallel",
     on="parallel.tensor_parallel>1",
     example="parallel.tensor_parallel=2",
     excludes=(

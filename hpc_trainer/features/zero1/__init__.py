@@ -3,7 +3,6 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="zero1",
     on="parallel.zero1",
     example="parallel.zero1=true",
     needs=(Row("parallel=ddp", "the others have one rank, or share the state out already"),),
