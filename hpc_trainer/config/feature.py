@@ -5,11 +5,11 @@ Each folder of `hpc_trainer/features/` declares one `FEATURE`; `config/core_tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from hpc_trainer.config.choice import defaults_of, holds
+from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 
@@ -31,9 +31,12 @@ class Row:
     """What to type instead, where that is not what turns one of the two off: `train.recompute=full`."""
 
 
-_OPTIMIZERS: Mapping[str, Any] = VARIANTS["optim"]
+def _is_by_weight(kind: type) -> bool:
+    return issubclass(kind, OptimConfig) and kind.updates_each_weight_alone
+
+
 BY_WEIGHT = Row(
-    "optim=" + "|".join(name for name, kind in _OPTIMIZERS.items() if kind.updates_each_weight_alone),
+    "optim=" + "|".join(name for name, kind in VARIANTS["optim"].items() if _is_by_weight(kind)),
     "weights are updated in pieces, and nobody knows if another optimizer can",
     use="optim=adamw",
 )

@@ -1,17 +1,13 @@
 """`precision=bf16_sr`: weights are bf16, without a copy in fp32, and updates are rounded stochastically."""
 
-from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
     on="precision=bf16_sr",
     off="precision=bf16",
     example="precision=bf16_sr",
+    needs=(BY_WEIGHT,),
     excludes=(
-        Row(
-            "optim=muon|custom",
-            "it hands weights to the optimizer in pieces, and nobody knows if that one can",
-            use="optim=adamw",
-        ),
         Row("model=resnet", "batch norm takes weights in the format of its statistics, fp32", use="model=cnn"),
         Row("train.ema_decay", "an average in bf16 stands still: its steps are smaller than its last bit"),
         Row("parallel.sync", "averages of weights would be rounded to the nearest"),
