@@ -92,6 +92,13 @@ def default_of(config: TrainConfig, key: str) -> Any:
 
 
 @functools.cache
+def defaults_of(choice: str) -> str:
+    """What one types for the defaults of its keys; nothing for a section with variants, which has none."""
+    keys = (key for key in keys_of(choice) if key not in VARIANTS)
+    return " ".join(f"{typed(key)}={shown(default_of(TrainConfig(), key))}" for key in keys)
+
+
+@functools.cache
 def _fresh(kind: Any) -> Any:
     return kind()
 

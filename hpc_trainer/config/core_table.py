@@ -52,13 +52,12 @@ def _beside_ddp(config: TrainConfig) -> str:
 
 
 def _of_fsdp(
-    key: str, off: str, example: str, excludes: tuple[Row, ...] = (), use: str | Callable[[TrainConfig], str] = _FSDP
+    key: str, example: str, excludes: tuple[Row, ...] = (), use: str | Callable[[TrainConfig], str] = _FSDP
 ) -> Feature:
     """A key of what FSDP2 gathers, reduces or keeps."""
     return Feature(
         name=key,
         on=f"parallel.{key}",
-        off=f"parallel.{key}={off}",
         example=f"parallel.{key}={example} parallel=fsdp",
         needs=(Row("parallel=fsdp", "it is a key of FSDP2", use=use),),
         excludes=(*excludes, _NO_OWN_LOOP),
@@ -97,7 +96,6 @@ CORE = (
     Feature(
         name="lr_scaling",
         on="optim.lr_scaling",
-        off="optim.lr_scaling=none",
         example="optim.lr_scaling=linear optim.lr_base_batch=8",
         needs=(
             Row(
@@ -117,7 +115,6 @@ CORE = (
     Feature(
         name="fsdp",
         on="parallel=fsdp",
-        off="parallel=ddp",
         example="parallel=fsdp",
         excludes=(Row("hardware.world_size=1", "it shares weights out among ranks", use="hardware with more ranks"),),
         problems=_fsdp,
@@ -125,14 +122,12 @@ CORE = (
     Feature(
         name="hsdp",
         on="parallel.data_parallel_replicate>1",
-        off="parallel.data_parallel_replicate=1",
         example="parallel.data_parallel_replicate=2 parallel=fsdp",
         needs=(Row("parallel=fsdp", "every rank holds the model without it", use="parallel=hsdp"),),
         problems=_hsdp,
     ),
     _of_fsdp(
         "param_dtype",
-        "fp32",
         "bf16 precision=bf16",
         (
             _computed("bf16"),
@@ -142,7 +137,6 @@ CORE = (
     ),
     _of_fsdp(
         "reduce_dtype",
-        "fp32",
         "bf16",
         (
             Row(
@@ -154,18 +148,16 @@ CORE = (
         ),
         _beside_ddp,
     ),
-    _of_fsdp("reshard_after_forward", "true", "false"),
+    _of_fsdp("reshard_after_forward", "false"),
     Feature(
         name="tf32",
         on="precision=tf32",
-        off="precision=fp32",
         example="precision=tf32",
         excludes=(Row("hardware.device_type=cpu", "it is a format of GPUs", use="hardware with a GPU"),),
     ),
     Feature(
         name="single",
         on="hardware.device=mps|xla",
-        off="hardware.device=auto",
         example="hardware.device=mps",
         excludes=(
             Row("hardware.gpus_per_node>0", "it is no CUDA device"),
@@ -176,14 +168,12 @@ CORE = (
     Feature(
         name="one_rank",
         on="parallel=none",
-        off="parallel=ddp",
         example="parallel=none",
         excludes=(Row("hardware.world_size>1", _ONE_RANK, use="hardware with one rank"),),
     ),
     Feature(
         name="bucket_cap",
         on="parallel.bucket_cap_mb",
-        off="parallel.bucket_cap_mb=null",
         example="parallel.bucket_cap_mb=50",
         needs=(Row("parallel=ddp", "it is a size of DDP's messages"),),
         problems=_bucket_cap,
@@ -191,7 +181,6 @@ CORE = (
     Feature(
         name="elastic",
         on="parallel.elastic",
-        off="parallel.elastic=false",
         example="parallel.elastic=true",
         excludes=(
             Row("train.batch_per_rank", "the batch would follow the ranks, and the training is to stay the same"),

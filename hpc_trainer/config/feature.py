@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hpc_trainer.config.choice import holds
+from hpc_trainer.config.choice import defaults_of, holds
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
@@ -47,14 +47,14 @@ OF_SHARED_LOOP = Row("train.main", "it is a way of the shared loop, and that is 
 class Feature:
     """One ability of a run, by the choice that turns it on."""
 
-    name: str
-    """That of its folder."""
+    name: str = ""
+    """That of its folder, which is not written down a second time."""
     on: str
     """A choice (`config/choice.py`)."""
-    off: str
-    """What one types to be without it."""
     example: str
     """What one types for it: the test of all pairs does."""
+    off: str = ""
+    """What one types to be without it; left out where the default of its keys is that."""
     needs: tuple[Row, ...] = ()
     """Choices without which it is refused."""
     excludes: tuple[Row, ...] = ()
@@ -67,6 +67,11 @@ class Feature:
     """Rules of its own values, which no choice says; asked whether it is on or not."""
     num_threads: int | None = None
     """Threads of each rank, where it counts on a number; None: as many as it has cores."""
+
+    @property
+    def without(self) -> str:
+        """What one types to be without it."""
+        return self.off or defaults_of(self.on)
 
     def is_on(self, config: TrainConfig) -> bool:
         return holds(config, self.on)

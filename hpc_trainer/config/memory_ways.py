@@ -88,14 +88,9 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     model, data, micro = config.model, config.data, config.train.given_micro_batch_size
     if not isinstance(model, GptConfig) or config.train.loss_chunk_size is not None or micro is None:
         return
-    if isinstance(data, SyntheticTokensConfig):
-        num_rows = model.num_rows(data.vocab_size)
-    elif isinstance(data, TextBytesConfig):
-        num_rows = model.num_rows(NUM_BYTES)
-    else:
+    if not isinstance(data, (SyntheticTokensConfig, TextBytesConfig)) or micro * data.seq_len <= _CHUNK:
         return
-    if micro * data.seq_len <= _CHUNK:
-        return
+    num_rows = model.num_rows(data.vocab_size if isinstance(data, SyntheticTokensConfig) else NUM_BYTES)
     # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which go, and
     # some 34 for each of the width of each block.
     logits = 16 * num_rows

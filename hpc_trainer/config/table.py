@@ -6,16 +6,16 @@ features, so those are found by the names of their folders: this is the one plac
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from hpc_trainer.config.choice import default_of, holds, shown, split, state, typed
+from hpc_trainer.config.choice import defaults_of, holds, split, state
 from hpc_trainer.config.core_table import CORE
 from hpc_trainer.config.feature import Feature, Row
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
 
 PACKAGE = "hpc_trainer.features"
 
@@ -25,8 +25,9 @@ def features() -> tuple[Feature, ...]:
     """Every feature, by name. Imports no torch."""
     package = importlib.import_module(PACKAGE)
     names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-    found = [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
-    return tuple(each.FEATURE for each in found if hasattr(each, "FEATURE"))  # the memory estimate is nobody's choice
+    found = {name: getattr(importlib.import_module(f"{PACKAGE}.{name}"), "FEATURE", None) for name in names}
+    # The memory estimate is nobody's choice.
+    return tuple(dataclasses.replace(each, name=name) for name, each in found.items() if each is not None)
 
 
 @functools.cache
@@ -58,7 +59,7 @@ def _pairs(config: TrainConfig, feature: Feature) -> Iterator[str]:
             verb = f"does not go with {other}" if are_excluded else f"needs {_in_words(row.what)}, and this is {other}"
             use = row.use(config) if callable(row.use) else row.use or way_out(row, are_excluded)
             # What is said of one value of a feature names another value of it.
-            off = "" if row.when and row.use else feature.off
+            off = "" if row.when and row.use else feature.without
             ways = ", or ".join(dict.fromkeys(each for each in (use, off) if each))
             yield f"{named} {verb}: {row.why}. Use {ways}."
 
@@ -69,15 +70,12 @@ def way_out(row: Row, is_excluded: bool) -> str:
         return row.what.partition(" or ")[0].partition("|")[0].replace(" & ", " ")
     if " " in row.what:
         return ""
-    off = {each.on: each.off for each in declarations()}
     key, sign, values = split(row.what)
-    if row.what in off:
-        return off[row.what]
     if sign == "!=":
         return f"{key}={values.partition('|')[0]}"
     if sign in ("<", ">"):  # the nearest that is neither below nor above
         return f"{key}={values}"
-    return "" if key in VARIANTS else f"{typed(key)}={shown(default_of(TrainConfig(), key))}"
+    return next((each.without for each in declarations() if each.on == row.what), defaults_of(row.what))
 
 
 def _in_words(choice: str) -> str:

@@ -15,9 +15,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="auto_batch",
     on="train.micro_batch_size=auto",
-    off="train.micro_batch_size=null",
     example="train.micro_batch_size=auto",
     excludes=(
         Row("train.grad_accum_steps", "it finds that too"),

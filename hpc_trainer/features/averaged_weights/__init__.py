@@ -15,9 +15,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="averaged_weights",
     on="train.ema_decay",
-    off="train.ema_decay=null",
     example="train.ema_decay=0.999",
     excludes=(Row("parallel.sync", "each of both averages weights"),),
     problems=_problems,

@@ -3,9 +3,7 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="channels_last",
     on="train.channels_last",
-    off="train.channels_last=false",
     example="train.channels_last=true",
     excludes=(
         Row("parallel=fsdp", "FSDP cannot cut weights up in that order"),

@@ -12,9 +12,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="chunked_loss",
     on="train.loss_chunk_size",
-    off="train.loss_chunk_size=null",
     example="train.loss_chunk_size=2048",
     excludes=(
         Row("model=mlp|cnn|resnet", "it is for the logits of many tokens, and there are few classes"),

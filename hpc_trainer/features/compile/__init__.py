@@ -21,9 +21,7 @@ _WHOLE = "train.grad_accum_steps=1 train.micro_batch_size=null"
 _GRAPHS = "captures CUDA graphs, whose results the next forward pass overwrites"
 
 FEATURE = Feature(
-    name="compile",
     on="train.compile",
-    off="train.compile=false",
     example="train.compile=true",
     excludes=(
         Row("optim.in_backward", "the compiled pass makes all gradients at once"),

@@ -15,9 +15,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="early_stop",
     on="train.early_stop.patience",
-    off="train.early_stop.patience=null",
     example="train.early_stop.patience=3 train.eval_every_steps=1",
     excludes=(
         Row(

@@ -3,7 +3,6 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="float8",
     on="precision=fp8",
     off="precision=bf16",
     example="precision=fp8",

@@ -13,9 +13,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="gradient_compression",
     on="parallel.comm_hook",
-    off="parallel.comm_hook=none",
     example="parallel.comm_hook=bf16",
     needs=(Row("parallel=ddp", "it changes what DDP sends"),),
     excludes=(

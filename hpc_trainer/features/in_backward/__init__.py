@@ -21,9 +21,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 _NORM = "a weight is updated before the norm of all gradients is known"
 
 FEATURE = Feature(
-    name="in_backward",
     on="optim.in_backward",
-    off="optim.in_backward=false",
     example="optim.in_backward=true train.max_grad_norm=null train.max_skipped_steps=null",
     needs=(BY_WEIGHT,),
     excludes=(

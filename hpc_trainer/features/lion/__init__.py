@@ -3,7 +3,6 @@
 from hpc_trainer.config.feature import Feature
 
 FEATURE = Feature(
-    name="lion",
     on="optim=lion",
     off="optim=adamw",
     example="optim=lion",

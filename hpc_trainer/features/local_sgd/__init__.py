@@ -36,9 +36,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="local_sgd",
     on="parallel.sync",
-    off="parallel.sync=every_step",
     example="parallel.sync=post_local_sgd parallel.sync_every_steps=1",
     needs=(Row("parallel=ddp", "each rank holds the whole model"),),
     excludes=(

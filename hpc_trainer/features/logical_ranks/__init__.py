@@ -38,9 +38,7 @@ def _power_near(value: int) -> int:
 
 
 FEATURE = Feature(
-    name="logical_ranks",
     on="train.logical_ranks",
-    off="train.logical_ranks=null",
     example="train.logical_ranks=4",
     excludes=(
         Row("parallel=fsdp", "it needs the whole model and optimizer on each rank"),

@@ -25,7 +25,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="muon",
     on="optim=muon",
     off="optim=adamw or sgd",
     example="optim=muon",

@@ -3,9 +3,7 @@
 from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
-    name="offload",
     on="optim.offload",
-    off="optim.offload=false",
     example="optim.offload=true",
     needs=(BY_WEIGHT,),
     excludes=(

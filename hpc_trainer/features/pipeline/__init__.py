@@ -50,9 +50,7 @@ def _micro_batches(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="pipeline",
     on="parallel.pipeline_parallel>1",
-    off="parallel.pipeline_parallel=1",
     example="parallel.pipeline_parallel=2 train.grad_accum_steps=2",
     excludes=(
         Row(

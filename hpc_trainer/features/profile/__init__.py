@@ -30,9 +30,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="profile",
     on="monitor.profile_steps",
-    off="monitor.profile_steps=0",
     example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
     excludes=(Row("train.main", "it watches the shared loop; torch.profiler works in your own"),),
     problems=_problems,

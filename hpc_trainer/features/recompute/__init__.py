@@ -6,9 +6,7 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="recompute",
     on="train.recompute=full|selective",
-    off="train.recompute=none",
     example="train.recompute=full",
     excludes=(
         Row("model=mlp|cnn", "it computes blocks again, and there are none", use="model=gpt, resnet18 or resnet50"),

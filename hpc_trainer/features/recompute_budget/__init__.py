@@ -14,9 +14,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 _BY_BLOCKS = "train.recompute=full train.compile_scope=blocks"
 
 FEATURE = Feature(
-    name="recompute_budget",
     on="train.recompute=budget",
-    off="train.recompute=none",
     example="train.recompute=budget train.compile=true",
     needs=(
         Row("train.compile=true", "it is a choice of the compiler", use="train.compile=true, or train.recompute=full"),

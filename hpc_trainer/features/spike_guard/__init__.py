@@ -16,9 +16,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="spike_guard",
     on="train.guard.on_spike or train.guard.on_divergence",
-    off="train.guard.on_spike=none train.guard.on_divergence=stop",
     example="train.guard.on_spike=skip",
     excludes=(
         Row(

@@ -3,7 +3,6 @@
 from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
-    name="stochastic_rounding",
     on="precision=bf16_sr",
     off="precision=bf16",
     example="precision=bf16_sr",

@@ -35,9 +35,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 
 FEATURE = Feature(
-    name="tensor_parallel",
     on="parallel.tensor_parallel>1",
-    off="parallel.tensor_parallel=1",
     example="parallel.tensor_parallel=2",
     excludes=(
         Row(

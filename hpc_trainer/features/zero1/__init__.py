@@ -3,9 +3,7 @@
 from hpc_trainer.config.feature import Feature, Row
 
 FEATURE = Feature(
-    name="zero1",
     on="parallel.zero1",
-    off="parallel.zero1=false",
     example="parallel.zero1=true",
     needs=(Row("parallel=ddp", "the others have one rank, or share the state out already"),),
     excludes=(

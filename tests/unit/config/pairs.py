@@ -104,7 +104,7 @@ def _changed(ground: Ground, said: dict[_Leaf, Any]) -> TrainConfig | None:
 
 def without(ground: Ground, feature: Feature) -> TrainConfig | None:
     """After its example what one types to be without it, the first way of it."""
-    return _changed(ground, _changes(f"{feature.example} {feature.off.partition(' or ')[0]}"))
+    return _changed(ground, _changes(f"{feature.example} {feature.without.partition(' or ')[0]}"))
 
 
 def breaking(feature: Feature, row: Row) -> TrainConfig:

@@ -59,7 +59,7 @@ def test_a_row_speaks_of_keys_that_there_are_in_a_clause(each: tuple[Feature, Ro
 def test_what_rows_advise_can_be_typed() -> None:
     """Words of groups are files, words of keys are keys; what a computed advice says tests of its feature look at."""
     plain = to_plain(TrainConfig())
-    ways = [feature.off for feature in pairs.FEATURES.values()] + [
+    ways = [feature.without for feature in pairs.FEATURES.values()] + [
         row.use for _, row in ROWS if isinstance(row.use, str)
     ]
     words = [word for way in ways for word in way.replace(",", " ").split() if _WORD.fullmatch(word)]
