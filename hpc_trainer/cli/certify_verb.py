@@ -16,7 +16,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import print_json
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.compose import overrides_for_here
+from hpc_trainer.config.compose.composer import overrides_for_here
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.grids import retry, submit_grid

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
-from hpc_trainer.config.user import read_user_config
+from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.runs.layout import default_runs_dir, is_run_id

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import console, print_json, print_next, print_table
 from hpc_trainer.cli.grid_verbs import stop_queues
-from hpc_trainer.config.compose import override_value, overrides_for_here
+from hpc_trainer.config.compose.composer import override_value, overrides_for_here
 from hpc_trainer.config.lr_scaling import lr_factor
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig

@@ -15,7 +15,7 @@ from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.compose import overrides_for_here
+from hpc_trainer.config.compose.composer import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, freeze_grid

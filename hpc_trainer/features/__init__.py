@@ -1,6 +1,6 @@
 """One folder a feature: what a run may be asked for beside the core. Nobody imports one by name but itself.
 
-    __init__.py    FEATURE, its declaration (config/feature.py): no torch, read at plan time
+    __init__.py    FEATURE, its declaration (config/table/feature.py): no torch, read at plan time
     ability.py     ABILITY, what it does to a run (training/ability.py)
     others         whatever it needs for that
 

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.fast_compose import Composed
-from hpc_trainer.config.grid import Point, expand_grid
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import Composed
+from hpc_trainer.config.compose.grid import Point, expand_grid
+from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.point_values import PointValues
+from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
-from hpc_trainer.config.user import read_user_config
-from hpc_trainer.config.validate import MAX_SEED, validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
 from hpc_trainer.runs.spec import RunSpec, SeedTwins, freeze

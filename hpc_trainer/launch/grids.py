@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
 from hpc_trainer.launch.settle import settle_intents, settle_successor
-from hpc_trainer.launch.snapshot import Snapshot, read_code
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths

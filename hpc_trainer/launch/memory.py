@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.memory_ways import ways
+from hpc_trainer.config.rules.memory_ways import ways
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import is_number

@@ -13,10 +13,10 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
 from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.batch_job import BatchJob, make_batch_job, worker_command
+from hpc_trainer.launch.frozen_code.provenance import code_revision
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
-from hpc_trainer.launch.provenance import code_revision
-from hpc_trainer.launch.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.local_process import process_name

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hpc_trainer.errors import HpcTrainerError, SlurmError
 from hpc_trainer.launch.batch_job import make_batch_job, worker_command
+from hpc_trainer.launch.frozen_code.snapshot import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
-from hpc_trainer.launch.snapshot import archive_of
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE

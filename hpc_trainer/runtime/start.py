@@ -13,13 +13,13 @@ from pathlib import Path
 # os and sys are loaded before the path is used. Python 3.11 starts anew with -P, which children of multiprocessing get
 # handed on (13 ms of a core). Last come the current folder, also where PYTHONPATH names it by an
 # empty entry, and folders of no environment that others may write: hpc_trainer itself may lie there. By then
-# launch/frozen_worker.py is found where it is installed; it does the rest, with the path as it was.
+# launch/frozen_code/frozen_worker.py is found where it is installed; it does the rest, with the path as it was.
 START = (
     "import os, sys; sys.version_info < (3, 11) or sys.flags.safe_path or not sys.executable or "
     'os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]]); path = sys.path[:]; sys.path.append(""); '
     'sys.path.sort(key=lambda p: not p or os.path.isdir(p) and (os.path.samefile(p, ".") or '
     'os.stat(p).st_mode & 18 > 0 and "-packages" not in p and not p.startswith(sys.base_prefix))); '
-    "from hpc_trainer.launch.frozen_worker import start; start(path)"
+    "from hpc_trainer.launch.frozen_code.frozen_worker import start; start(path)"
 )
 
 

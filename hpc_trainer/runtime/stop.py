@@ -54,7 +54,7 @@ class StopFlag:
         for end in (self._wakeup, writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        # The start from frozen code holds them back until now: launch/frozen_worker.py.
+        # The start from frozen code holds them back until now: launch/frozen_code/frozen_worker.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def look(self) -> None:

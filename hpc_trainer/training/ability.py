@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpc_trainer.config.feature import Feature
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table import PACKAGE, features
+from hpc_trainer.config.table.declarations import PACKAGE, features
+from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:

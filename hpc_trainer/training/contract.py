@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from hpc_trainer import __version__
-from hpc_trainer.config.code_names import targets_of
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.mesh import MeshShape, mesh_shape
 from hpc_trainer.config.resume_contract import compare, default_facts, lines_of, refusal
+from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import IncompatibleResumeError, LoopError

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from hpc_trainer.config.retention import best_is_max
+from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table import num_threads
+from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import (
     ConfigError,
     DivergedError,

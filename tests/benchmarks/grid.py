@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.grid import expand
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.grid import expand
 
 REPEATS = 5
 # Points -> words: eight axes, four of groups and four of values.

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.operate.compare_traces import Trace, first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.runs.files import read_lines

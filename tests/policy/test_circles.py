@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hpc_trainer"
 LAYERS = sorted(each.name for each in PACKAGE.iterdir() if (each / "__init__.py").is_file())
 ALLOWED = {
     # FastComposer is given the Composer that made it, for its types; it belongs to that one alone.
-    frozenset({"hpc_trainer.config.compose", "hpc_trainer.config.fast_compose"}),
+    frozenset({"hpc_trainer.config.compose.composer", "hpc_trainer.config.compose.fast_compose"}),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.table import features
+from hpc_trainer.config.table.declarations import features
 from hpc_trainer.training.ability import Ability
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hpc_trainer"

@@ -38,7 +38,7 @@ ALWAYS: tuple[str, ...] | None = ()
 """The key has an effect whatever else is chosen."""
 RULED: tuple[str, ...] | None = None
 """When it has one is more than `only_with` can say: a row of the table of what goes with what refuses it elsewhere
-(`config/table.py`), or a rule of its section's values."""
+(`config/table/declarations.py`), or a rule of its section's values."""
 COUNTS, ONCE_SET, APART = Identity.counts, Identity.once_set, Identity.apart
 SAFE, SCHEDULE, INCOMPATIBLE = Effect.safe, Effect.schedule, Effect.incompatible
 
@@ -56,7 +56,7 @@ class Key:
 
 def only_with(*needs: str) -> tuple[str, ...]:
     """Of a key that changes nothing unless one of `needs` holds; another value than its default is refused then
-    (`config/effect_rules.py`): the same training would count as another run.
+    (`config/rules/effect_rules.py`): the same training would count as another run.
 
     Args:
         needs: `section.key=value`, or `section.key` where any value but its default will do.

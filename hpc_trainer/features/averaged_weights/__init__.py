@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.feature import Feature, Row
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

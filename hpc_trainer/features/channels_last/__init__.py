@@ -1,6 +1,6 @@
 """`train.channels_last`: images as NHWC in memory."""
 
-from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.table.feature import Feature, Row
 
 FEATURE = Feature(
     on="train.channels_last",

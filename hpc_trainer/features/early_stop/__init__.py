@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.feature import Feature, Row
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import Feature, Row
 
 _LARGEST = 2**20
 

@@ -1,6 +1,6 @@
 """`optim=lion`: each weight moves by the sign of its momentum."""
 
-from hpc_trainer.config.feature import Feature
+from hpc_trainer.config.table.feature import Feature
 
 FEATURE = Feature(
     on="optim=lion",

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least, between, positive
-from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.schema.parallel import ParallelConfig, Sync
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import positive
-from hpc_trainer.config.feature import Feature, Row
 from hpc_trainer.config.schema.optim import AdamwConfig, MuonConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`optim.offload`: moments in host memory."""
 
-from hpc_trainer.config.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.config.table.feature import BY_WEIGHT, OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
     on="optim.offload",

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.batch import num_parts, whole_batch, with_batch
-from hpc_trainer.config.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.config.mesh import num_blocks
 from hpc_trainer.config.schema.parallel import PipelineSchedule
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

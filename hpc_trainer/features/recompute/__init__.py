@@ -3,7 +3,7 @@
 `train.recompute=budget` is a feature of its own: the compiler carries it out.
 """
 
-from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.table.feature import Feature, Row
 
 FEATURE = Feature(
     on="train.recompute=full|selective",

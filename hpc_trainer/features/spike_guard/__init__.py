@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from hpc_trainer.config.checks import at_least
-from hpc_trainer.config.feature import Feature, Row
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`parallel.zero1`: each rank holds a part of the optimizer's state."""
 
-from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.table.feature import Feature, Row
 
 FEATURE = Feature(
     on="parallel.zero1",

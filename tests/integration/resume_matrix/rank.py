@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.features.auto_batch.search import Trials
 from hpc_trainer.operate.compare_traces import read_trace
 from hpc_trainer.runs.layout import RunPaths

@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 
 # Keys whose value becomes a word of a directive, or goes to the ranks: a fifth of the values each, taken in turn
-# (tests/unit/config/test_validate.py has more for each).
+# (tests/unit/config/rules/test_validate.py has more for each).
 WORDS = (
     "hardware.partition", "hardware.qos", "hardware.constraint", "hardware.exclude", "hardware.gpu_type",
     "hardware.name", "cluster.account", "cluster.master_addr", "cluster.name",

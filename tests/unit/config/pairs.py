@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
-from hpc_trainer.config.choice import holds, split
-from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.feature import Feature, Row
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.config.table import declarations
-from hpc_trainer.config.validate import find_problems
+from hpc_trainer.config.table.choice import holds, split
+from hpc_trainer.config.table.declarations import declarations
+from hpc_trainer.config.table.feature import Feature, Row
 
 FEATURES = {each.name: each for each in declarations()}
 _BASE = ("train.num_steps=2", "train.global_batch_size=16", "train.eval_every_steps=0", "schedule=constant")

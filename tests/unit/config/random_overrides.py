@@ -8,7 +8,7 @@ import random
 import typing
 from pathlib import Path
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 

@@ -8,6 +8,7 @@ import pytest
 
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import compare
+from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data import TextBytesConfig
 from hpc_trainer.config.schema.guard import OnSpike
 from hpc_trainer.config.schema.key import Effect
@@ -15,7 +16,6 @@ from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.validate import find_problems
 from tests.unit.runs.builders import make_config
 
 RANKS: dict[str, Any] = {"hardware__tasks_per_node": 2}

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.grid import expand
-from hpc_trainer.config.user import read_user_config
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.grid import expand
+from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.errors import ConfigError, UntrustedFileError
 
 

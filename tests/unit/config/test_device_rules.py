@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.hardware import Device
 from hpc_trainer.config.schema.precision import Dtype
-from hpc_trainer.config.validate import find_problems
 from tests.unit.runs.builders import make_config
 
 

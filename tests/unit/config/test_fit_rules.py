@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import find_problems, validate
 from tests.unit.runs.builders import make_config
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import effect_of
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.cache import cache_key
 

@@ -9,11 +9,11 @@ import pytest
 
 from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.data import SyntheticImagesConfig
 from hpc_trainer.config.schema.hardware import Device, GpuRequest
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotMode
-from hpc_trainer.config.validate import validate
 from hpc_trainer.launch.freeze import freeze_grid
 from tests.unit.runs.builders import make_config
 

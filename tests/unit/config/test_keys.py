@@ -25,10 +25,10 @@ from hpc_trainer.config import keys, schema
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.keys import Declared, all_keys
 from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.key import Identity, Key, declared
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.config.validate import find_problems
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "keys.md"
 LEAVES = [each for each in all_keys() if each.section is None]

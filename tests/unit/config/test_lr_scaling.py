@@ -9,8 +9,8 @@ import pytest
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.lr_scaling import lr_factor, peak_lr, scaling_line
+from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.optim import LrScaling
-from hpc_trainer.config.validate import find_problems, validate
 from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.plan import Known, build_plan
 from tests.unit.runs.builders import make_config

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.memory_bound import least_bytes, memory_line
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.features.memory_estimate.estimate import estimate
 
 _GPT = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x8", "hardware.gpu_type=a100_40gb", "model.num_layers=2"]

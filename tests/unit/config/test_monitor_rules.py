@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.validate import find_problems
+from hpc_trainer.config.rules.validate import find_problems
 from tests.unit.runs.builders import make_config
 
 

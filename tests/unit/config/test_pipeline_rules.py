@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.data import TextBytesConfig
 from hpc_trainer.config.schema.guard import OnDivergence, OnSpike
 from hpc_trainer.config.schema.model import CnnConfig, CustomModelConfig, GptConfig, MlpConfig, ResnetConfig
@@ -14,7 +15,6 @@ from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import CommHook, PipelineSchedule, Strategy, Sync
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, Recompute
-from hpc_trainer.config.validate import find_problems, validate
 from tests.unit.runs.builders import make_config
 
 # Two stages of two data-parallel ranks, eight micro-batches a step.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.grid import expand
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.grid import expand
 
 
 def _grid(tmp_path: Path, text: str, *more: str) -> list[tuple[str, ...]]:

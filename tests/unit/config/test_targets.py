@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.targets import check_target, locate
-from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from tests.unit.runs.builders import make_config
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.launch.snapshot import Snapshot, read_code
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
 from tests.unit.runs.builders import make_spec
 
 

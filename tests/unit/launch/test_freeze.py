@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config import validate as validate_module
-from hpc_trainer.config.compose import Composer
-from hpc_trainer.config.grid import expand
-from hpc_trainer.config.validate import validate
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.grid import expand
+from hpc_trainer.config.rules import validate as validate_module
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch import freeze as freeze_module
 from hpc_trainer.launch.freeze import freeze_grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_trainer.config.validate import validate
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report import build_report
 from hpc_trainer.operate.results import result_rows

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.validate import validate
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from tests.unit.runs.builders import make_config
 

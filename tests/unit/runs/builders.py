@@ -7,9 +7,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.runs.spec import RunSpec, freeze
 
 

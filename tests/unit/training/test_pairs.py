@@ -1,7 +1,7 @@
 """What the table of what goes with what takes trains: two steps of each pair of features, of every rank's own.
 
 A sample in `make test`; all of them in `make test-long`. Pairs that need a GPU train nowhere here: their refusals and
-acceptance are looked at in tests/unit/config/test_table.py.
+acceptance are looked at in tests/unit/config/table/test_declarations.py.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_nor_does_it_on_the_ranks(tmp_path: Path, alone: Path, world_size: int, 
 
 def test_the_first_loss_is_the_mean_over_all_targets(alone: Path) -> None:
     """By hand, from the model's first weights."""
-    from hpc_trainer.config.compose import Composer
+    from hpc_trainer.config.compose.composer import Composer
     from hpc_trainer.training.data.order import BatchOrder
     from hpc_trainer.training.rng import seed_everything
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.rank_env import read_rank_env

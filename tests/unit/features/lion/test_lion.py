@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import LionConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.lion import ability as lion
 from hpc_trainer.features.lion.ability import Lion

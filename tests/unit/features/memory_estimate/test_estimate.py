@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate
 from hpc_trainer.features.offload import ability as offload
 from hpc_trainer.features.offload.ability import PIECE

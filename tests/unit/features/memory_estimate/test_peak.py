@@ -7,9 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.features.chunked_loss.ability import use_chunks
 from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate, with_evaluation
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks

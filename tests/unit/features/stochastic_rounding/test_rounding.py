@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.compose import Composer
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.memory_estimate.estimate import estimate
 from hpc_trainer.features.stochastic_rounding import ability as rounding

@@ -1,0 +1,300 @@
+"""Hydra composes one point: overrides in, `TrainConfig` out; errors that name the nearest legal choice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from hpc_trainer.config.compose.hydra_parts import HydraParts
+from hpc_trainer.config.compose.own_files import check_config_dir
+from hpc_trainer.config.compose.unreadable import unreadable
+from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.config.compose.wrong_value import wrong_value
+from hpc_trainer.config.load import ROOT_KEYS, to_typed
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from hpc_trainer.config.compose.fast_compose import FastComposer
+
+ROOT = "train"
+_EXECUTOR = "cluster.executor"
+# Groups of which the last of several names would silently be taken; of others, as sweep and debug, files add up.
+_ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"sweep", *FREE_KEYS}
+# What OmegaConf says of a value that an enum has not.
+_NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
+
+
+_ENDLESS = (
+    "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
+    "Look at the files of --config-dir that this command chooses."
+)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
+
+
+def conf_dir() -> Path:
+    """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    shipped = package / "conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+class Composer:
+    """Composes points over the shipped `conf/` and, after it, the folders of `--config-dir`.
+
+    Use as a context manager: Hydra keeps one global state, entered and left here.
+    """
+
+    def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
+        for folder in config_dirs:
+            if not folder.is_dir():
+                raise ConfigError(f"--config-dir {folder} must be a folder; there is none.")
+            check_config_dir(folder)
+        self._config_dirs = [folder.resolve() for folder in config_dirs]
+        self._stack = contextlib.ExitStack()
+        self._fast: FastComposer | None = None
+
+    def __enter__(self) -> Composer:
+        register_schemas()
+        GlobalHydra.instance().clear()
+        self._stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())))
+        self._fast = None
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def fast(self) -> FastComposer:
+        """The same results for the many points of a grid, without composing each anew."""
+        if self._fast is None:
+            from hpc_trainer.config.compose.fast_compose import FastComposer
+
+            self._fast = FastComposer(self, HydraParts(ROOT, self._search_path()))
+        return self._fast
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        """Overrides by Hydra's grammar, sweeps included.
+
+        Raises:
+            ConfigError: an override does not follow the grammar, or lists choices of a group that has one.
+        """
+        loader = GlobalHydra.instance().config_loader()
+        try:
+            parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
+        except (HydraException, ValueError) as error:  # a ValueError: a number of more digits than Python reads
+            raise ConfigError(unreadable(overrides, error)) from error
+        keyless = next((each.input_line for each in parsed if not each.key_or_group), None)
+        if keyless is not None:
+            raise ConfigError(f"{keyless}: there is no key. An override reads KEY=VALUE, as optim.lr=1e-3.")
+        for each in parsed:
+            value: Any = each.value()
+            if each.key_or_group in _ONE_OF and _is_names(value):
+                one, names = each.key_or_group, ",".join(map(str, value))
+                raise ConfigError(
+                    f"{each.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
+                )
+        return parsed
+
+    def is_group(self, key: str) -> bool:
+        """True if `key` names a group of `conf/`."""
+        return bool(self.choices(key))
+
+    def choices(self, group: str) -> list[str]:
+        """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
+        loader = GlobalHydra.instance().config_loader()
+        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml") if path.is_file()}
+        return sorted(own | {name for name in loader.get_group_options(group) if not name.endswith("schema")})
+
+    def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
+        """One composed configuration, types checked by the schemas, interpolations not yet resolved.
+
+        Raises:
+            ConfigError: names the key, the rule, the value, and the nearest legal choice.
+        """
+        for override in self.parse(overrides):
+            # A typed section takes no new key, yet Hydra's `+` would add it and only the dataclass would notice.
+            problem = self._problem_of_key(override, overrides) if override.is_add() else None
+            problem = problem or self._problem_of_choice(override)
+            if problem:
+                raise ConfigError(problem)
+        try:
+            return self._hydra_compose(overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise self._explain(error, overrides) from error
+        except (UnicodeError, YAMLError) as error:
+            raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(_ENDLESS) from error
+        except ValueError as error:  # Hydra's, of a defaults list that is none
+            raise ConfigError(f"a configuration file cannot be composed: {error}.") from error
+
+    def compose(self, overrides: Sequence[str]) -> TrainConfig:
+        """One composed configuration as dataclasses, interpolations resolved; Hydra's own `compose`, 0.1 s."""
+        return to_typed(self.compose_untyped(overrides))
+
+    def choices_made(self, overrides: Sequence[str]) -> dict[str, str | None]:
+        """Group -> what these overrides choose of it, the defaults of `conf/` included."""
+        composed = self._hydra_compose(overrides, return_hydra_config=True)
+        return {str(group): choice for group, choice in composed.hydra.runtime.choices.items()}
+
+    def _search_path(self) -> list[str]:
+        folders = [f"file://{folder}" for folder in self._config_dirs]
+        return [f"hydra.searchpath={override_value(folders)}"] if folders else []
+
+    def _hydra_compose(self, overrides: Sequence[str], *, return_hydra_config: bool = False) -> DictConfig:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
+            given = [*self._search_path(), *overrides]
+            return compose(ROOT, overrides=given, return_hydra_config=return_hydra_config)
+
+    def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+            group, _, name = error.missing_cfg_file.rpartition("/")
+            return ConfigError(f"{group}={name}: no such choice. {_nearest(name, self.choices(group))}")
+        for override in self.parse(overrides):
+            problem = self._problem_of_key(override, overrides)
+            if problem:
+                return ConfigError(problem)
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, OmegaConfBaseException):
+                # OmegaConf's own message, less its trailing debug lines.
+                text = str(cause.msg or cause).strip().splitlines()[0]
+                wrong = _NO_MEMBER.fullmatch(text)
+                if wrong:
+                    value, known = wrong.groups()
+                    return ConfigError(
+                        f"{cause.full_key}={value}: no such choice. {_nearest(value, known.split(', '))}"
+                    )
+                given = [each.input_line for each in self.parse(overrides) if each.key_or_group == cause.full_key]
+                told = wrong_value(cause.full_key or "", text, given[-1] if given else None)
+                return ConfigError(told or f"{cause.full_key or 'configuration'}: {text}")
+            cause = cause.__cause__
+        return ConfigError(str(error).strip())
+
+    def _problem_of_key(self, override: Override, overrides: Sequence[str]) -> str | None:
+        return self.problem_of_key(override, lambda: self._groups_only(overrides, self.choices_of_root()))
+
+    def problem_of_key(self, override: Override, base: Callable[[], DictConfig]) -> str | None:
+        """What is wrong with the key of `override`, or None; `base` composes the groups that stand beside it."""
+        key = override.key_or_group
+        groups = self.choices_of_root()
+        if override.package is not None or override.is_delete() or key in groups:
+            return None
+        if key.partition(".")[0] in {"hydra", *FREE_KEYS}:
+            return None
+        return self._problem_in(override, base(), groups)
+
+    def _problem_of_choice(self, override: Override) -> str | None:
+        """What is wrong with the value for a group: a name, or names. Hydra would end in a TypeError or ValueError."""
+        key, value = override.key_or_group, override.value()
+        if isinstance(value, dict) or key not in self.choices_of_root():
+            return None
+        names = value if isinstance(value, list) else [value]
+        is_none = (value is None and not override.is_add()) or (override.is_delete() and value == "")
+        if is_none or (names and all(isinstance(name, str) and name.strip("?/ ") for name in names)):
+            return None
+        return f"{override.input_line}: a choice of {key} is a name. {_nearest(str(value), self.choices(key))}"
+
+    def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
+        key = override.key_or_group
+        parent, _, name = key.rpartition(".")
+        section = OmegaConf.select(base, parent) if parent else base
+        if not isinstance(section, DictConfig):
+            return f"{key}: no such section {parent!r}. {_nearest(parent, [str(name) for name in base])}"
+        known = {str(name) for name in section} | (set() if parent else set(groups))
+        if name in known:
+            return None
+        if OmegaConf.get_type(section) is dict:  # free keys, as model.kwargs and cluster.env have
+            return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
+        where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
+        return f"{key}: no such key {where}. {_nearest(name, sorted(known))}"
+
+    def choices_of_root(self) -> list[str]:
+        """The groups of `conf/`, sorted."""
+        loader = GlobalHydra.instance().config_loader()
+        return sorted(group for group in loader.list_groups("") if group != "hydra")
+
+    def _groups_only(self, overrides: Sequence[str], groups: Sequence[str]) -> DictConfig:
+        chosen = [line for line in overrides if line.split("=", 1)[0].lstrip("+") in groups]
+        try:
+            return self._hydra_compose(chosen)
+        except (HydraException, OmegaConfBaseException):
+            return self._hydra_compose([])
+
+
+def _nearest(wrong: str, known: Sequence[str]) -> str:
+    return f"{did_you_mean(wrong, known)}Valid: {', '.join(known)}."
+
+
+def _named(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~").split("@")[0]
+
+
+def default_overrides(given: Iterable[str]) -> Iterator[str]:
+    """What stands before the command line: the person's own file, and `cluster=slurm` where sbatch is on PATH.
+
+    A key that the command line gives too is left out.
+
+    Raises:
+        ConfigError: the file is no mapping of dotted keys to values.
+    """
+    named = {_named(override) for override in given}
+    own = read_user_config()
+    if "cluster" not in named and "cluster" not in own:
+        yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
+    for key, value in own.items():
+        is_overruled = key == "paths.runs_dir" and "HPC_TRAINER_RUNS" in os.environ
+        if key not in named and not is_overruled:
+            yield f"{key}={override_value(value)}"
+
+
+def overrides_for_here(given: Sequence[str], verb: str) -> list[str]:
+    """`given`, for a verb that starts its ranks on this machine: all that `cluster=` fixes holds, but who starts runs.
+
+    Without a `cluster=` on the command line or in the person's own file it is `cluster=local`, also where sbatch is.
+
+    Raises:
+        ConfigError: `given` names another executor; or the person's own file cannot be read.
+    """
+    for line in given:
+        if line.lstrip("+").startswith(f"{_EXECUTOR}=") and line.partition("=")[2] != "local":
+            raise ConfigError(f"{line}: {verb} runs on this machine. Leave it out, or give the runs to submit.")
+    is_chosen = any(_named(line) == "cluster" for line in given) or "cluster" in read_user_config()
+    return [*given, *([] if is_chosen else ["cluster=local"]), f"{_EXECUTOR}=local"]
+
+
+def override_value(value: Any) -> str:
+    """`value` in Hydra's override grammar, quoted so that it stays one value of its type."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ",".join(override_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{override_value(item)}" for key, item in value.items()) + "}"
+    # The grammar halves backslashes before a quote only; Hydra's own writer knows.
+    return str(QuotedString(text=str(value), quote=Quote.single).with_quotes())

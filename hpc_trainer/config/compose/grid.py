@@ -1,0 +1,243 @@
+"""A command line with sweeps -> the points of its grid, in the order of the axes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.config.compose.composer import Composer, default_overrides, override_value
+from hpc_trainer.config.compose.condition import Condition, read_condition
+from hpc_trainer.config.compose.override_lines import parse_common
+from hpc_trainer.config.compose.sweep_values import MAX_POINTS, sweep_values
+from hpc_trainer.config.schema.train import SweepBlock, SweepConfig
+from hpc_trainer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One point: all its overrides, and the value it has on each axis."""
+
+    overrides: tuple[str, ...]
+    axes: dict[str, str]
+    num_fixed: int = 0
+    """So many overrides, the first ones, are the same on all points of its block."""
+    exclude: tuple[Condition, ...] = ()
+    """Conditions that need the composed point: it is left out if one is true."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """The points of a grid, and how many a condition over its axes left out already."""
+
+    points: list[Point]
+    num_excluded: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    """Values that are stepped through: of one key, or of several together."""
+
+    keys: tuple[str, ...]
+    steps: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """One product of axes, with what stands before it on every point."""
+
+    fixed: tuple[str, ...]
+    axes: list[_Axis]
+    exclude: tuple[Condition, ...]
+
+    @property
+    def num_points(self) -> int:
+        return math.prod(len(axis.steps) for axis in self.axes)
+
+
+def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
+    """The points of a grid: `expand_grid` for those who need nothing else."""
+    return expand_grid(composer, overrides).points
+
+
+def expand_grid(composer: Composer, overrides: Sequence[str]) -> Expansion:
+    """The points of a grid: the product of all axes, the first axis slowest; blocks one after the other.
+
+    Axes are sweeps on the command line (`a=1,2`, `range()`, `choice()`, `glob()`) and those of the section `sweep`;
+    a key on the command line replaces an axis of the same key.
+
+    Raises:
+        ConfigError: an override does not parse, an axis is not a list with a value, axes that step together differ
+            in length, a condition cannot be read, or there are more than `MAX_POINTS`.
+    """
+    blocks = list(_blocks(composer, overrides))
+    _check_size(blocks)
+    points: list[Point] = []
+    num_excluded = 0
+    for block in blocks:
+        on_axes, on_point = _split_conditions(composer, block)
+        for lines, axes in _steps(block.axes):
+            if any(test(axes) for test in on_axes):
+                num_excluded += 1
+                continue
+            points.append(
+                Point(overrides=(*block.fixed, *lines), axes=axes, num_fixed=len(block.fixed), exclude=on_point)
+            )
+    return Expansion(points=points, num_excluded=num_excluded)
+
+
+def _blocks(composer: Composer, overrides: Sequence[str]) -> Iterator[_Block]:
+    parsed = composer.parse(overrides)
+    given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
+    defaults = list(default_overrides(overrides))
+    swept = [override for override in parsed if override.is_sweep_override()]
+    axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
+    # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
+    heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]
+    tails = [_axis(key, values) for key, values in axes.items() if key not in ("sweep", "experiment")]
+    for head in itertools.product(*(axis.steps for axis in heads)):
+        of_head = [_axis(axis.keys[0], list(step)) for axis, step in zip(heads, head, strict=True)]
+        base = [*given, *(f"{axis.keys[0]}={axis.steps[0][0]}" for axis in of_head)]
+        first = [f"{axis.keys[0]}={axis.steps[0][0]}" for axis in tails]
+        sweep = _sweep_section(composer, [*defaults, *base], first, len(defaults) + len(given))
+        named = {_key(axis.keys[0]) for axis in tails} | {_key(line) for line in base}
+        for from_config, conditions in _axes_of(composer, sweep, named):
+            keys = {_key(key) for axis in from_config for key in axis.keys}
+            # The person's own file is the weakest: an axis of the configuration replaces its value.
+            fixed = (*(line for line in defaults if _key(line) not in keys), *given)
+            yield _Block(fixed=fixed, axes=[*of_head, *tails, *from_config], exclude=conditions)
+
+
+def _sweep_section(composer: Composer, base: list[str], first: list[str], num_fixed: int) -> SweepConfig:
+    """The section `sweep`. The first values of the axes go with it, unless they do not fit each other.
+
+    Such a point may be one that a condition leaves out; if not, its own composition says what is wrong.
+    """
+    groups = [line for line in first if composer.fast.is_group(_key(line))]
+    # Each once: the same lines would be refused the same, and that takes 0.3 s.
+    most, *fewer = dict.fromkeys((tuple(first), tuple(groups), ()))
+    try:
+        return composer.fast.compose([*base, *most], num_fixed).config.sweep
+    except ConfigError as error:
+        for lines in fewer:
+            with contextlib.suppress(ConfigError):
+                return composer.fast.compose([*base, *lines], num_fixed).config.sweep
+        raise error from None
+
+
+def _axes_of(
+    composer: Composer, sweep: SweepConfig, named: set[str]
+) -> Iterator[tuple[list[_Axis], tuple[Condition, ...]]]:
+    """Axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
+    shared = _axes_in(composer, sweep, "sweep")
+    for index, block in enumerate(sweep.blocks or [SweepBlock()]):
+        own = _axes_in(composer, block, f"sweep.blocks[{index}]")
+        replaced = {_key(key) for axis in own for key in axis.keys}
+        axes = [*_without(shared, named | replaced), *_without(own, named)]
+        yield axes, tuple(read_condition(text) for text in [*sweep.exclude, *block.exclude])
+
+
+def _axes_in(composer: Composer, block: SweepConfig | SweepBlock, where: str) -> list[_Axis]:
+    axes = [_axis(key, _config_values(composer, f"{where}.axes", key, values)) for key, values in block.axes.items()]
+    for index, together in enumerate(block.zip):
+        place = f"{where}.zip[{index}]"
+        lists = {key: _config_values(composer, place, key, values) for key, values in together.items()}
+        lengths = {key: len(values) for key, values in lists.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
+            raise ConfigError(f"{place}: lists that step together must be of one length, and these have {listed}.")
+        if lists:
+            axes.append(_Axis(keys=tuple(lists), steps=list(zip(*lists.values(), strict=True))))
+    keys = [_key(key) for axis in axes for key in axis.keys]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{where}: {twice} is on two axes. Keep one of them.")
+    return axes
+
+
+def _without(axes: list[_Axis], keys: set[str]) -> list[_Axis]:
+    """The axes less some keys; what was stepped together with them goes on stepping."""
+    left = []
+    for axis in axes:
+        kept = [index for index, key in enumerate(axis.keys) if _key(key) not in keys]
+        if kept:
+            steps = [tuple(step[index] for index in kept) for step in axis.steps]
+            left.append(_Axis(keys=tuple(axis.keys[index] for index in kept), steps=steps))
+    return left
+
+
+def _axis(key: str, values: list[str]) -> _Axis:
+    return _Axis(keys=(key,), steps=[(value,) for value in values])
+
+
+def _key(line: str) -> str:
+    return line.split("=", 1)[0].lstrip("+~").split("@")[0]
+
+
+def _steps(axes: Sequence[_Axis]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The lines and axis values of each point. Each text is made once: 10,000 points share a few dozen."""
+    made = [
+        [
+            (
+                tuple(f"{key}={value}" for key, value in zip(axis.keys, step, strict=True)),
+                tuple((key.lstrip("+"), value) for key, value in zip(axis.keys, step, strict=True)),
+            )
+            for step in axis.steps
+        ]
+        for axis in axes
+    ]
+    for steps in itertools.product(*made):
+        yield [line for lines, _ in steps for line in lines], dict([pair for _, pairs in steps for pair in pairs])
+
+
+def _check_size(blocks: Sequence[_Block]) -> None:
+    total = sum(block.num_points for block in blocks)
+    if total > MAX_POINTS:
+        largest = max(blocks, key=lambda block: block.num_points)
+        sizes = " × ".join(f"{'+'.join(axis.keys)} {len(axis.steps)}" for axis in largest.axes)
+        joined = f", the largest of {len(blocks)} blocks" if len(blocks) > 1 else ""
+        raise ConfigError(
+            f"the grid has {total:,} points ({sizes}{joined}), and a sweep takes at most {MAX_POINTS:,}. "
+            "Give fewer values, or split it by sweep_name=NAME."
+        )
+
+
+def _split_conditions(
+    composer: Composer, block: _Block
+) -> tuple[list[Callable[[Mapping[str, str]], bool]], tuple[Condition, ...]]:
+    """Conditions over axes alone, decided before a point is composed (it may not compose); and all others."""
+    keys = {key.lstrip("+") for axis in block.axes for key in axis.keys}
+    on_axes = [condition for condition in block.exclude if condition.names <= keys]
+    return [_test(composer, condition) for condition in on_axes], tuple(
+        condition for condition in block.exclude if condition not in on_axes
+    )
+
+
+def _test(composer: Composer, condition: Condition) -> Callable[[Mapping[str, str]], bool]:
+    names = sorted(condition.names)
+    values: dict[str, Any] = {}
+    decided: dict[tuple[str, ...], bool] = {}
+
+    def value(name: str, text: str) -> Any:
+        line = f"{name}={text}"
+        if line not in values:
+            values[line] = (parse_common(line) or composer.parse([line])[0]).value()
+        return values[line]
+
+    def holds(axes: Mapping[str, str]) -> bool:
+        key = tuple([axes[name] for name in names])
+        if key not in decided:
+            decided[key] = condition.holds(lambda name: value(name, axes[name]))
+        return decided[key]
+
+    return holds
+
+
+def _config_values(composer: Composer, where: str, key: str, values: object) -> list[str]:
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{where}.{key}={values!r} must be a list with at least one value, as [1, 2].")
+    is_group = composer.is_group(key)
+    return [str(value) if is_group else override_value(value) for value in values]

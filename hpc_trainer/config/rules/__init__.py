@@ -1,0 +1,1 @@
+"""What one value, or several that belong together, must keep to; `validate` asks all."""

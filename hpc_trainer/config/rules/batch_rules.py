@@ -1,0 +1,126 @@
+"""Rules of the three sizes of a batch: what they divide, and that there are so many samples. All advise the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpc_trainer.config.batch import num_parts, whole_batch
+from hpc_trainer.config.checks import at_least
+from hpc_trainer.config.rules.text_file import num_train_windows
+from hpc_trainer.config.schema.data import (
+    DataConfig,
+    DigitsConfig,
+    SyntheticImagesConfig,
+    SyntheticTokensConfig,
+    TextBytesConfig,
+)
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Samples of a batch, of a micro-batch, and micro-batches of a rank in a step; None: left open."""
+
+    total: int
+    micro: int | None
+    accum: int | None
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.micro is not None and self.accum is not None
+
+    def of_a_rank(self) -> int:
+        """What a rank's share is a multiple of; its share itself, if `is_fixed`."""
+        return (self.micro or 1) * (self.accum or 1)
+
+    def legal(self, count: int, most: int | None) -> _Sizes:
+        """The nearest sizes for `count` ranks and `most` (≥ count) samples that break no rule."""
+        total = self.total if most is None else min(self.total, most)
+        share, micro, accum = max(1, total // count), self.micro, self.accum
+        if micro is not None and micro > share:
+            return _Sizes(share * count, share, accum if accum == 1 else None)
+        if most is not None and self.of_a_rank() > most // count:
+            accum = None
+        kept = _Sizes(self.total, micro, accum)
+        unit = count * kept.of_a_rank()
+        nearest = unit if kept.is_fixed else max(unit, round(total / unit) * unit)
+        if most is not None and nearest > most:
+            nearest = most // unit * unit
+        return _Sizes(nearest, micro, accum)
+
+    def way_to(self, legal: _Sizes) -> str:
+        """What is to be changed for it, as one types it; a batch alone without its key."""
+        keys = {"global_batch_size": "total", "micro_batch_size": "micro", "grad_accum_steps": "accum"}
+        values = {
+            key: getattr(legal, name) for key, name in keys.items() if getattr(legal, name) != getattr(self, name)
+        }
+        if list(values) == ["global_batch_size"]:
+            return str(legal.total)
+        return " ".join(f"train.{key}={'null' if value is None else value}" for key, value in values.items())
+
+
+def batch_problems(config: TrainConfig) -> Iterator[str]:
+    """What `train.global_batch_size`, `micro_batch_size` and `grad_accum_steps` break, a line each."""
+    train, parts = config.train, num_parts(config.train, config.hardware, config.parallel)
+    count = 1 if train.batch_per_rank else parts
+    sizes = _Sizes(train.global_batch_size, train.given_micro_batch_size, train.grad_accum_steps)
+    given = {
+        "train.global_batch_size": sizes.total,
+        "train.micro_batch_size": sizes.micro,
+        "train.grad_accum_steps": sizes.accum,
+    }
+    bad = [line for key, value in given.items() for line in at_least(key, value, 1, nullable=True)]
+    if bad or parts < 1:
+        yield from bad
+        return
+    num_samples = _num_train_samples(config.data)
+    if num_samples and num_samples < parts:
+        yield (
+            f"data={config.data.name} has {num_samples} training samples, and each of {parts} ranks takes one or more "
+            f"in a step. Use hardware with at most {num_samples} ranks, or more samples."
+        )
+        return
+    most = num_samples // (parts if train.batch_per_rank else 1) if num_samples else None
+    way = sizes.way_to(sizes.legal(count, most))
+    share = max(1, sizes.total // count)
+    if sizes.micro is not None and sizes.micro > share:
+        yield (
+            f"train.micro_batch_size={sizes.micro} must be at most {share}, the samples that one rank takes of "
+            f"train.global_batch_size={sizes.total}. Use {way}."
+        )
+    else:
+        yield from _multiple(config, sizes, count, way)
+    if num_samples and num_samples < whole_batch(train, config.hardware, config.parallel):
+        each = f" × {parts} ranks" if train.batch_per_rank else ""
+        yield (
+            f"train.global_batch_size={sizes.total}{each} must be at most the {num_samples} training "
+            f"samples of data={config.data.name}. Use {way}."
+        )
+
+
+def _multiple(config: TrainConfig, sizes: _Sizes, count: int, way: str) -> Iterator[str]:
+    train, unit = config.train, count * sizes.of_a_rank()
+    is_all = count == config.hardware.world_size
+    called = "logical_ranks" if train.logical_ranks else "world_size" if is_all else "data-parallel ranks"
+    if sizes.total % unit:
+        parts = [f"{called}={count}" + ("" if train.logical_ranks else f" (hardware={config.hardware.name})")]
+        parts = [] if train.batch_per_rank else parts
+        parts += [] if sizes.micro is None else [f"train.micro_batch_size={sizes.micro}"]
+        parts += [] if sizes.accum is None else [f"train.grad_accum_steps={sizes.accum}"]
+        yield f"train.global_batch_size={sizes.total} must be a multiple of {' × '.join(parts)}. Use {way}."
+    elif sizes.is_fixed and sizes.total != unit:
+        yield (
+            f"train.global_batch_size={sizes.total} must equal micro_batch_size={sizes.micro} × "
+            f"grad_accum_steps={sizes.accum} × {called}={count} = {unit}. "
+            f"Use {way}, or leave one of the three null."
+        )
+
+
+def _num_train_samples(data: DataConfig) -> int:
+    """Training samples, where the configuration alone says how many; else 0."""
+    if isinstance(data, DigitsConfig):
+        return max(0, 1797 - data.num_eval)
+    if isinstance(data, TextBytesConfig):
+        return num_train_windows(data) or 0  # of none another rule tells
+    return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

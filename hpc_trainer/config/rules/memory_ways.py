@@ -1,0 +1,123 @@
+"""What a kind of training would need less memory with: only choices that break no rule that was not broken before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.config.batch import divisors, num_parts
+from hpc_trainer.config.mesh import NUM_BYTES, num_blocks
+from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
+from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig
+
+_CHUNK = 8192  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`text`: as one types it. `share`: of each part of the memory, by name, what is saved about."""
+
+    text: str
+    share: Mapping[str, float]
+
+    def saves(self, parts: Mapping[str, float]) -> float:
+        """In the unit of `parts`."""
+        return sum(share * (parts.get(name) or 0.0) for name, share in self.share.items())
+
+
+def smaller_batch(config: TrainConfig) -> int | None:
+    """The largest micro-batch that is at most half of the one that there is; None if that is one sample, or auto."""
+    micro = config.train.given_micro_batch_size
+    if micro is None or micro < 2:
+        return None
+    share = config.train.global_batch_size // num_parts(config.train, config.hardware, config.parallel)
+    return max(size for size in divisors(share) if size <= micro // 2)
+
+
+def ways(config: TrainConfig) -> Iterator[Way]:
+    """Each way that is legal, the ones that cost the least first. `config` is validated."""
+    broken = set(find_problems(config))
+    for way, group, changes in _wanted(config):
+        section = dataclasses.replace(getattr(config, group), **changes)
+        if broken.issuperset(find_problems(dataclasses.replace(config, **{group: section}))):
+            yield way
+
+
+def may_be_auto(config: TrainConfig) -> bool:
+    """True if `train.micro_batch_size=auto` would be legal, and is not there."""
+    train = dataclasses.replace(config.train, micro_batch_size=AUTO, grad_accum_steps=None)
+    return not config.train.is_batch_auto and not list(find_problems(dataclasses.replace(config, train=train)))
+
+
+def _wanted(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
+    train, world_size = config.train, config.hardware.world_size
+    others = 1 - 1 / world_size  # the share that the other ranks would take over
+    half = smaller_batch(config)
+    if half is not None and config.parallel.strategy is not Strategy.fsdp:  # there gradients would be whole
+        changes = {"micro_batch_size": half, "grad_accum_steps": None}
+        yield Way(f"train.micro_batch_size={half}", {"activations": 0.5}), "train", changes
+    yield from _of_loss(config)
+    if train.recompute is not Recompute.full:
+        # A block's input is left of its activations; how much that is depends on the model.
+        yield Way("train.recompute=full", {"activations": 0.6}), "train", {"recompute": Recompute.full}
+        share = {"activations": 1 - train.recompute_budget}
+        yield Way("train.recompute=budget", share), "train", {"recompute": Recompute.budget}
+    yield from _of_fsdp(config)
+    if config.precision.compute_dtype in (Dtype.fp32, Dtype.tf32):
+        yield Way("precision=bf16", {"activations": 0.4}), "precision", {"compute_dtype": Dtype.bf16}
+    if not config.optim.offload:
+        yield Way("optim.offload=true", {"optimizer": 0.9}), "optim", {"offload": True}
+    if not config.parallel.zero1 and config.parallel.strategy is Strategy.ddp:
+        yield Way("parallel.zero1=true", {"optimizer": others}), "parallel", {"zero1": True}
+    if config.parallel.strategy is not Strategy.fsdp:
+        shared = dict.fromkeys(("weights", "gradients", "optimizer", "average"), others)
+        words = "parallel=fsdp parallel.zero1=false" if config.parallel.zero1 else "parallel=fsdp"
+        yield Way(words, shared), "parallel", {"strategy": Strategy.fsdp, "zero1": False}
+    if train.ema_decay is not None:
+        yield Way("train.ema_decay=null", {"average": 1.0}), "train", {"ema_decay": None}
+
+
+def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
+    """Logits of a part of the tokens at a time."""
+    model, data, micro = config.model, config.data, config.train.given_micro_batch_size
+    if not isinstance(model, GptConfig) or config.train.loss_chunk_size is not None or micro is None:
+        return
+    if not isinstance(data, (SyntheticTokensConfig, TextBytesConfig)) or micro * data.seq_len <= _CHUNK:
+        return
+    num_rows = model.num_rows(data.vocab_size if isinstance(data, SyntheticTokensConfig) else NUM_BYTES)
+    # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which go, and
+    # some 34 for each of the width of each block.
+    logits = 16 * num_rows
+    share = 0.7 * logits / (logits + 34 * model.num_layers * model.embed_dim)
+    changes = {"loss_chunk_size": _CHUNK}
+    yield Way(f"train.loss_chunk_size={_CHUNK}", {"activations": share, "evaluation": 0.9}), "train", changes
+
+
+def _of_fsdp(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
+    """What of the weights is whole at a time, and in which format."""
+    parallel, computed, blocks = config.parallel, config.precision.compute_dtype, num_blocks(config.model)
+    if parallel.strategy is not Strategy.fsdp:
+        return
+    # A stage stays whole in any case. Two blocks are whole with it, too, the one that runs and the next.
+    if not parallel.reshard_after_forward and parallel.pipeline_parallel == 1 and blocks is not None and blocks > 2:
+        yield (
+            Way("parallel.reshard_after_forward=true", {"gathered": 1 - 2 / blocks}),
+            "parallel",
+            {"reshard_after_forward": True},
+        )
+    # Of one's own model nobody knows here if it has a batch norm, which takes no such weights.
+    is_known = not isinstance(config.model, CustomModelConfig)
+    if is_known and parallel.param_dtype is FsdpDtype.fp32 and computed in (Dtype.bf16, Dtype.fp16):
+        # Of the activations autocast's copies of weights, and half of what goes from block to block: by the estimate of
+        # four GPTs of 4 to 12 blocks 0.29 to 0.62 of them.
+        yield (
+            Way(f"parallel.param_dtype={computed.value}", {"gathered": 0.5, "activations": 0.3}),
+            "parallel",
+            {"param_dtype": FsdpDtype(computed.value)},
+        )

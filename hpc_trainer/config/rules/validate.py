@@ -1,0 +1,303 @@
+"""Rules between fields that types cannot say. Each problem names the key, the rule, the value and a legal choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config import script_words as words
+from hpc_trainer.config.batch import with_batch
+from hpc_trainer.config.checks import at_least as _at_least
+from hpc_trainer.config.checks import between as _between
+from hpc_trainer.config.checks import positive as _positive
+from hpc_trainer.config.load import BUT_SEED, but_seed
+from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.mesh_rules import mesh_problems
+from hpc_trainer.config.rules.batch_rules import batch_problems
+from hpc_trainer.config.rules.code_names import param_problems, target_problems
+from hpc_trainer.config.rules.effect_rules import effect_problems
+from hpc_trainer.config.rules.item_rules import item_problems
+from hpc_trainer.config.rules.metric_rules import metric_problems
+from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
+from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
+from hpc_trainer.config.rules.retention import retention_problems
+from hpc_trainer.config.rules.step_rules import step_problems
+from hpc_trainer.config.rules.text_file import window_problems
+from hpc_trainer.config.schema.data import (
+    DataConfig,
+    DigitsConfig,
+    SyntheticImagesConfig,
+    SyntheticTokensConfig,
+    TextBytesConfig,
+)
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.snapshot import SnapshotConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.declarations import feature_problems
+from hpc_trainer.errors import ConfigError
+
+# The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
+_SHORTEST_WATCHDOG_S = 10
+_MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
+MAX_SEED = 2**32 - 1
+# sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
+_LARGEST_COUNT = 2**31 - 1
+_LONGEST_MIN = 2**31 // 60
+_LONGEST_LEAD_S = 2**16 - 1
+
+
+def validate(config: TrainConfig, memo: Memo | None = None) -> None:
+    """Checks every rule, then fills in batch sizes and warm-up that were left open, and makes paths absolute.
+
+    Sections that change are replaced by copies: points of a grid share theirs. With a `memo`, points that shared a
+    section share the copy too.
+
+    Raises:
+        ConfigError: all problems found, a line each.
+    """
+    memo = memo or Memo()
+    problems = list(find_problems(config, memo))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    config.train = memo.of(with_batch, config.train, config.hardware, config.parallel)
+    config.schedule = memo.of(with_schedule, config.schedule)
+    config.data = memo.of(_with_absolute_path, config.data)
+    config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
+
+
+def _with_absolute_path(data: DataConfig) -> DataConfig:
+    if isinstance(data, TextBytesConfig) and data.path is not None:
+        # The worker's working folder may be another one.
+        return dataclasses.replace(data, path=str(Path(data.path).expanduser().resolve()))
+    return data
+
+
+def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
+    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s.
+
+    With a `memo`, points that share all but their seed are looked at once.
+    """
+    memo = memo or Memo()
+    yield from _between("seed", config.seed, 0, MAX_SEED)
+    yield from memo.of(_without_seed, memo, *but_seed(config))
+
+
+def _without_seed(memo: Memo, *parts: Any) -> tuple[str, ...]:
+    # None: a rule that looked at the seed would fail at once, instead of taking one point's for another's.
+    config: Any = {"seed": None, **dict(zip(BUT_SEED, parts, strict=True))}
+    return tuple(_find_problems(TrainConfig(**config), memo))
+
+
+def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
+    wrong = list(item_problems(config, memo))
+    if wrong:  # the rules below take types for granted
+        yield from wrong
+        return
+    yield from _general(config)
+    yield from memo.of(_hardware_problems, config.hardware)
+    yield from _cluster(config)
+    yield from mesh_problems(config)
+    yield from batch_problems(config)
+    yield from optim_problems(config)
+    yield from step_problems(config)
+    yield from feature_problems(config)
+    yield from metric_problems(config)
+    yield from memo.of(_model_problems, config.model)
+    yield from _data(config)
+    yield from _snapshot(config.snapshot)
+    yield from target_problems(config)
+    yield from memo.of(param_problems, config.params)
+    yield from resume_from_problems(config.checkpoint)
+    yield from effect_problems(config)
+
+
+def _general(config: TrainConfig) -> Iterator[str]:
+    yield from _at_least("train.num_steps", config.train.num_steps, 1)
+    yield from _at_least("train.eval_every_steps", config.train.eval_every_steps, 0)
+    if config.train.max_grad_norm is not None:
+        yield from _positive("train.max_grad_norm", config.train.max_grad_norm, 1)
+    yield from _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 1)
+    yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
+    yield from retention_problems(config.checkpoint)
+    yield from _at_least("monitor.log_every_steps", config.monitor.log_every_steps, 1)
+    yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
+    if config.monitor.watchdog_s:
+        yield from _at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
+    yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
+    yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
+    if config.budget.max_gpu_hours is not None:
+        yield from _positive("budget.max_gpu_hours", config.budget.max_gpu_hours, 1)
+    yield from _at_least("budget.max_jobs", config.budget.max_jobs, 1, nullable=True)
+    yield from _positive("precision.init_scale", config.precision.init_scale, PrecisionConfig().init_scale)
+    yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
+    if words.has_control(config.paths.runs_dir or ""):
+        yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
+    yield from _home("paths.runs_dir", config.paths.runs_dir)
+    for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
+        if words.has_control(text):  # it is printed
+            yield f"{key}={text!r} must be one line without control characters. Use {words.plain(text) or 'mine'}."
+    for key in ("sweep_name", "experiment_name"):
+        name = getattr(config, key)
+        if name is not None and not words.NAME.fits(name):
+            nearest = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "my-sweep"
+            yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
+
+
+def _home(key: str, path: str | None) -> Iterator[str]:
+    try:
+        Path(path or "").expanduser()
+    except RuntimeError:
+        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
+
+
+def _hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
+    return tuple(_hardware(hardware))
+
+
+def _model_problems(model: ModelConfig) -> tuple[str, ...]:
+    return tuple(_model(model))
+
+
+def _hardware(hardware: HardwareConfig) -> Iterator[str]:
+    yield from _at_least("hardware.num_nodes", hardware.num_nodes, 1, most=_LARGEST_COUNT)
+    yield from _at_least("hardware.gpus_per_node", hardware.gpus_per_node, 0, most=_LARGEST_COUNT)
+    yield from _at_least("hardware.time_limit_min", hardware.time_limit_min, 1, most=_LONGEST_MIN)
+    for key in ("tasks_per_node", "cpus_per_gpu", "cpus_per_task"):
+        yield from _at_least(f"hardware.{key}", getattr(hardware, key), 1, nullable=True, most=_LARGEST_COUNT)
+    memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
+    chosen = {key: value for key, value in memory.items() if value is not None}
+    for key, value in chosen.items():
+        yield from _positive(key, value, 1)
+        if 0 < value < 1 / 1024:  # rounded to 0 MB it would be sbatch's --mem=0: all memory of the node
+            yield f"{key}={value:g} is less than 1 MB, and Slurm counts in MB. Use {key}=1."
+    if len(chosen) > 1:
+        listed = ", ".join(f"{key}={value:g}" for key, value in chosen.items())
+        first, *others = chosen
+        unset = " ".join(f"{key}=null" for key in others)
+        yield f"{listed}: Slurm takes one memory flag. Keep one of them, for example {first}: add {unset}."
+    if not hardware.gpus_per_node:
+        for key in ("cpus_per_gpu", "mem_gb_per_gpu"):
+            if getattr(hardware, key) is not None:
+                other = key.replace("_per_gpu", "_per_task" if key.startswith("cpus") else "_per_node")
+                yield f"hardware.{key}={getattr(hardware, key):g} needs gpus_per_node ≥ 1. Use hardware.{other}."
+    elif hardware.tasks_per_node not in (None, hardware.gpus_per_node):
+        yield (
+            f"hardware.tasks_per_node={hardware.tasks_per_node} must equal gpus_per_node={hardware.gpus_per_node}: "
+            f"one rank a GPU. Use {hardware.gpus_per_node} or null."
+        )
+    if hardware.cpus_per_gpu is not None and hardware.cpus_per_task is not None:
+        yield "hardware.cpus_per_gpu and hardware.cpus_per_task both name the cores of a rank. Keep one of them."
+    yield from words.word_problem("hardware.partition", hardware.partition, words.PARTITION)
+    yield from words.word_problem("hardware.qos", hardware.qos, words.QOS)
+    yield from words.word_problem("hardware.constraint", hardware.constraint, words.CONSTRAINT)
+    yield from words.word_problem("hardware.exclude", hardware.exclude, words.HOSTS)
+    yield from words.word_problem("hardware.gpu_type", hardware.gpu_type, words.GPU_TYPE)
+
+
+def _cluster(config: TrainConfig) -> Iterator[str]:
+    cluster, hardware = config.cluster, config.hardware
+    yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
+    yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)
+    yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
+    yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
+    yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
+    yield from _at_least("cluster.max_failures", cluster.max_failures, 0)
+    if cluster.signal_lead_s is not None:
+        longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
+        yield from _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, longest)
+    for name, value in cluster.env.items():
+        if not words.ENV_NAME.fits(name) or words.has_control(value):
+            yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
+    for line in cluster.setup:
+        yield from words.setup_problem(line)
+    for argument in cluster.srun_args:
+        yield from words.srun_problem(argument)
+    if cluster.python is not None:
+        yield from words.python_problem(cluster.python)
+
+
+def _model(model: ModelConfig) -> Iterator[str]:
+    if isinstance(model, (MlpConfig, CnnConfig, GptConfig)):
+        yield from _between("model.dropout", model.dropout, 0, 1, high_open=True)
+    if isinstance(model, MlpConfig):
+        yield from _at_least("model.hidden_dim", model.hidden_dim, 1)
+        yield from _at_least("model.num_layers", model.num_layers, 0)
+    if isinstance(model, CnnConfig):
+        yield from _at_least("model.num_channels", model.num_channels, 1)
+    if isinstance(model, ResnetConfig):
+        yield from _at_least("model.width", model.width, 1)
+        yield from _at_least("model.small_input_below", model.small_input_below, 0)
+        if model.depth not in (18, 50):
+            nearest = 18 if abs(model.depth - 18) < abs(model.depth - 50) else 50
+            yield f"model.depth={model.depth} must be 18 or 50. Use {nearest}."
+    if isinstance(model, GptConfig):
+        for key in ("num_layers", "num_heads", "embed_dim", "vocab_multiple"):
+            yield from _at_least(f"model.{key}", getattr(model, key), 1)
+        if model.num_heads >= 1 and model.embed_dim % model.num_heads:
+            nearest = max(1, round(model.embed_dim / model.num_heads)) * model.num_heads
+            yield (
+                f"model.embed_dim={model.embed_dim} must be a multiple of model.num_heads={model.num_heads}. "
+                f"Use {nearest}."
+            )
+
+
+def _data(config: TrainConfig) -> Iterator[str]:
+    data = config.data
+    yield from _at_least("data.num_workers", data.num_workers, 0)
+    checks: dict[type[DataConfig], Callable[[Any], Iterator[str]]] = {
+        DigitsConfig: _digits,
+        SyntheticImagesConfig: _synthetic_images,
+        SyntheticTokensConfig: _synthetic_tokens,
+        TextBytesConfig: _text_bytes,
+    }
+    yield from checks.get(type(data), lambda _: iter(()))(data)
+
+
+def _digits(data: DigitsConfig) -> Iterator[str]:
+    yield from _between("data.num_eval", data.num_eval, 1, 1796)
+    yield from _between("data.max_shift", data.max_shift, 0, 7)
+
+
+def _synthetic_images(data: SyntheticImagesConfig) -> Iterator[str]:
+    yield from _at_least("data.num_samples", data.num_samples, 1)
+    yield from _at_least("data.num_eval", data.num_eval, 1)
+    yield from _between("data.image_size", data.image_size, 8, 224)
+    yield from _at_least("data.num_classes", data.num_classes, 2)
+    yield from _at_least("data.data_seed", data.data_seed, 0)
+    if data.num_channels not in (1, 3):
+        yield f"data.num_channels={data.num_channels} must be 1 or 3. Use 3."
+
+
+def _synthetic_tokens(data: SyntheticTokensConfig) -> Iterator[str]:
+    for key, least in (("num_samples", 1), ("num_eval", 1), ("seq_len", 2), ("data_seed", 0)):
+        yield from _at_least(f"data.{key}", getattr(data, key), least)
+    yield from _at_least("data.vocab_size", data.vocab_size, 2, most=2**31)
+
+
+def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
+    yield from _at_least("data.seq_len", data.seq_len, 2)
+    if not 0 < data.eval_fraction < 1:
+        yield f"data.eval_fraction={data.eval_fraction:g} must be between 0 and 1. Use 0.1."
+    unknown = list(_home("data.path", data.path))
+    yield from unknown
+    if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
+        yield f"data.path={data.path} must be a readable file; there is none."
+    else:
+        yield from window_problems(data)
+
+
+def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
+    yield from _positive("snapshot.max_mb", snapshot.max_mb, SnapshotConfig().max_mb)
+    yield from _at_least("snapshot.max_files", snapshot.max_files, 1)
+    for name in snapshot.packages:
+        if not name.isidentifier():
+            yield f"snapshot.packages holds {name!r}: a top-level package, as my_lab."
+    for key in ("include", "exclude"):
+        for pattern in getattr(snapshot, key):
+            if not pattern.strip("/") or pattern.startswith("/") or ".." in pattern.split("/"):
+                yield f"snapshot.{key} holds {pattern!r}: a name (*.so), or a path from the top (data/raw)."

@@ -1,0 +1,1 @@
+"""The table of what goes with what: choices, rows, declarations, and the page of the docs."""

@@ -1,0 +1,113 @@
+"""Whose the files are that would be frozen: a team's folder may hold what a colleague put there.
+
+What somebody else owns is said, because it runs as the person who submits. It is refused where it would be imported
+in place of something that is installed: then nobody has asked for it by its name. What everybody may write is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+
+from hpc_trainer.errors import UntrustedFileError
+from hpc_trainer.launch.frozen_code.frozen_worker import is_below, is_environment
+
+_SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
+# Python imports these by itself when it starts.
+_AT_START = ("sitecustomize", "usercustomize")
+# Folders that every checkout has, and that packages install by mistake; nothing installed imports them.
+_NOT_IMPORTED = frozenset({"tests", "test", "docs", "examples", "benchmarks", "scripts", "setup", "conftest"})
+_SHOWN = 3
+
+
+def user_name(uid: int) -> str:
+    """`alice`, or `user 1234` where the number has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def check_owners(source: str, places: Sequence[str], files: Mapping[str, os.stat_result]) -> tuple[str, ...]:
+    """What a person should know of the owners of the files of one root.
+
+    Args:
+        source: the root.
+        places: folders below it that are on the path of imports: package.parent, current folder, PYTHONPATH.
+        files: name below the root -> what lstat says.
+
+    Raises:
+        UntrustedFileError: everybody may write a file, or one of another user would take an installed module's place.
+    """
+    open_to_all = [name for name, info in files.items() if stat.S_ISREG(info.st_mode) and info.st_mode & stat.S_IWOTH]
+    if open_to_all:
+        raise UntrustedFileError(
+            f"{_listed(source, open_to_all)} would be frozen and run as you, and everybody may write "
+            f"{'it' if len(open_to_all) == 1 else 'them'}. Look at what is in there, then: chmod -R o-w {source}"
+        )
+    foreign = {name: info.st_uid for name, info in files.items() if info.st_uid not in (os.getuid(), 0)}
+    for name, uid in foreign.items():
+        module = next((each for place in places for each in _module(name, place)), None)
+        if module is not None and _is_known(module, source):
+            raise UntrustedFileError(
+                f"{source}/{name} belongs to {user_name(uid)}. It would be frozen, and run as you in place of the "
+                f"module {module} that is installed. Look at it, and remove it or leave it out: "
+                f"'snapshot.exclude=[{name}]'. If you mean it, replace it by a copy of your own."
+            )
+    named = {name: uid for name, uid in foreign.items() if not name.startswith("hpc_trainer/")}
+    if not named:
+        return ()
+    owners = ", ".join(sorted({user_name(uid) for uid in named.values()}))
+    return (
+        f"{len(named)} of the frozen files in {source} belong to {owners} and will run as you: "
+        f"{_listed('', list(named))}.",
+    )
+
+
+def _listed(source: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"{source}/{name}" if source else name for name in names[:_SHOWN]) + more
+
+
+def _module(name: str, place: str) -> Iterator[str]:
+    """The module that Python would find by the file `name` if the folder `place` is on the path."""
+    if place != ".":
+        if not name.startswith(f"{place}/"):
+            return
+        name = name[len(place) + 1 :]
+    top, _, rest = name.partition("/")
+    file = rest or top
+    suffix = next((each for each in _SUFFIXES if file.endswith(each)), None)
+    if suffix is None:
+        return
+    module = top if rest else file.removesuffix(suffix)
+    if module.isidentifier() and (not rest or file.removesuffix(suffix) == "__init__"):
+        yield module
+
+
+def _is_known(module: str, source: str) -> bool:
+    """True if the same name means something else where this root is not on the path."""
+    if module in _NOT_IMPORTED:
+        return False
+    if module in sys.stdlib_module_names or module in _AT_START:
+        return True
+    elsewhere = [
+        entry
+        for entry in map(os.path.realpath, filter(None, sys.path))
+        if not is_below(entry, source) or is_environment(entry, source)
+    ]
+    return PathFinder.find_spec(module, elsewhere) is not None
+
+
+def places_of(source: str, packages: Mapping[str, str]) -> list[str]:
+    """Folders below a root, relative to it, that are or were on the path of imports."""
+    entries = (os.path.realpath(each) for each in (str(Path.cwd()), *filter(None, sys.path)))
+    found = (
+        os.path.relpath(each, source) for each in entries if is_below(each, source) and not is_environment(each, source)
+    )
+    return list(dict.fromkeys((*packages.values(), *found)))

@@ -1,0 +1,358 @@
+"""Starts the worker from frozen code: `python runs/<sweep>/code/<digest>.zip ...` runs this file, its `__main__.py`.
+
+It unpacks the archive beside itself, unless another rank has, and puts that on the path. It imports the standard
+library alone: the hpc_trainer that is installed may be a checkout that somebody is editing, and must not be imported
+before the path is set.
+
+    python ARCHIVE --unpack FOLDER     only unpacks, to look at the code
+
+Whatever else hpc_trainer starts begins here too (runtime/start.py has the command line): `start` runs a module as
+`python -m` does, but for the current folder. There anybody of a team may have put a numpy.py.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402 -- the path is set before anything else is imported
+import os
+import sys
+
+
+def _comes_last(entry: str) -> bool:
+    """As START of runtime/start.py has it: the current folder, and folders of no environment that others may write."""
+    if not entry or not os.path.isdir(entry) or os.path.samefile(entry, "."):  # noqa: PTH112, PTH121
+        return not entry or os.path.isdir(entry)  # noqa: PTH112
+    others_may_write = os.stat(entry).st_mode & 0o022 > 0  # noqa: PTH116
+    return others_may_write and "-packages" not in entry and not entry.startswith(sys.base_prefix)
+
+
+def _leave_current_folder() -> None:
+    """Starts this process anew with -P, where Python has it (3.11), so that the current folder is not on its path.
+
+    The children of multiprocessing get the option handed on; the variable PYTHONSAFEPATH would reach every program
+    that the person's code starts.
+    """
+    if sys.version_info >= (3, 11) and not sys.flags.safe_path and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-P", *sys.orig_argv[1:]])  # noqa: S606
+
+
+if __name__ == "__main__":
+    _leave_current_folder()
+_given_path = sys.path[:]
+if __name__ == "__main__":
+    sys.path.sort(key=_comes_last)
+
+import contextlib
+import grp
+import hashlib
+import json
+import pwd
+import runpy
+import shutil
+import signal
+import stat
+import time
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+MAIN = "__main__.py"
+MANIFEST = "manifest.json"
+LINK = "link"
+_CONFIG_ERROR = 78  # never retried (hpc_trainer/errors.py)
+# 300 files of 8 kB take 0.1 s on a local disk, some seconds on a busy parallel file system.
+_UNPACK_WAIT_S = 20.0
+
+
+class RefusedCodeError(Exception):
+    """The archive is not what was submitted, or others may have changed it."""
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 over names, modes and contents of all files, and over where they came from."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def member(number: int, name: str) -> str:
+    """The name in the archive of the file `name`, the `number`-th; other programs that unpack zip meet no odd ones."""
+    return f"code/{name}" if name.isascii() and name.isprintable() and "\\" not in name else f"odd-names/{number}"
+
+
+def read_archive(archive: Path) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
+    """The manifest, and name -> (mode, content) of each file.
+
+    Raises:
+        RefusedCodeError: the content is not what the manifest says, or the manifest not what the archive's name says.
+    """
+    files: dict[str, tuple[str, bytes]] = {}
+    try:
+        with zipfile.ZipFile(archive) as file:
+            manifest = json.loads(file.read(MANIFEST))
+            if not manifest_digest(manifest).startswith(archive.stem):
+                raise RefusedCodeError(f"{archive} was changed: its digest is {manifest_digest(manifest)[:12]}")
+            for number, (name, (mode, sha256)) in enumerate(manifest["files"].items()):
+                content = file.read(member(number, name))
+                if hashlib.sha256(content).hexdigest() != sha256:
+                    raise RefusedCodeError(f"{archive} was changed: {name}")
+                files[name] = mode, content
+            if hashlib.sha256(file.read(MAIN)).hexdigest() != manifest["main"]:
+                raise RefusedCodeError(f"{archive} was changed: {MAIN}")
+    except RefusedCodeError:
+        raise
+    except Exception as error:  # damaged headers make zipfile raise nine kinds, RuntimeError and EOFError among them
+        raise RefusedCodeError(f"{archive} cannot be read: {error}") from error
+    return manifest, files
+
+
+def find_change(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> str | None:
+    """The first file that differs in the unpacked `folder` from what it must be; None if there is none."""
+    for name, (mode, content) in files.items():
+        path = f"{folder}/{name}"
+        try:
+            if mode == LINK:
+                same = os.fsencode(Path(path).readlink()) == content
+            else:
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123 -- a descriptor
+                    same = file.read() == content
+        except OSError:
+            same = False
+        if not same:
+            return name
+    start = len(f"{folder}/")
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if each != "__pycache__"]  # Python writes it when it imports
+        for each in names:
+            if f"{parent}/{each}"[start:] not in files:
+                return f"{parent}/{each}"[start:]
+    return None
+
+
+def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
+    """Writes the files into `folder`, which must not exist. Not flushed to the disk: the archive has been."""
+    below = {name[:end] for name in files for end in range(len(name)) if name[end] == "/"}
+    for each in (folder, *(folder / name for name in sorted(below))):
+        each.mkdir(mode=0o755)  # a default ACL may give the group more than the umask lets
+    for name, (mode, content) in files.items():
+        path = f"{folder}/{name}"
+        if mode == LINK:
+            Path(path).symlink_to(os.fsdecode(content))
+            continue
+        # Read-only: an editor that follows a traceback to here says so before it changes what waiting runs import.
+        bits = 0o555 if mode == "755" else 0o444
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, bits), "wb") as file:
+            file.write(content)
+
+
+def ensure_unpacked(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> Path:
+    """The folder beside the archive with exactly these files. Every rank calls it; one unpacks, the others wait.
+
+    The folder appears whole, by a rename. One that was changed is set aside and written anew.
+    """
+    folder, claim = archive.with_suffix(""), archive.with_suffix(".unpacking")
+    deadline = time.monotonic() + _UNPACK_WAIT_S
+    is_mine = False
+    while not (folder.exists() or is_mine):
+        # The claim only saves work: whoever holds it may have been killed, and two that unpack do no harm.
+        is_mine = _take(claim) or time.monotonic() > deadline
+        if not is_mine:
+            time.sleep(0.05)
+    try:
+        change = find_change(folder, files)
+        for _ in range(3):  # another rank may set aside and unpack in the same moment
+            if change is None:
+                return folder
+            temporary = archive.with_name(f".{archive.stem}.{uuid.uuid4().hex}.tmp")
+            if folder.exists():
+                sys.stderr.write(f"{folder / change} is not what was submitted; unpacking {archive.name} anew.\n")
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rename(archive.with_name(f"{archive.stem}.changed-{uuid.uuid4().hex[:8]}"))
+            unpack(temporary, files)
+            with contextlib.suppress(OSError):  # it is there by now: another rank was faster
+                temporary.rename(folder)
+            shutil.rmtree(temporary, ignore_errors=True)
+            change = find_change(folder, files)
+    finally:
+        if is_mine:
+            claim.unlink(missing_ok=True)
+    raise RefusedCodeError(f"{folder / str(change)} is not what was submitted, and does not stay so")
+
+
+def _take(claim: Path) -> bool:
+    try:
+        os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except FileExistsError:
+        return False
+    return True
+
+
+def check_trusted(path: Path) -> None:
+    """Refuses what another user owns or others may write, as hpc_trainer.runs.files does.
+
+    Raises:
+        RefusedCodeError: owner or mode is wrong, or the path is a symbolic link.
+    """
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode):
+        raise RefusedCodeError(f"{path} is a symbolic link; it must be the file itself")
+    if info.st_uid not in (os.getuid(), 0):
+        raise RefusedCodeError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is run")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"{stat.S_IMODE(info.st_mode):o}"
+        raise RefusedCodeError(f"{path} has mode {mode}: others may write it. Look at it, then: chmod go-w {path}")
+
+
+def frozen_path(path: Sequence[str], folder: Path, roots: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`path` (as sys.path) with every folder of a frozen root replaced by its copy, so that the order stays.
+
+    A folder that lay in a root and holds nothing frozen is dropped, but not one of an environment that lies in the
+    root, as .venv does: what pip installed is not frozen. The packages that were frozen by name are found in
+    the copy whatever else is on the path: where they are not, their folder is put first.
+    """
+    by_depth = sorted(roots, key=lambda root: len(root["source"]), reverse=True)
+    found: list[str] = []
+    for entry in path:
+        real = os.path.realpath(entry or os.curdir)
+        for root in by_depth:
+            if is_below(real, root["source"]) and not is_environment(real, root["source"]):
+                copy = folder / root["name"] / os.path.relpath(real, root["source"])
+                found += [os.path.normpath(copy)] if copy.is_dir() else []
+                break
+        else:
+            found.append(entry)
+    found = list(dict.fromkeys(found))
+    for root in roots:
+        for package, place in root["packages"].items():
+            copy_place = os.path.normpath(folder / root["name"] / place)
+            if not _is_found_in(package, copy_place, found):
+                found = [copy_place, *(entry for entry in found if entry != copy_place)]
+    return found
+
+
+def is_below(path: str, folder: str) -> bool:
+    """True for `folder` itself and what lies in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def is_environment(path: str, root: str) -> bool:
+    """True for a folder of installed packages below `root`: of this Python, or named as such folders are."""
+    below = Path(os.path.relpath(path, root)).parts
+    prefixes = {os.path.realpath(each) for each in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+    return bool({"site-packages", "dist-packages"} & set(below)) or any(
+        is_below(path, each) and is_below(each, root) and each != root for each in prefixes
+    )
+
+
+def _is_found_in(package: str, place: str, path: list[str]) -> bool:
+    spec = PathFinder.find_spec(package, path)
+    if spec is None:
+        return False
+    locations = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
+    return any(str(each).startswith(place + os.sep) for each in locations)
+
+
+def safe_path(path: Sequence[str]) -> list[str]:
+    """`path` (as sys.path) with folders that others may write last, and after them the current folder.
+
+    Everything else is found before: frozen code, the standard library, what is installed. Folders of an environment
+    stay where they are, also one that a team may write: it is the Python that was asked for.
+    """
+    groups: tuple[list[str], ...] = ([], [], [])
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # deleted meanwhile
+        here = Path()
+    for entry in dict.fromkeys(os.path.normpath(here / each) for each in path):
+        groups[_danger(entry)].append(entry)
+    if groups[1]:
+        sys.stderr.write(f"others may write {', '.join(groups[1])}: looked in after what is installed.\n")
+    # The person's own word for -P: not there at all.
+    return [*groups[0], *groups[1], *([] if os.environ.get("PYTHONSAFEPATH") else groups[2][:1])]
+
+
+def _danger(entry: str) -> int:
+    """Of an entry of the path: 0 where the person alone puts modules, 1 where others may, 2 in the current folder."""
+    try:
+        info = Path(entry).stat()
+        is_here = os.path.samestat(info, Path().stat())
+    except OSError:
+        return 0
+    if is_here:
+        return 2
+    prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix)
+    is_installed = {"site-packages", "dist-packages"} & set(Path(entry).parts) or any(
+        is_below(os.path.realpath(entry), os.path.realpath(each)) for each in prefixes
+    )
+    return int(not is_installed and stat.S_ISDIR(info.st_mode) and _others_may_write(info))
+
+
+def _others_may_write(info: os.stat_result) -> bool:
+    """True unless the owner alone may; a group of that account alone is the owner (config/compose/own_files.py)."""
+    if not info.st_mode & stat.S_IWGRP or info.st_mode & stat.S_IWOTH:
+        return bool(info.st_mode & stat.S_IWOTH)
+    try:
+        account, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return True
+    is_private = account.pw_gid == group.gr_gid and account.pw_name == group.gr_name
+    return not is_private or info.st_uid == 0 or bool(set(group.gr_mem) - {account.pw_name})
+
+
+def use_frozen_code(archive: Path) -> None:
+    """Unpacks the archive if need be, and puts the code on sys.path, and on PYTHONPATH for processes of the run.
+
+    Raises:
+        RefusedCodeError: it is not what was submitted, or others may have changed it.
+    """
+    for each in (archive.parent.parent, archive.parent, archive):
+        check_trusted(each)
+    manifest, files = read_archive(archive)
+    folder = ensure_unpacked(archive, files)
+    check_trusted(folder)
+    # The current folder first: what was frozen of it takes its place, and comes before what is installed.
+    path = ["", *(each for each in _given_path if os.path.realpath(each) != str(archive))]
+    sys.path[:] = safe_path(frozen_path(path, folder, manifest["roots"]))
+    ours = [entry for entry in sys.path if entry.startswith(f"{folder}{os.sep}")]
+    given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    outside = [each for each in frozen_path(given, folder, manifest["roots"]) if each not in ours]
+    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in [*ours, *outside] if os.pathsep not in each)
+
+
+def start(path: Sequence[str]) -> None:
+    """Runs `python -c START MODULE ARGUMENT...` (runtime/start.py) as `python -m MODULE ARGUMENT...`.
+
+    Args:
+        path: sys.path as Python made it.
+    """
+    module = sys.argv.pop(1)
+    if module == "hpc_trainer.worker":
+        _hold_stop_signals()
+    sys.path[:] = safe_path(["", *path])
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _hold_stop_signals() -> None:
+    """Until the worker's handlers stand (runtime/stop.py): unpacking may take seconds."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
+
+
+def main() -> None:
+    """Runs `python -m hpc_trainer.worker` of the frozen code, with this process's arguments."""
+    archive = Path(sys.argv[0]).resolve()
+    _hold_stop_signals()
+    try:
+        if sys.argv[1:2] == ["--unpack"]:
+            unpack(Path(sys.argv[2]), read_archive(archive)[1])
+            return
+        use_frozen_code(archive)
+    except RefusedCodeError as error:
+        advice = "Move it away and submit again: that writes it anew"
+        sys.stderr.write(f"the frozen code is refused: {error}. {advice}.\n")
+        sys.exit(_CONFIG_ERROR)
+    runpy.run_module("hpc_trainer.worker", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,372 @@
+"""Freezes the code at submit: runs/<sweep>/code/<digest>.zip, from which waiting and requeued runs start.
+
+Frozen is what a person edits: the checkout or folder that holds the packages which the runs' `_target_` and
+`train.main` name, and hpc_trainer itself where it runs from a checkout. What pip installed (site-packages) is not.
+docs/decisions/0008-frozen-code.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import sysconfig
+import time
+import uuid
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import hpc_trainer
+from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.schema.snapshot import SnapshotMode
+from hpc_trainer.errors import ConfigError, SubmitError
+from hpc_trainer.launch.frozen_code import frozen_worker
+from hpc_trainer.launch.frozen_code.code_files import (
+    Rules,
+    git_files,
+    git_top,
+    importable_files,
+    package_files,
+    read_file,
+    too_many,
+)
+from hpc_trainer.launch.frozen_code.code_owners import check_owners, places_of
+from hpc_trainer.launch.frozen_code.frozen_worker import (
+    LINK,
+    MAIN,
+    MANIFEST,
+    RefusedCodeError,
+    manifest_digest,
+    member,
+    read_archive,
+)
+from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.spec import RunSpec
+
+_FORMAT = 1
+# What a killed submit left half written is removed once no living one can still be at it.
+_STALE_S = 3600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Root:
+    """One folder of code: where it lies, what it is called in the copy, and the files below it that are frozen."""
+
+    source: str
+    """Absolute, without symbolic links."""
+    name: str = ""
+    how: str
+    """git or copy."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """Top-level package -> the folder below `source` that must be on sys.path for it."""
+    files: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+    """Names that would be among the files, were they not those of secrets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The code as it stood when this was made, in memory. Nothing is written."""
+
+    digest: str
+    """SHA-256, 64 hex digits, over names, modes and contents of all files and the folders that they come from."""
+    manifest: Mapping[str, Any]
+    contents: Mapping[str, tuple[str, bytes]]
+    """Name in the copy -> (mode, content); of a link its target."""
+    roots: tuple[Root, ...]
+    left_out: tuple[str, ...]
+    """Links that lead out of their root, or to what is not frozen; files whose names are those of secrets."""
+    notes: tuple[str, ...] = ()
+    """What the person should know of whose the code is."""
+
+    def archive(self, paths: SweepPaths) -> Path:
+        """The file in the sweep's folder from which workers start."""
+        return archive_of(paths, self.digest)
+
+    def provenance(self) -> dict[str, Any]:
+        """What sweep.json keeps of it."""
+        return {
+            "digest": self.digest,
+            "roots": [{"source": root.source, "name": root.name, "how": root.how} for root in self.roots],
+            "num_files": len(self.contents),
+            "num_bytes": sum(len(content) for _, content in self.contents.values()),
+            "left_out": list(self.left_out),
+        }
+
+
+def archive_of(paths: SweepPaths, digest: str) -> Path:
+    """Where the code of this digest (64 hex digits) lies in a sweep's folder."""
+    return paths.code / f"{digest[:12]}.zip"
+
+
+def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
+    """The code that these runs will import, as it stands now; None with snapshot=off, or if all of it is installed.
+
+    Raises:
+        ConfigError: the runs disagree about `snapshot`, a package is not among the files that would be frozen, there
+            is more than `snapshot.max_mb` or `snapshot.max_files`, or a file cannot be read.
+        UntrustedFileError: somebody else's file would take the place of an installed module, or everybody may write it.
+    """
+    if not specs:
+        return None
+    config = specs[0].config["snapshot"]
+    if any(spec.config["snapshot"] != config for spec in specs):
+        raise ConfigError("snapshot is one for a whole grid: submit each part by a command of its own.")
+    if config["mode"] == SnapshotMode.off.value:
+        return None
+    rules = Rules(
+        include=tuple(config["include"]),
+        exclude=tuple(config["exclude"]),
+        runs_dir=os.path.realpath(runs_dir),
+        max_files=config["max_files"],
+    )
+    targets = {target for spec in specs for target in targets_of(spec.config).values()}
+    packages = {target.split(".", 1)[0] for target in targets} | set(config["packages"])
+    roots = _find_roots(packages - {"hpc_trainer"}, rules, prefer_git=config["mode"] == SnapshotMode.git.value)
+    return _read(roots, config) if roots else None
+
+
+def _find_roots(packages: Iterable[str], rules: Rules, *, prefer_git: bool) -> list[Root]:
+    roots: dict[str, Root] = {}
+    for package in sorted(packages):
+        for location in _locations(package):
+            if not _is_installed(location):
+                _add_root(roots, package, location, rules, prefer_git=prefer_git)
+    ours = Path(hpc_trainer.__file__).resolve().parent
+    if not _is_installed(ours) and not any(_provides(root, "hpc_trainer", ours) for root in roots.values()):
+        # Of our own checkout the package alone: nothing in it needs the tests, and a run's conf/ is in its spec.
+        source = str(ours.parent)
+        root = roots.setdefault(source, Root(source=source, how="copy"))
+        root.files = sorted({*root.files, *package_files(ours.parent, "hpc_trainer", Rules())})
+        root.packages["hpc_trainer"] = "."
+    return _named(roots.values())
+
+
+def _locations(package: str) -> list[Path]:
+    """Where Python finds a top-level package or module, the current folder first, as the worker. Imports nothing."""
+    spec = PathFinder.find_spec(package, [str(Path.cwd()), *(entry for entry in sys.path if entry)])
+    if spec is None:
+        try:
+            spec = importlib.util.find_spec(package)  # editable installs that bring a finder of their own
+        except (ImportError, ValueError):
+            spec = None
+    if spec is None:
+        return []  # perhaps the nodes have it
+    if spec.submodule_search_locations:
+        return [Path(each).absolute() for each in spec.submodule_search_locations]
+    return [Path(spec.origin).absolute()] if spec.has_location and spec.origin else []
+
+
+def _is_installed(location: Path) -> bool:
+    if {"site-packages", "dist-packages"} & set(location.parts):
+        return True
+    return any(location.is_relative_to(sysconfig.get_path(key)) for key in ("stdlib", "platstdlib"))
+
+
+def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules, *, prefer_git: bool) -> None:
+    # A link to a package elsewhere: what is frozen is what it leads to, if that can be imported by the same name.
+    real = location.resolve()
+    if real.name != location.name:
+        real = location.parent.resolve() / location.name
+    entry = real.parent
+    known = next((root for root in roots.values() if _provides(root, package, real)), None)
+    if known is not None:
+        return
+    top = git_top(entry) if prefer_git else None
+    if top is not None and str(top) not in roots:
+        files = git_files(top, rules)
+        if files is not None:
+            root = Root(source=str(top), how="git", files=files, secrets=_taken(rules))
+            if _provides(root, package, real):
+                roots[root.source] = root
+                return
+    # No checkout, or git ignores the package.
+    root = roots.get(str(entry)) or Root(source=str(entry), how="copy")
+    root.files = sorted({*root.files, *importable_files(entry, [package], rules)})
+    root.secrets = sorted({*root.secrets, *_taken(rules)})
+    if not _provides(root, package, real):
+        raise ConfigError(
+            f"{package} is found at {location} and would not be frozen: it is excluded, or a link to another name. "
+            "See snapshot.exclude, or use snapshot=off."
+        )
+    roots[root.source] = root
+
+
+def _taken(rules: Rules) -> list[str]:
+    """The secrets that were met since it was last asked."""
+    found = sorted(set(rules.secrets))
+    rules.secrets.clear()
+    return found
+
+
+def _provides(root: Root, package: str, location: Path) -> bool:
+    """True if the root's files hold the package that Python finds at `location`; notes where."""
+    if not location.is_relative_to(root.source):
+        return False
+    name = str(location.relative_to(root.source))
+    is_there = name in root.files or any(each.startswith(f"{name}/") for each in root.files)
+    if is_there:
+        root.packages[package] = str(Path(name).parent)
+    return is_there
+
+
+def _named(roots: Iterable[Root]) -> list[Root]:
+    """The roots with names for their folders in the copy: readable in a traceback, and each once."""
+    taken: set[str] = set()
+    listed = sorted(roots, key=lambda root: root.source)
+    for root in listed:
+        plain = re.sub(r"[^A-Za-z0-9._-]", "_", Path(root.source).name).strip(".")[:50] or "code"
+        number = 1
+        root.name = plain
+        while root.name in taken:
+            number += 1
+            root.name = f"{plain}-{number}"
+        taken.add(root.name)
+    return listed
+
+
+def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
+    _check_size(roots, config)
+    left_out: list[str] = []
+    notes: list[str] = []
+    contents: dict[str, tuple[str, bytes]] = {}
+    for root in roots:
+        infos: dict[str, os.stat_result] = {}
+        contents |= {f"{root.name}/{name}": content for name, content in _contents(root, left_out, infos)}
+        notes += check_owners(root.source, places_of(root.source, root.packages), infos)
+        left_out += [f"{root.source}/{name}" for name in root.secrets]
+    manifest = {
+        "format": _FORMAT,
+        "main": hashlib.sha256(_main()).hexdigest(),
+        "roots": [{"name": root.name, "source": root.source, "packages": root.packages} for root in roots],
+        "files": {name: [mode, hashlib.sha256(content).hexdigest()] for name, (mode, content) in contents.items()},
+    }
+    return Snapshot(
+        digest=manifest_digest(manifest),
+        manifest=manifest,
+        contents=contents,
+        roots=tuple(roots),
+        left_out=tuple(left_out),
+        notes=tuple(notes),
+    )
+
+
+def _main() -> bytes:
+    return Path(frozen_worker.__file__).read_bytes()
+
+
+def _contents(
+    root: Root, left_out: list[str], infos: dict[str, os.stat_result]
+) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    """Name -> (mode, content). Adds to `left_out` what is not frozen, to `infos` what lstat says of what is."""
+    folders = {name[:end] for name in root.files for end in range(len(name)) if name[end] == "/"}
+    known = {*root.files, *folders}
+    for name in root.files:
+        path = Path(root.source, name)
+        if path.is_symlink():
+            # Relative, so that it leads into the copy and not back to what is being edited.
+            goal = os.path.realpath(path)
+            if os.path.relpath(goal, root.source) in known and not Path(goal).is_symlink():  # no loop
+                target = os.path.relpath(goal, os.path.realpath(path.parent))
+                infos[name] = path.lstat()
+                yield name, (LINK, os.fsencode(target))
+            else:
+                left_out.append(str(path))
+            continue
+        read = read_file(path)
+        if read is not None:
+            infos[name], content = read
+            yield name, ("755" if infos[name].st_mode & stat.S_IXUSR else "644", content)
+
+
+def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:
+    """Before anything is read: the login node's memory is shared."""
+    num_files = sum(len(root.files) for root in roots)
+    if num_files > config["max_files"]:
+        largest = max(roots, key=lambda root: len(root.files))
+        raise ConfigError(too_many(Path(largest.source), largest.files, config["max_files"]))
+    sizes: list[tuple[int, str]] = []
+    for root in roots:
+        for name in root.files:
+            with contextlib.suppress(OSError):  # deleted, and git has not been told
+                sizes.append((os.lstat(f"{root.source}/{name}").st_size, name))
+    total = sum(size for size, _ in sizes)
+    if total > config["max_mb"] * 1e6:
+        biggest = sorted(sizes, reverse=True)[:5]
+        listed = ", ".join(f"{name!r} ({size / 1e6:.1f} MB)" for size, name in biggest)
+        raise ConfigError(
+            f"the code to freeze in {', '.join(root.source for root in roots)} has {total / 1e6:.1f} MB in "
+            f"{num_files} files, more than snapshot.max_mb={config['max_mb']:g}. The biggest: {listed}. Leave out what "
+            f"is no code: 'snapshot.exclude=[{json.dumps(biggest[0][1])}]', or .gitignore; or raise snapshot.max_mb; "
+            "or snapshot=off."
+        )
+
+
+def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
+    """Writes the archive into the sweep's folder, unless it is there, and returns it. Workers start from it.
+
+    It appears whole, by a rename, flushed to the disk: killed in the middle, there is none.
+
+    Raises:
+        SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
+    """
+    archive = snapshot.archive(paths)
+    make_folder(paths.code)
+    check_trusted(paths.code)
+    if archive.exists():
+        check_trusted(archive)
+        try:
+            manifest, _ = read_archive(archive)
+            if manifest != snapshot.manifest:
+                raise RefusedCodeError(f"{archive} holds other code of the same short digest")
+        except RefusedCodeError as error:
+            raise SubmitError(
+                f"{error}. Runs that wait refuse to start from it. Move it away and submit again: that writes it anew."
+            ) from error
+        return archive
+    _remove_stale(paths.code)
+    temporary = paths.code / f".{archive.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        # Read-only: nothing has a reason to write it again.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_pack(snapshot))
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(archive)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(paths.code)
+    fsync_folder(paths.folder)
+    return archive
+
+
+def _pack(snapshot: Snapshot) -> bytes:
+    packed = io.BytesIO()
+    # Stored, not compressed: 0.4 MB of Python in 100 files take 15 ms to deflate, and 1 ms to write.
+    with zipfile.ZipFile(packed, "w") as file:
+        for name, content in ((MAIN, _main()), (MANIFEST, json.dumps(snapshot.manifest, indent=1).encode())):
+            file.writestr(zipfile.ZipInfo(name), content)
+        for number, (name, (_, content)) in enumerate(snapshot.contents.items()):
+            file.writestr(zipfile.ZipInfo(member(number, name)), content)
+    return packed.getvalue()
+
+
+def _remove_stale(folder: Path) -> None:
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _STALE_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

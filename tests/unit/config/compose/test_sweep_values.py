@@ -1,0 +1,80 @@
+"""Sweeps of Hydra's grammar that a grid cannot step through, and words that a space has parted: what to do instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.grid import expand
+from hpc_trainer.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("no_slurm")
+
+
+def _message(*words: str) -> str:
+    with Composer() as composer, pytest.raises(ConfigError) as caught:
+        expand(composer, words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "use"),
+    [
+        ("optim.lr=interval(1e-4,1e-1)", "Use values, as optim.lr=0.0001,0.001,0.01,0.1."),
+        ("optim.lr=interval(-1,2)", "Use values, as optim.lr=-1,0,1,2."),
+        ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0."),
+        ("tracker=interval(1,2)", "Use values, as tracker=none,tensorboard."),
+        ("optim.lr=interval(1,2),3", "Write all values out, as optim.lr=1,2,3."),
+        ("seed=range(1,3),range(4,6)", "range() stands alone, not among other values."),
+        ("seed=range(0,10,0)", "a STEP other than 0. Use range(1,4)."),
+        ("seed=range(0,inf)", "takes finite numbers"),
+        (
+            "seed=range(0,1e9)",
+            "this range has about 1e+09 values, and a sweep takes at most 100,000. Use a larger step",
+        ),
+        ("seed=range(0,9000000000)", "at most 100,000"),
+        ("seed=range(5,1)", "an axis needs at least one value."),
+    ],
+)
+def test_what_is_no_list_of_values(word: str, use: str) -> None:
+    message = _message(word)
+    assert message.startswith(word)
+    assert use in message
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        (["optim.lr=1e-3,", "3e-3"], "optim.lr=1e-3,3e-3"),
+        (["optim.lr=1e-3", ",", "3e-3"], "optim.lr=1e-3,3e-3"),
+        (["optim.lr", "=", "1e-3"], "optim.lr=1e-3"),
+        (["optim.betas=[0.9,", "0.95]"], "'optim.betas=[0.9,0.95]'"),
+        (["model=mlp", "seed=range(1,", "3)"], "'seed=range(1,3)'"),
+    ],
+)
+def test_a_space_makes_two_words(words: list[str], whole: str) -> None:
+    assert _message(*words).endswith(f"are one override. Write {whole} without the space.")
+
+
+def test_a_space_in_one_word_is_fine() -> None:
+    with Composer() as composer:
+        assert [point.axes for point in expand(composer, ["optim.lr=1e-3, 3e-3"])] == [
+            {"optim.lr": "0.001"}, {"optim.lr": "0.003"},
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["optim.lr", "3", "optim.lr=foo(1)", "seed=choice()", "optim.lr=,"])
+def test_a_word_that_is_no_override_is_named(word: str) -> None:
+    message = _message("model=mlp", word)
+    assert message.startswith(f"{word}: Hydra's grammar of overrides does not read this: ")
+    assert message.endswith("An override reads KEY=VALUE, as optim.lr=1e-3; a value with spaces is put in quotes.")
+
+
+@pytest.mark.parametrize(
+    "word", ["snapshot=-0.0", "data=[1,null]", "+experiment=[[[]]]", "snapshot=['???']", "model=3", "+snapshot=null"]
+)
+def test_a_choice_is_a_name(word: str) -> None:
+    message = _message(word)
+    assert message.startswith(f"{word}: a choice of ")
+    assert "Valid: " in message

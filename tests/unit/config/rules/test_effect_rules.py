@@ -1,0 +1,149 @@
+"""A key that would change nothing is refused: else the same training would count, and be trained, as several runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.identity import config_digest
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.rules.effect_rules import Limited, limited_keys
+from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.freeze import freeze_grid
+from tests.unit.runs.builders import make_config
+
+pytestmark = pytest.mark.usefixtures("no_slurm")
+# What a condition of the declarations without a value means, and what has to stand beside others to be allowed at all.
+SET: dict[str, Any] = {
+    "checkpoint.keep_best": "eval_loss", "monitor.profile_steps": 2, "parallel.pipeline_parallel": 2,
+    "train.early_stop.patience": 2,
+}  # fmt: skip
+
+
+def _declared() -> list[tuple[str, Limited]]:
+    found: list[tuple[str, Limited]] = []
+    for each in dataclasses.fields(TrainConfig):
+        if dataclasses.is_dataclass(each.default_factory):
+            kinds = {each.default_factory, *VARIANTS.get(each.name, {}).values()}
+            found += [(each.name, limited) for kind in kinds for limited in limited_keys(kind)]
+    return sorted(set(found), key=str)
+
+
+DECLARED = _declared()
+
+
+def _put(config: TrainConfig, key: str, value: Any) -> None:
+    *path, name = key.split(".")
+    owner: Any = config
+    for part in path:
+        owner = getattr(owner, part)
+    current = getattr(owner, name)
+    setattr(owner, name, type(current)[value] if isinstance(current, enum.Enum) and isinstance(value, str) else value)
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return next(each for each in type(value) if each is not value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return "eval_accuracy"
+    return 2 if value is None else (value / 2 or 0.5) if isinstance(value, float) else value + 2
+
+
+def test_the_keys_that_were_found_without_effect_are_declared() -> None:
+    names = {".".join((section, *limited.path)) for section, limited in DECLARED}
+    assert names >= {
+        "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
+        "parallel.powersgd_rank", "parallel.powersgd_start_step", "parallel.powersgd_error_feedback",
+        "parallel.pipeline_schedule", "precision.init_scale", "precision.growth_interval", "schedule.gamma",
+        "schedule.min_lr_ratio", "train.memory_margin", "train.guard.spike_factor", "train.guard.spike_window",
+        "train.guard.max_rollbacks", "checkpoint.best_mode", "monitor.profile_warmup_steps",
+        "train.early_stop.metric", "train.early_stop.mode",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "limited"), DECLARED, ids=lambda value: ".".join(getattr(value, "path", [value])))
+def test_a_key_without_effect_is_refused_and_its_default_is_not(section: str, limited: Limited) -> None:
+    key, config = ".".join((section, *limited.path)), make_config()
+    _put(config, "schedule.name", "constant")  # cosine has a use for some
+    _put(config, key, limited.default)
+    assert not [line for line in find_problems(config) if line.startswith(f"{key}=")]
+    _put(config, key, _other(limited.default))
+    (problem,) = [line for line in find_problems(config) if "has no effect with" in line]
+    assert problem.startswith(f"{key}=")
+    first = limited.needs[0]
+    assert re.search(rf"\. Use {re.escape(key)}=\S+, its default, or (another value of )?[\w.=]+\.$", problem), problem
+    assert first.partition("=")[2] in problem
+    config.train.main = "mine.main"  # who reads the configuration in a loop of one's own, nobody knows here
+    assert not [line for line in find_problems(config) if "has no effect with" in line]
+
+
+@pytest.mark.parametrize(("section", "limited"), DECLARED, ids=lambda value: ".".join(getattr(value, "path", [value])))
+def test_a_key_is_taken_with_each_of_those_that_it_goes_with(section: str, limited: Limited) -> None:
+    key = ".".join((section, *limited.path))
+    for need in limited.needs:
+        other, _, value = need.partition("=")
+        config = make_config()
+        _put(config, key, _other(limited.default))
+        _put(config, other, SET[other] if not value else True if value == "true" else value)
+        assert not [line for line in find_problems(config) if "has no effect with" in line], need
+
+
+def test_what_is_left_counts() -> None:
+    """Of the sections that make the identity, a limited key changes it: so it has to be refused where it is idle."""
+    for section, limited in DECLARED:
+        config = make_config()
+        before = config_digest(to_plain(config))
+        _put(config, ".".join((section, *limited.path)), _other(limited.default))
+        is_told = section not in ("checkpoint", "monitor")
+        assert (config_digest(to_plain(config)) != before) is is_told, limited
+
+
+def test_a_grid_in_which_a_key_counts_for_some_points_only() -> None:
+    words = ["hardware=cpu_x2", "parallel=ddp,post_local_sgd", "parallel.sync_every_steps=8,16"]
+    with pytest.raises(
+        ConfigError, match=r"parallel\.sync_every_steps=8 is for parallel\.sync=post_local_sgd or diloc"
+    ):
+        freeze_grid(words)
+    left_out = "sweep.exclude=[\"parallel == 'ddp' and parallel.sync_every_steps != 16\"]"
+    assert len(freeze_grid([*words, left_out]).specs) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["optim=sgd", "optim.momentum=0.8"], "optim.momentum=0.8"),
+        (["optim.betas=[0.8,0.99]"], "optim.betas=[0.8, 0.99]"),
+        (["optim=custom", "optim._target_=torch.optim.NAdam", "+optim.kwargs.betas=[0.9,0.99]"], "optim.kwargs.betas="),
+    ],
+)  # fmt: skip
+def test_a_momentum_that_one_cycle_overrules(words: list[str], key: str) -> None:
+    told = [line for line in find_problems(make_config("schedule=one_cycle", *words)) if "has no effect with" in line]
+    assert [line.startswith(key) and "schedule.cycle_momentum=false" in line for line in told] == [True]
+    assert not list(find_problems(make_config("schedule=one_cycle", "schedule.cycle_momentum=false", *words)))
+    assert not list(find_problems(make_config("schedule=cosine", *words)))
+
+
+@pytest.mark.parametrize(
+    "words", [["optim=sgd", "optim.momentum=0", "optim.nesterov=false"], ["optim.betas=[0.9,0.99]"]]
+)
+def test_what_one_cycle_leaves_alone_is_taken(words: list[str]) -> None:
+    assert not list(find_problems(make_config("schedule=one_cycle", *words)))
+
+
+def test_a_warm_up_left_open_and_none_are_one_run_but_of_one_cycle() -> None:
+    ids = [freeze_grid([f"schedule={name}", f"schedule.warmup_steps={steps}"]).specs[0].run_id
+           for name in ("cosine", "one_cycle") for steps in ("null", "0")]  # fmt: skip
+    assert ids[0] == ids[1]
+    assert ids[2] != ids[3]
+    (spec,) = freeze_grid(["schedule=one_cycle"]).specs
+    assert spec.config["schedule"]["cycle_momentum"] is True
+    assert spec.config["schedule"]["warmup_steps"] is None

@@ -1,0 +1,237 @@
+"""How a worker starts from frozen code: unpacked once, checked, and first on the path whatever else is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hpc_trainer
+from hpc_trainer.launch.frozen_code.frozen_worker import (
+    RefusedCodeError,
+    check_trusted,
+    ensure_unpacked,
+    find_change,
+    frozen_path,
+    read_archive,
+)
+from hpc_trainer.launch.frozen_code.snapshot import store_code
+from hpc_trainer.runs.layout import SweepPaths
+from tests.unit.launch.projects import frozen, make_checkout, write_files
+
+# Stands in for hpc_trainer's worker: says which code was found, and with which path.
+WORKER = """
+import os, signal, subprocess, sys
+import my_lab.net, hpc_trainer
+print(my_lab.net.__file__, hpc_trainer.__file__, *sys.argv[1:], sep="\\n")
+child = "import my_lab.net; print(my_lab.net.__file__)"
+print(subprocess.run([sys.executable, "-c", child], cwd="/", capture_output=True, text=True).stdout, end="")
+try:
+    import sibling
+except ImportError:
+    print("no sibling")
+else:
+    print(sibling.__file__)
+print(*(each.name for each in signal.sigpending()))
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with my_lab and an hpc_trainer of its own, small enough to see what is imported."""
+    folder = make_checkout(tmp_path / "project")
+    write_files(folder, {"hpc_trainer/__init__.py": "", "hpc_trainer/worker/__main__.py": WORKER})
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def archive(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hpc_trainer, "__file__", str(project / "hpc_trainer" / "__init__.py"))
+    runs = project / "runs"
+    (runs / "sweep").mkdir(parents=True)
+    return store_code(SweepPaths(runs / "sweep"), frozen(runs))
+
+
+def _start(archive: Path, cwd: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    return subprocess.run(
+        [sys.executable, "-u", archive, *argv], cwd=cwd, env={**kept, **environ}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def test_the_frozen_code_runs_whatever_happened_to_the_other(project: Path, archive: Path) -> None:
+    write_files(
+        project,
+        {"my_lab/net.py": "raise RuntimeError('edited')\n", "sibling.py": "", "hpc_trainer/worker/__main__.py": "x("},
+    )
+    for number, environ in enumerate(({}, {"PYTHONPATH": str(project)}, {"PYTHONPATH": f"{project}/my_lab:/nowhere"})):
+        done = _start(archive, project if number else Path("/"), "--array", "x y", **environ)
+        assert done.returncode == 5, done.stderr
+        folder = archive.with_suffix("")
+        assert done.stdout.splitlines() == [
+            f"{folder}/project/my_lab/net.py", f"{folder}/project/hpc_trainer/__init__.py", "--array", "x y",
+            f"{folder}/project/my_lab/net.py", "no sibling", "",
+        ]  # fmt: skip
+
+
+def test_it_starts_with_the_checkout_gone(project: Path, archive: Path, tmp_path: Path) -> None:
+    sweep = archive.parents[1].rename(tmp_path / "sweep")
+    project.rename(tmp_path / "gone")
+    done = _start(sweep / "code" / archive.name, Path("/"))
+    assert done.returncode == 5, done.stderr
+    assert done.stdout.startswith(f"{sweep}/code/{archive.stem}/project/my_lab/net.py\n")
+
+
+def test_the_current_folder_is_on_the_path_as_before_if_it_is_not_frozen(
+    project: Path, archive: Path, tmp_path: Path
+) -> None:
+    write_files(tmp_path / "elsewhere", {"sibling.py": ""})
+    assert _start(archive, tmp_path / "elsewhere").stdout.splitlines()[-2] == f"{tmp_path}/elsewhere/sibling.py"
+
+
+def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: Path) -> None:
+    folder = archive.with_suffix("")
+    assert _start(archive, project).returncode == 5
+    net = folder / "project" / "my_lab" / "net.py"
+    assert net.stat().st_mode & 0o222 == 0
+    for damage in (
+        lambda: (net.chmod(0o600), net.write_text("raise RuntimeError('edited')\n")),
+        net.unlink,
+        lambda: (net.unlink(), net.symlink_to("/dev/null")),
+        lambda: write_files(folder, {"project/json.py": "raise RuntimeError('added')\n"}),
+    ):
+        damage()
+        done = _start(archive, project)
+        assert done.returncode == 5
+        assert "is not what was submitted; unpacking" in done.stderr
+        assert net.read_text() == "class Net: ...\n"
+    assert len(list(archive.parent.glob("*.changed-*"))) == 4
+    assert (folder / "project" / "my_lab" / "__pycache__").is_dir(), "what Python compiled is kept, and no change"
+    assert _start(archive, project).stderr == ""
+
+
+def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
+    code, whole = read_archive(archive), archive.read_bytes()
+    with zipfile.ZipFile(archive) as file:
+        # What stands between the files: zipfile raises nine kinds of errors for it. Their content has its digest.
+        headers = [(info.header_offset, info.header_offset + 30 + len(info.filename)) for info in file.infolist()]
+        places = [at for start, end in [*headers, (file.start_dir, len(whole))] for at in range(start, end)]
+    archive.chmod(0o600)
+    num_refused = 0
+    for at in places:
+        for bit in range(8):
+            archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            try:
+                assert read_archive(archive) == code, (at, bit)  # nobody reads the date of a file
+            except RefusedCodeError:
+                num_refused += 1
+    assert num_refused > len(places)
+
+
+def test_many_ranks_at_once_unpack_one_copy(project: Path, archive: Path) -> None:
+    command = [sys.executable, archive]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(8)]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=60)
+        assert (rank.returncode, errors) == (5, "")
+    assert sorted(path.name for path in archive.parent.iterdir()) == [archive.stem, archive.name]
+
+
+def test_a_stop_signal_waits_for_the_workers_handlers(project: Path, archive: Path) -> None:
+    archive.with_suffix(".unpacking").touch()  # it waits for another rank that unpacks
+    rank = subprocess.Popen([sys.executable, archive], stdout=subprocess.PIPE, text=True)
+    try:
+        status = Path(f"/proc/{rank.pid}/status")
+        deadline = time.monotonic() + 20
+        while not int(re.search(r"SigBlk:\s*(\w+)", status.read_text()).group(1), 16) >> (signal.SIGTERM - 1) & 1:
+            assert time.monotonic() < deadline, "SIGTERM is not held back"
+            time.sleep(0.01)
+        rank.send_signal(signal.SIGTERM)
+        archive.with_suffix(".unpacking").unlink()
+        output, _ = rank.communicate(timeout=60)
+    finally:
+        rank.kill()
+    assert (rank.returncode, output.splitlines()[-1]) == (5, "SIGTERM")
+
+
+def test_a_claim_of_a_killed_rank_delays_and_no_more(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_trainer.launch.frozen_code.frozen_worker._UNPACK_WAIT_S", 0.2)
+    archive.with_suffix(".unpacking").touch()
+    (archive.parent / f".{archive.stem}.dead.tmp").mkdir()
+    _, files = read_archive(archive)
+    folder = ensure_unpacked(archive, files)
+    assert find_change(folder, files) is None
+    assert not archive.with_suffix(".unpacking").exists()
+
+
+def test_what_others_may_write_is_refused(project: Path, archive: Path) -> None:
+    for path in (archive, archive.parent, archive.parents[1]):
+        mode = path.stat().st_mode & 0o777
+        path.chmod(mode | 0o020)
+        done = _start(archive, project)
+        assert done.returncode == 78, "exit 78: never retried"
+        assert "others may write it" in done.stderr
+        path.chmod(mode)
+    link = archive.with_name("link.zip")
+    link.symlink_to(archive)
+    with pytest.raises(RefusedCodeError, match="symbolic link"):
+        check_trusted(link)
+
+
+def test_an_archive_under_another_digest_is_refused(project: Path, archive: Path) -> None:
+    other = archive.rename(archive.with_name("0123456789ab.zip"))
+    done = _start(other, project)
+    assert done.returncode == 78
+    assert "was changed: its digest is" in done.stderr
+    assert "submit again" in done.stderr
+
+
+def _root(source: str, **packages: str) -> dict[str, object]:
+    return {"name": source.rsplit("/", 1)[-1], "source": source, "packages": packages}
+
+
+def test_the_path_keeps_its_order(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    write_files(
+        copy, {"lab/src/pkg/__init__.py": "", "lab/top.py": "", "ours/hpc_trainer/__init__.py": "", "lib/tool.py": ""}
+    )
+    roots = [_root("/home/me/lab", pkg="src"), _root("/home/me/lab/vendor/lib", tool="."), _root("/opt/ours")]
+    given = ["/home/me/lab", "/usr/lib/python3", "/opt/ours/", "/home/me/lab/src", "/home/me/lab/gone",
+             "/home/me/laboratory", "/home/me/lab/vendor/lib"]  # fmt: skip
+    assert frozen_path(given, copy, roots) == [
+        f"{copy}/lab", "/usr/lib/python3", f"{copy}/ours", f"{copy}/lab/src", "/home/me/laboratory", f"{copy}/lib",
+    ]  # fmt: skip
+
+
+def test_a_frozen_package_wins_over_one_that_is_installed(tmp_path: Path) -> None:
+    write_files(tmp_path / "site-packages", {"pkg/__init__.py": ""})
+    write_files(tmp_path / "copy", {"lab/pkg/__init__.py": ""})
+    path = [str(tmp_path / "site-packages")]
+    assert frozen_path(path, tmp_path / "copy", [_root("/home/me/lab", pkg=".")]) == [f"{tmp_path}/copy/lab", *path]
+
+
+def test_an_environment_inside_the_project_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.venv` in the checkout, as `make demo` has it: what pip installed is not frozen, and must be found."""
+    project, copy = tmp_path / "project", tmp_path / "code" / "abc"
+    packages = project / ".venv" / "lib" / "python3.11" / "site-packages"
+    dynload = project / ".venv" / "lib" / "python3.11" / "lib-dynload"
+    for folder in (packages, dynload, copy / "project"):
+        folder.mkdir(parents=True)
+    roots = [{"source": str(project), "name": "project", "packages": {}}]
+    found = frozen_path([str(project), str(packages), "/usr/lib"], copy, roots)
+    assert found == [str(copy / "project"), str(packages), "/usr/lib"]
+    assert frozen_path([str(dynload)], copy, roots) == [], "another environment's"
+    monkeypatch.setattr(sys, "prefix", str(project / ".venv"))
+    assert frozen_path([str(dynload)], copy, roots) == [str(dynload)], "this Python's own"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert frozen_path([str(project)], copy, roots) == [str(copy / "project")], "a project inside of an environment"
