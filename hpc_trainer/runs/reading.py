@@ -103,6 +103,8 @@ def parse_record(data: bytes) -> dict[str, Any]:
     record: dict[str, Any] = value
     if is_sealed:
         del record["crc"]
+    elif isinstance(record.get("crc"), str):
+        raise ValueError("its checksum is damaged")
     return record
 
 

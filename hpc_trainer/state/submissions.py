@@ -277,7 +277,7 @@ class _Reader:
                 self.refused[run_id] = reason
         elif event == "waiting":
             run_ids, begin = _run_ids(record["run_ids"]), as_time(record["time"])
-            why = Waiting(reason=as_text(record["reason"]), code=_optional_text(record.get("code")), time=begin)
+            why = Waiting(reason=as_text(record["reason"]), code=_digest(record.get("code")), time=begin)
             key = begin, run_ids
             if key not in self._waits:  # else the same line once more: what was submitted since does not wait
                 self._waits.add(key)
@@ -326,7 +326,7 @@ def _parse_intent(record: Mapping[str, Any]) -> Submission:
         time=as_time(record["time"]),
         kind=as_text(record.get("kind", "array")),
         parallelism=None if parallelism is None else as_count(parallelism),
-        code=_optional_text(record.get("code")),
+        code=_digest(record.get("code")),
         after=_optional_text(record.get("after")),
         num_attempts=_counts(record.get("num_attempts")),
         cluster=_optional_text(record.get("cluster")),
@@ -347,6 +347,13 @@ def _job_id(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,300}", value):
         return value
     raise ValueError("job_id is no id of a job")
+
+
+def _digest(value: object) -> str | None:
+    """Of the frozen code: the name of its archive is made of it."""
+    if value is None or (isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value)):
+        return value
+    raise ValueError("code is no digest")
 
 
 def _counts(value: object) -> tuple[int, ...]:

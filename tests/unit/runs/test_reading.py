@@ -72,6 +72,12 @@ def test_every_flipped_bit_of_a_sealed_line_is_seen() -> None:
             assert {key: found.get(key) for key in record} == record, "only the name of the checksum may be another"
 
 
+def test_a_checksum_that_is_none_is_no_line_of_before() -> None:
+    with pytest.raises(ValueError, match="its checksum is damaged"):
+        parse_record((seal('{"step": 3}')[:-10] + '0000000"}').encode())
+    assert parse_record(b'{"step": 3, "crc": 0.5}') == {"step": 3, "crc": 0.5}  # a metric of that name
+
+
 def test_a_line_of_before_there_were_checksums_is_read() -> None:
     assert parse_record(b'{"event": "confirmed"}\n') == {"event": "confirmed"}
 

@@ -65,6 +65,15 @@ def test_a_job_id_that_is_none_is_a_damaged_line(paths: SweepPaths, job_id: str)
     assert any("job_id is no id of a job" in str(each) for each in ledger.damage)
 
 
+@pytest.mark.parametrize("code", ["\0", "../../c", "C" * 64, ""])
+def test_a_digest_that_is_none_is_a_damaged_line(paths: SweepPaths, code: str) -> None:
+    """The archive's name is made of it: a waiting run was refused for good by its own command."""
+    write_waiting(paths, ["a"], reason="no room", code=code)
+    ledger = read_ledger(paths)
+    assert (ledger.waiting, ledger.refused) == ({}, {})
+    assert any("code is no digest" in str(each) for each in ledger.damage)
+
+
 def test_local_runs_share_the_queues_id(paths: SweepPaths) -> None:
     intent = _intent(paths, "a", "b", executor="local")
     write_confirmation(paths, intent, "host:1:2.00")
