@@ -25,6 +25,8 @@ from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
 from hpc_trainer.runs.spec import RunSpec, SeedTwins, freeze
 
 _DUPLICATES_KEPT = 5
+_Split = tuple[int, tuple[str, ...]]
+"""The seed of a point, and its other overrides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         composer.fast.counts.clear()  # of the points alone, not of what was composed to read the grid
         twins = _Twins(memo)
         for point in expansion.points:
-            spec = twins.freeze(point)
+            split = _without_seed(point)
+            spec = twins.freeze(point, split)
             if spec is None:
                 composed = composer.fast.compose(point.overrides, point.num_fixed)
                 config = composed.config
@@ -84,7 +87,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                     problems.update(dict.fromkeys(str(error).splitlines()))
                     continue
                 spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
-                twins.keep(point, composed, spec)
+                if composed.way == "plain" and not point.exclude:
+                    twins.keep(split, config, spec)
                 places.setdefault(_place(config), config)
             kept = specs.setdefault(spec.run_id, spec)
             if kept.digest != spec.digest:
@@ -126,31 +130,29 @@ class _Twins:
         self._memo = memo
         self._known: dict[tuple[str, ...], SeedTwins] = {}
 
-    def freeze(self, point: Point) -> RunSpec | None:
+    def freeze(self, point: Point, split: _Split | None) -> RunSpec | None:
         """The run of a point; None of one that is to be composed."""
-        seed, others = _without_seed(point)
-        twins = None if seed is None else self._known.get(others)
-        if twins is None or seed is None:
+        twins = None if split is None else self._known.get(split[1])
+        if twins is None or split is None:
             return None
         self.counts["plain"] += 1
-        return twins.freeze(seed, axes=point.axes, overrides=point.overrides)
+        return twins.freeze(split[0], axes=point.axes, overrides=point.overrides)
 
-    def keep(self, point: Point, composed: Composed, spec: RunSpec) -> None:
-        """Remembers a point that was composed, checked and frozen."""
-        seed, others = _without_seed(point)
-        if seed is not None and composed.way == "plain" and not point.exclude:
-            self._known[others] = SeedTwins(composed.config, spec, self._memo)
+    def keep(self, split: _Split | None, config: TrainConfig, spec: RunSpec) -> None:
+        """Remembers a point that was composed `plain`, checked and frozen, and that no condition looks at."""
+        if split is not None:
+            self._known[split[1]] = SeedTwins(config, spec, self._memo)
 
 
 _SEED = re.compile(r"seed=(0|[1-9][0-9]{0,9})")
 
 
-def _without_seed(point: Point) -> tuple[int | None, tuple[str, ...]]:
-    """The seed of a point that names one once, as a number that may be, and its other overrides."""
+def _without_seed(point: Point) -> _Split | None:
+    """The seed of a point that names one once, as a number that may be, and its other overrides; else None."""
     named = [index for index, line in enumerate(point.overrides) if line.startswith("seed=")]
     found = _SEED.fullmatch(point.overrides[named[0]]) if len(named) == 1 else None
     if found is None or int(found[1]) > MAX_SEED:
-        return None, ()
+        return None
     return int(found[1]), (*point.overrides[: named[0]], *point.overrides[named[0] + 1 :])
 
 

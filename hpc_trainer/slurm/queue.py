@@ -139,17 +139,15 @@ def _accounting(words: list[str], since: float, timeout_s: float) -> dict[str, A
     argv = ["sacct", "-p", "-X", "-S", start, "-o", _ACCOUNTING_FIELDS, *words]
     try:
         return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
-    except MissingCommandError:
-        return {}
-    except RefusedError as error:
-        if _is_disabled(error):
+    except SlurmError as error:
+        if isinstance(error, MissingCommandError) or _is_disabled(error):
             return {}
         raise
 
 
-def _is_disabled(error: RefusedError) -> bool:
+def _is_disabled(error: SlurmError) -> bool:
     """True if sacct says that this site keeps no accounting ("Slurm accounting storage is disabled")."""
-    return "disabled" in error.said
+    return isinstance(error, RefusedError) and "disabled" in error.said
 
 
 def parse_accounting(text: str) -> dict[str, AccountingEntry]:
@@ -217,10 +215,8 @@ def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
     """False only where sacct itself says that this site keeps no accounting."""
     try:
         run_slurm(["sacct", "-n", "-X", "-S", "now", "-o", "JobID"], timeout_s=timeout_s)
-    except RefusedError as error:
+    except SlurmError as error:
         return not _is_disabled(error)
-    except SlurmError:
-        return True
     return True
 
 

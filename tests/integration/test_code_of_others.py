@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.runtime.start import START
 from tests.integration.shared_folder import COLLEAGUE, TRAP, SharedFolder, make_shared_folder
-from tests.unit.launch.projects import git
+from tests.unit.launch.frozen_code.projects import git
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can play two users")
 TINY = (

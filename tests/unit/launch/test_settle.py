@@ -17,13 +17,14 @@ from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.settle import script_path, settle_intents, settle_successor
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
-from hpc_trainer.runs.spec import append_specs
+from hpc_trainer.runs.spec import append_specs, read_specs
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.state.submissions import (
     SUCCESSOR,
     Book,
     Submission,
     read_ledger,
+    read_submissions,
     write_confirmation,
     write_doubt,
     write_dropped,
@@ -331,3 +332,53 @@ def test_settled_once_is_settled(sweep: SweepPaths, fake_slurm: FakeSlurm, clock
     assert [record["event"] for record in read_lines(sweep.submissions)] == [
         "intent", "dropped", "intent", "confirmed",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("skew_s", [-120.0, 0.0, 120.0])
+def test_what_became_of_an_intent_is_told_by_order_and_not_by_the_nodes_clocks(
+    skew_s: float, sweep: SweepPaths, fake_slurm: FakeSlurm, clock: Clock
+) -> None:
+    """No accounting, the job has left the queue; the journal was written under another clock."""
+    run_id = next(iter(read_specs(sweep)))
+    run = sweep.run(run_id)
+    run.logs.mkdir(parents=True)
+    old = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run_id])
+    write_confirmation(sweep, old, "500")
+    write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run_id])
+    journal = Journal(run)
+    for number, job_id in enumerate(("500_0", "600_0")):
+        journal.start(number, job_id=job_id, restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
+    lines = list(read_lines(run.attempts))  # without their checksums
+    run.attempts.write_text("".join(json.dumps({**line, "time": line["time"] + skew_s}) + "\n" for line in lines))
+    settle_intents(sweep)
+    assert [each.job_id for each in read_submissions(sweep)] == ["500", "600"]
+
+
+def test_an_attempt_of_an_earlier_array_is_not_the_new_ones(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, clock: Clock
+) -> None:
+    """Its node's clock was ahead, so it seems to have started after the intent was written."""
+    run_id = next(iter(read_specs(sweep)))
+    run = sweep.run(run_id)
+    run.logs.mkdir(parents=True)
+    old = write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run_id])
+    write_confirmation(sweep, old, "500")
+    write_intent(sweep, executor="slurm", hardware="cpu_x1", run_ids=[run_id])
+    Journal(run).start(0, job_id="500_0", restart_count=0, node="n1", pid=1, executor="slurm", world_size=1)
+    settle_intents(sweep)
+    assert [each.job_id for each in read_submissions(sweep)] == ["500"], "the intent was never taken: it is dropped"
+
+
+@pytest.mark.parametrize("ahead_s", [-120.0, 0.0, 120.0])
+def test_a_doubt_is_waited_out_whatever_the_login_nodes_clocks_say(
+    ahead_s: float, sweep: SweepPaths, fake_slurm: FakeSlurm, clock: Clock
+) -> None:
+    """sbatch gave up on one login node; the command is given again on another one, whose clock is ahead or behind."""
+    intent = _intent(sweep)
+    write_doubt(sweep, intent)
+    lines = list(read_lines(sweep.submissions))  # without their checksums
+    sweep.submissions.write_text("".join(json.dumps({**line, "time": line["time"] - ahead_s}) + "\n" for line in lines))
+    settle_intents(sweep)
+    assert read_submissions(sweep) == []
+    assert 60 <= sum(clock.slept) <= 120, "the controller may work off a request a minute after sbatch gave up"
+    assert len(fake_slurm.calls("squeue")) <= 4

@@ -24,7 +24,7 @@ from hpc_trainer.launch.frozen_code.frozen_worker import (
 )
 from hpc_trainer.launch.frozen_code.snapshot import store_code
 from hpc_trainer.runs.layout import SweepPaths
-from tests.unit.launch.projects import frozen, make_checkout, write_files
+from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
 
 # Stands in for hpc_trainer's worker: says which code was found, and with which path.
 WORKER = """

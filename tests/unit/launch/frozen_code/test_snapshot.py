@@ -22,7 +22,7 @@ from hpc_trainer.launch.frozen_code.frozen_worker import read_archive
 from hpc_trainer.launch.frozen_code.provenance import code_revision
 from hpc_trainer.launch.frozen_code.snapshot import read_code, store_code
 from hpc_trainer.runs.layout import SweepPaths
-from tests.unit.launch.projects import frozen, git, make_checkout, names, write_files
+from tests.unit.launch.frozen_code.projects import frozen, git, make_checkout, names, write_files
 from tests.unit.runs.builders import make_spec
 
 PACKAGE = ["my_lab/__init__.py", "my_lab/net.py", "setup.py"]
@@ -455,7 +455,7 @@ KILLED = """
 import os, pathlib, signal, sys
 from hpc_trainer.launch.frozen_code.snapshot import store_code
 from hpc_trainer.runs.layout import SweepPaths
-from tests.unit.launch.projects import frozen
+from tests.unit.launch.frozen_code.projects import frozen
 
 runs = pathlib.Path(sys.argv[1])
 code = frozen(runs)

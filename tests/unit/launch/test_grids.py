@@ -1,0 +1,137 @@
+"""A submit reads the status of its sweep once, plans once, and reads the cancel marker last."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.launch import grids as grids_module
+from hpc_trainer.launch.grids import plan_grid, retry, submit_grid
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.state.status import read_status
+from hpc_trainer.state.submissions import read_submissions
+from tests.unit.launch.grids import make_grid, submit
+from tests.unit.launch.scripts import read_script
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    calls: Counter[str] = Counter()
+
+    def counted(module: object, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*given: object, **named: object) -> object:
+            calls[name] += 1
+            return function(*given, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(grids_module, "read_status")
+    counted(grids_module, "build_plan")
+    return calls
+
+
+@pytest.mark.parametrize("executor", ["slurm", "local"])
+@pytest.mark.parametrize("num_known", [0, 2, 3])
+def test_once_whether_the_sweep_is_new_grows_or_is_all_known(
+    executor: str, num_known: int, tmp_path: Path, fake_slurm: FakeSlurm, count: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("hpc_trainer.launch.submit._submit_local", lambda _: [])
+    specs: list[RunSpec] = make_specs(3, f"cluster={executor}")
+    if num_known:
+        submit_grid(make_grid(tmp_path / "sweep", specs[:num_known], Executor(executor)))
+    count.clear()
+    calls = len(fake_slurm.calls())
+    done = submit_grid(make_grid(tmp_path / "sweep", specs, Executor(executor)))
+    assert count == {"build_plan": 1} | ({"read_status": 1} if num_known else {})
+    if executor == "slurm":
+        assert done.num_submitted == 3 - num_known
+        asked = [call.split()[0] for call in fake_slurm.calls()[calls:]]
+        assert asked.count("squeue") == (1 if num_known else 0)
+        assert asked.count("sbatch") == (1 if num_known < 3 else 0)
+        count.clear()
+        assert not plan_grid(make_grid(tmp_path / "sweep", specs)).specs
+        assert count["build_plan"] == 1
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> SweepPaths:
+    return SweepPaths(tmp_path / "runs" / "sweep")
+
+
+def _cancel_when_asked(fake_slurm: FakeSlurm, command: str, *markers: Path) -> None:
+    """The person cancels while Slurm answers this command."""
+    script = fake_slurm.bin / command
+    lines = "".join(f"mkdir -p '{marker.parent}'; touch '{marker}'\n" for marker in markers)
+    script.write_text(script.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{lines}", 1))
+
+
+def test_a_run_that_is_cancelled_while_submit_asks_for_limits_is_left_out(
+    paths: SweepPaths, fake_slurm: FakeSlurm
+) -> None:
+    specs = make_specs(3, "cluster=slurm")
+    _cancel_when_asked(fake_slurm, "sinfo", paths.run(specs[1].run_id).marker(CANCEL))
+    (array,) = submit(make_grid(paths.folder, specs))
+    assert array.run_ids == (specs[0].run_id, specs[2].run_id)
+    assert "#SBATCH --array=0-1%" in fake_slurm.script("101")
+    (intent,) = read_submissions(paths)
+    assert intent.run_ids == array.run_ids
+    assert {run.run_id: run.state for run in read_status(paths).runs}[specs[1].run_id] is RunState.CANCELLED
+
+
+def test_a_grid_that_is_cancelled_meanwhile_makes_no_job(paths: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    specs = make_specs(2, "cluster=slurm")
+    _cancel_when_asked(fake_slurm, "sinfo", *(paths.run(spec.run_id).marker(CANCEL) for spec in specs))
+    assert submit(make_grid(paths.folder, specs)) == []
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_retry_of_a_sweep_takes_no_cancel_back_that_comes_meanwhile(paths: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    """The run had failed when the person asked; it is cancelled before the lock is theirs."""
+    (spec,) = specs = make_specs(1, "cluster=slurm")
+    submit(make_grid(paths.folder, specs))
+    run = paths.run(spec.run_id)
+    run.folder.mkdir(mode=0o700)
+    run.marker(CANCEL).touch()
+    fake_slurm.clear_queue()
+    assert retry(paths, [spec.run_id], take_back=False).num_submitted == 0
+    assert run.marker(CANCEL).exists()
+    assert submit_grid(make_grid(paths.folder, specs), retry_failed=True).num_submitted == 0
+    assert retry(paths, [spec.run_id]).num_submitted == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_batch_script_looks_for_the_marker_before_it_requeues(
+    is_cancelled: bool, paths: SweepPaths, fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Where the worker cannot ask itself. The script's own last lines are run."""
+    (spec,) = specs = make_specs(1, "cluster=slurm")
+    submit(make_grid(paths.folder, specs))
+    text = fake_slurm.script("101")
+    tail = read_script(text).tail
+    assert text.rstrip("\n").endswith("\n".join(tail))
+    run = paths.run(spec.run_id)
+    run.folder.mkdir(mode=0o700)
+    write_atomic(paths.requeue_request("101_0", 2), f"{run.folder}\n")
+    if is_cancelled:
+        run.marker(CANCEL).touch()
+    fake_slurm.forget_calls()
+    job = {"SLURM_ARRAY_JOB_ID": "101", "SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": "2"}
+    script = "\n".join(["(exit 75)", *tail])
+    done = subprocess.run(
+        ["bash", "-c", script], env={"PATH": f"{fake_slurm.bin}:/usr/bin:/bin", **job}, check=False, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (75, b"")
+    assert fake_slurm.calls() == ([] if is_cancelled else ["scontrol requeue Incomplete 101_0"])
+    assert not paths.requeue_request("101_0", 2).exists(), "a request is for one incarnation"
