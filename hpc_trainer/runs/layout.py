@@ -169,6 +169,11 @@ class SweepPaths:
         return self.folder / "specs.jsonl"
 
     @property
+    def specs_copy(self) -> Path:
+        """The same lines once more, for jobs that begin after that file is lost or damaged; `submit` appends."""
+        return self.intents / "specs.jsonl"
+
+    @property
     def submissions(self) -> Path:
         """Intents and confirmations; `submit` appends."""
         return self.folder / SUBMISSIONS

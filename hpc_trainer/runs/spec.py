@@ -16,9 +16,10 @@ from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.runs.files import append_texts, check_trusted, is_ours
+from hpc_trainer.runs.files import append_texts, is_ours
 from hpc_trainer.runs.frozen_config import LateConfig
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
+from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.reading import (
     TORN,
     Faults,
@@ -198,17 +199,19 @@ _SPECS_A_WRITE = 256
 
 
 def append_specs(paths: SweepPaths, specs: Sequence[RunSpec]) -> None:
-    """Adds specs to the sweep's file, whole lines at a time.
+    """Adds specs to the sweep's file and its copy, whole lines at a time.
 
-    Killed in between, it leaves specs that no submission names: they are NEW, and the next command adds the others.
+    The copy first: what the file holds is not written again. Killed in between, it leaves specs that no submission
+    names: they are NEW, and the next command adds the others.
     """
     if specs:
         memo = Memo()
-        starts = range(0, len(specs), _SPECS_A_WRITE)
-        append_texts(
-            paths.specs,
-            ("".join(_line(spec, memo) for spec in specs[start : start + _SPECS_A_WRITE]) for start in starts),
-        )
+        make_folder(paths.intents)
+        for path in (paths.specs_copy, paths.specs):
+            starts = range(0, len(specs), _SPECS_A_WRITE)
+            append_texts(
+                path, ("".join(_line(spec, memo) for spec in specs[start : start + _SPECS_A_WRITE]) for start in starts)
+            )
 
 
 def _line(spec: RunSpec, memo: Memo) -> str:
@@ -308,26 +311,31 @@ def _quickly(path: Path, line: Line, shapes: dict[bytes, Shape]) -> RunSpec | No
 
 
 def read_spec(paths: SweepPaths, run_id: str) -> RunSpec:
-    """One spec, the newest of its run id. Parses only the lines that mention it: a sweep may hold 10,000.
+    """One spec, the newest of its run id, from the copy where the file has lost it.
+
+    Parses only the lines that mention it: a sweep may hold 10,000.
 
     Raises:
         RunStateError: no such run; UntrustedFileError: others may have changed the file.
+        OSError: the file system refused: what it hides may be the spec.
     """
-    check_trusted(paths.specs)
     mention = json.dumps(run_id).encode()
     faults = Faults()
-    newest = None
-    for number, _, data in raw_lines(paths.specs, faults):
-        if mention in data:
-            try:
-                spec = _parse(parse_record(data.removesuffix(TORN)))
-                newest = spec if spec.run_id == run_id else newest
-            except ValueError as error:  # the line before it may do: of a torn one its writer wrote it again
-                tell(faults, paths.specs, error, number)
-    if newest is None:
-        why = "".join(f" {fault}." for fault in faults[:3])
-        raise RunStateError(f"{paths.specs} holds no run {run_id} that can be read.{why} {WRITE_AGAIN}")
-    return newest
+    for path in (paths.specs, paths.specs_copy):
+        newest = None
+        for number, _, data in raw_lines(path, faults) if is_ours(path, faults) else ():
+            if mention in data:
+                try:
+                    spec = _parse(parse_record(data.removesuffix(TORN)))
+                    newest = spec if spec.run_id == run_id else newest
+                except ValueError as error:  # the line before it may do: of a torn one its writer wrote it again
+                    tell(faults, path, error, number)
+        if newest is not None:
+            return newest
+    if faults.refusal is not None:
+        raise faults.refusal
+    why = "".join(f" {fault}." for fault in dict.fromkeys(faults))
+    raise RunStateError(f"{paths.specs} holds no run {run_id} that can be read.{why} {WRITE_AGAIN}")
 
 
 WRITE_AGAIN = "The same `hpc-trainer submit` command writes what is lost anew."

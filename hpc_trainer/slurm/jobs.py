@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import RefusedError, UnclearError
@@ -73,6 +73,22 @@ def parse_job(text: str) -> JobInfo:
         partition=fields.get("Partition", ""),
         reason=fields.get("Reason", ""),
     )
+
+
+def show_scripts(job_ids: Iterable[str]) -> dict[str, str]:
+    """Array or job id -> the path that its batch script had at sbatch, of those that the controller tells of.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    asked = "".join(f"show job {job_id}\n" for job_id in job_ids)
+    told = run_slurm(["scontrol", "-o"], script=asked)
+    return {
+        array or job: path
+        for job, array, path in re.findall(
+            r"^JobId=(\d+) (?:ArrayJobId=(\d+) )?.* Command=(.*?) WorkDir=", told, re.MULTILINE
+        )
+    }
 
 
 def parse_time(text: str) -> float | None:

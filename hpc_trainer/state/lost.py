@@ -6,6 +6,7 @@ Each line says things once, and files get damaged. What is submitted twice costs
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
 from hpc_trainer.runs.spec import NAMELESS, WRITE_AGAIN, RunSpec, lost_spec, read_specs
+from hpc_trainer.slurm.jobs import show_scripts
 from hpc_trainer.slurm.queue import QueueEntry, array_of
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.submissions import SUCCESSOR, Ledger, Submission
@@ -130,19 +133,25 @@ def find_lost_jobs(
     """
     if ledger.unread is not None:
         return LostJobs(unseen=ledger.unread)
-    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults)
+    found = _jobs_in_queue(sweep, ledger, known, (queue or {}).values(), faults, needs_submit=needs_submit)
     if needs_submit and exists(sweep.local_logs, faults) is not False:
         return replace(found, runs={**_runs_of_queues(sweep, ledger), **found.runs})
     return found
 
 
 def _jobs_in_queue(
-    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults
-) -> LostJobs:
-    """The jobs in the queue that carry the uuid of a batch script of this sweep, and of no submission."""
+    sweep: SweepPaths, ledger: Ledger, known: Iterable[Submission], queue: Iterable[QueueEntry], faults: Faults, *,
+    needs_submit: bool,
+) -> LostJobs:  # fmt: skip
+    """The jobs in the queue that carry the uuid of a batch script of this sweep, and of no submission.
+
+    Of a job that has the sweep's name and no script here Slurm is asked what its script was, if a run may be submitted:
+    a sweep of the same name may lie elsewhere.
+    """
     told = {each.uuid[:8]: each for each in (*ledger.submissions, *ledger.top_ups, *known)}
     arrays: dict[str, None] = {}
     runs: dict[str, str] = {}
+    named: dict[str, str] = {}
     scripts: dict[str, Path] | None = None
     for entry in queue:
         job_id = array_of(entry.job_id)
@@ -155,12 +164,23 @@ def _jobs_in_queue(
                 return LostJobs(unseen=faults[-1])
         script = scripts.get(head)
         if script is None:
-            continue  # of another sweep
-        if "_" in entry.job_id:
+            if head == _head_of(entry.name, sweep):
+                named[job_id] = head
+        elif "_" in entry.job_id:
             arrays[job_id] = None
         elif found := _OF_ONE_RUN.search(read_bytes(script, Faults()) or b""):
             runs[found[1].decode()] = f"job {job_id}"
-    return LostJobs(arrays=tuple(arrays), runs=runs)
+    if not (needs_submit and named):
+        return LostJobs(arrays=tuple(arrays), runs=runs)
+    try:
+        paths = show_scripts(named)
+    except SlurmError as error:
+        return LostJobs(arrays=tuple(arrays), runs=runs, unseen=f"job {', '.join(named)} may have it: {error}")
+    here = os.path.realpath(sweep.scripts)
+    silent = [job_id for job_id in named if job_id not in paths]
+    own = [job_id for job_id, path in paths.items() if os.path.realpath(os.path.dirname(path)) == here]  # noqa: PTH120
+    unseen = f"job {', '.join(silent)} may have it: Slurm does not tell what its script was" if silent else None
+    return LostJobs(arrays=(*arrays, *own), runs=runs, unseen=unseen)
 
 
 def _is_told(entry: QueueEntry, submission: Submission | None) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, RunStateError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import SweepPaths
@@ -19,6 +20,7 @@ from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
 from hpc_trainer.slurm.reasons import explain_reason
 from hpc_trainer.slurm.states import NOT_BEGUN, PENDING
@@ -218,7 +220,8 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     may_live = [each for each in folders.values() if not (is_look and CANCEL in each.markers)]
     may_hide = bool(may_live) or not is_look or not specs
     is_torn = (may_hide and not is_told) or any(each.submission is None for each in may_live)
-    was_on_slurm = is_torn and exists(sweep.scripts, faults) is not False
+    untold = [specs[each.paths.run_id] for each in may_live if each.submission is None]
+    was_on_slurm = is_torn and (exists(sweep.scripts, faults) is not False or any(map(_may_be_on_slurm, untold)))
     view = ask_slurm(
         sweep, folders, read, notes, faults, must_ask=was_on_slurm or bool(may_live and ledger.waiting), is_look=is_look
     )
@@ -260,6 +263,11 @@ def read_status(sweep: SweepPaths, *, is_look: bool = False) -> SweepStatus:
     if status.waiting:
         return dataclasses.replace(status, remarks=[*status.remarks, _waiting_note(status, view)])
     return status
+
+
+def _may_be_on_slurm(spec: RunSpec) -> bool:
+    """True if a job of Slurm's may have a run of which no submission tells; of a lost spec nobody knows."""
+    return has_slurm() if spec.is_lost else bool(spec.config["cluster"]["executor"] == Executor.slurm.value)
 
 
 def _unseen(ledger: Ledger) -> str:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, submit_grid
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.runs.layout import SWEEP_FILES, SweepPaths
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import DONE, RunState
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
@@ -44,7 +46,9 @@ def start(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> Start:
         took: list[str] = []
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(index))
         monkeypatch.setattr(rank, "read_rank_env", lambda: None)
-        monkeypatch.setattr(rank, "run_rank", lambda _, run_id, *__: took.append(run_id) or 0)
+        monkeypatch.setattr(
+            rank, "run_rank", lambda sweep, run_id, *_: took.append(read_spec(sweep, run_id).run_id) or 0
+        )
         return rank.run(["--sweep-dir", str(grid.sweep.folder), "--array", uuid], StopFlag()), took
 
     return started
@@ -95,6 +99,37 @@ def test_elements_that_start_after_the_damage_know_their_run(
     fake_slurm.clear_queue()
     fake_slurm.answer("sacct", "".join(f"101_{index}|FAILED|1:0|n1\n" for index in range(3)))
     assert set(read_status(grid.sweep).states.values()) == {_S.FAILED}
+
+
+@pytest.mark.parametrize("loss", _DAMAGE)
+@pytest.mark.parametrize("which", ["specs.jsonl", "submissions/specs.jsonl"])
+def test_elements_that_start_after_the_damage_have_their_spec(
+    which: str, loss: str, grid: Grid, start: Start, fake_slurm: FakeSlurm
+) -> None:
+    """Nobody has submitted again meanwhile: without its spec an element ended with exit 78."""
+    submit(grid)
+    (submission,) = read_submissions(grid.sweep)
+    _DAMAGE[loss](grid.sweep.folder / which)
+    for index, spec in enumerate(grid.specs):
+        assert start(submission.uuid, index) == (0, [spec.run_id])
+
+
+def test_a_spec_that_stands_in_neither_place_ends_its_own_run_alone(
+    grid: Grid, start: Start, fake_slurm: FakeSlurm
+) -> None:
+    submit(grid)
+    (submission,) = read_submissions(grid.sweep)
+    for path in (grid.sweep.specs, grid.sweep.specs_copy):
+        _flip(path, 1)
+    assert [start(submission.uuid, index)[0] for index in range(3)] == [0, 78, 0]
+
+
+def test_a_copy_of_the_specs_that_others_may_write_is_refused(grid: Grid, fake_slurm: FakeSlurm) -> None:
+    submit(grid)
+    grid.sweep.specs.unlink()
+    grid.sweep.specs_copy.chmod(0o666)
+    with pytest.raises(UntrustedFileError, match="others may write it"):
+        read_spec(grid.sweep, grid.specs[0].run_id)
 
 
 def test_the_newest_of_two_submissions_is_the_newest_whichever_line_is_lost(grid: Grid, fake_slurm: FakeSlurm) -> None:

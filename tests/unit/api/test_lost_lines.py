@@ -60,8 +60,7 @@ def test_a_flipped_bit_in_one_spec_costs_the_other_runs_nothing(grid: Grid, fake
     hurt = grid.specs[1]
     for spec in (grid.specs[0], grid.specs[2]):
         assert read_spec(grid.sweep, spec.run_id) == spec
-    with pytest.raises(RunStateError, match=rf"{hurt.run_id} that can be read.*`hpc-trainer submit`"):
-        read_spec(grid.sweep, hurt.run_id)
+    assert read_spec(grid.sweep, hurt.run_id) == hurt, "what begins now has the copy"
     status = read_status(grid.sweep)
     assert set(status.states) == {spec.run_id for spec in grid.specs}
     assert status.states[hurt.run_id] is RunState.PENDING, "Slurm has its job"

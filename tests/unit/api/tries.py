@@ -157,13 +157,18 @@ class Tries:
             if paths.log(number, 0).exists():
                 self.counts["attempt numbers in use"] += 1
                 self.wrong.append(f"{what}: run {index} takes attempt {number}")
-        if "specs.jsonl" not in file:
+        if not self._changes_specs(file):
             for run_id in self.bed.ids:
                 read_spec(self.bed.paths, run_id)
 
+    def _changes_specs(self, file: str) -> bool:
+        """True if a spec may be another one by now, or refused; one that is lost stands in the other place, too."""
+        is_refused = self.kind == "refused" or self.kind in _OTHERS_MAY_WRITE
+        return "specs.jsonl" in file and (is_refused or self.kind.endswith(("value", "type")))
+
     def start_late(self, what: str, file: str) -> None:
         """The elements that wait in the queue begin after the damage: each must know its run."""
-        if self.bed.executor == "local" or "specs.jsonl" in file:
+        if self.bed.executor == "local" or self._changes_specs(file):
             return
         queue = list(self.bed.slurm.queue)
         try:

@@ -62,10 +62,10 @@ def test_a_grid_of_50_is_one_sbatch_and_few_files(folder: Path, fake_slurm: Fake
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert [name for name in names if not name.startswith(("slurm/", "code/"))] == [
         "specs.jsonl", "submissions.jsonl", f"submissions/{read_submissions(SweepPaths(folder))[0].uuid}.json",
-        "sweep.json",
+        "submissions/specs.jsonl", "sweep.json",
     ]  # fmt: skip
     assert len([name for name in names if name.startswith("code/")]) <= 1, "one archive, if hpc_trainer is a checkout"
-    assert len(names) <= 6
+    assert len(names) <= 7
     assert {path.stat().st_mode & 0o077 for path in folder.rglob("*") if not path.is_symlink()} == {0}
     assert list(read_specs(SweepPaths(folder)).values()) == specs
     assert json.loads(SweepPaths(folder).sweep.read_text())["run_ids"] == [spec.run_id for spec in specs]

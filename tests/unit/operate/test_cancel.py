@@ -164,9 +164,9 @@ def test_what_slurm_calls_cancelled_keeps_its_marker_when_slurm_forgets(
     assert sweep.run().marker("CANCEL").exists()
 
 
-def test_nothing_to_cancel_calls_nothing(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+def test_nothing_to_cancel_calls_no_scancel(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     assert _cancel(sweep) == []
-    assert fake_slurm.calls() == []
+    assert fake_slurm.calls("scancel") == []
 
 
 @pytest.mark.usefixtures("no_slurm")

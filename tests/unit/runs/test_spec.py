@@ -39,7 +39,7 @@ def test_round_trip(paths: SweepPaths) -> None:
 
 def test_no_sweep_has_no_specs(paths: SweepPaths) -> None:
     assert read_specs(paths) == {}
-    with pytest.raises(RunStateError, match="no such file"):
+    with pytest.raises(RunStateError, match="holds no run x"):
         read_spec(paths, "x")
 
 
@@ -75,6 +75,8 @@ def test_a_changed_line_is_refused_by_its_checksum(paths: SweepPaths) -> None:
         "specs.jsonl line 1 cannot be read: its checksum is of another text (if you have edited it: take out its last "
         "key, crc); no other line has its run"
     ]
+    assert read_spec(paths, spec.run_id) == spec, "the copy tells what was frozen"
+    paths.specs_copy.unlink()
     with pytest.raises(RunStateError, match=r"no run .* that can be read. specs.jsonl line 1 .*checksum"):
         read_spec(paths, spec.run_id)
 
@@ -93,6 +95,7 @@ def test_a_spec_of_another_version_costs_its_own_run(paths: SweepPaths) -> None:
     assert [fault.split(" (")[0] for fault in faults] == [
         "specs.jsonl line 1 cannot be read: it is of another version, or damaged"
     ]
+    paths.specs_copy.write_bytes(paths.specs.read_bytes())
     with pytest.raises(RunStateError, match="another version"):
         read_spec(paths, spec.run_id)
 

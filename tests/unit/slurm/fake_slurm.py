@@ -38,13 +38,15 @@ number=$(( $(cat "$here/number") + 1 ))
 echo "$number" > "$here/number"
 for script; do :; done  # the last argument
 cp "$script" "$here/script-$number.sh"
+echo "$script" > "$here/path-$number"
 comment=$(sed -n 's/^#SBATCH --comment=//p' "$script")
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$script")
 ids=$number
 if [ -n "$last" ]; then ids=$(seq -f "${number}_%.0f" 0 "$last"); fi
 shown="$here/queue"
 if [ -e "$here/squeue.lags" ]; then shown="$here/queue.later"; fi
-for id in $ids; do echo "$id|PENDING||Priority|$comment" >> "$shown"; done
+jobname=$(sed -n 's/^#SBATCH --job-name=//p' "$script")
+for id in $ids; do echo "$id|PENDING||Priority|$comment|$jobname" >> "$shown"; done
 if [ -e "$here/lose_reply" ]; then
     rm "$here/lose_reply"
     echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
@@ -58,6 +60,15 @@ awk -F '|' -v OFS='|' '{ while (NF < 6) $(NF + 1) = ""; print $0, "end" }' "$her
 """.replace("{header}", QUEUE_HEADER.strip())
 _SACCT = f"""
 echo "{ACCOUNTING_HEADER.strip()}"
+"""
+_SCONTROL = """
+if [ "$*" = "-o" ]; then
+    while read -r _ what id; do
+        if [ "$what" = job ] && [ -e "$here/path-$id" ]; then
+            echo "JobId=$id ArrayJobId=$id ArrayTaskId=0-1 JobState=PENDING Command=$(cat "$here/path-$id") WorkDir=/"
+        fi
+    done
+fi
 """
 
 
@@ -102,7 +113,7 @@ class FakeSlurm:
         (folder / "queue").touch()
         (folder / "calls").touch()
         (folder / "cluster").write_text(f"{CLUSTER}\n")
-        played = {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": _SACCT}
+        played = {"sbatch": _SBATCH, "squeue": _SQUEUE, "sacct": _SACCT, "scontrol": _SCONTROL}
         for name in ("sbatch", "squeue", "sacct", "sacctmgr", "sinfo", "scontrol", "scancel"):
             script = self.bin / name
             script.write_text(_RECORD.replace("{folder}", str(folder)) + played.get(name, ""))
