@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.runs.layout import SweepPaths
@@ -46,15 +45,14 @@ _MEMORY = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 class BatchJob:
     """One job array, one run's successor job, or one top-up job."""
 
+    sweep: SweepPaths
+    """Its folder is absolute; scripts, and what batch shells print, lie in `slurm`."""
     shape: Shape
-    folder: Path
-    """Absolute folder of scripts and of what batch shells print: `slurm` in the sweep's."""
-    job_name: str
     uuid: str
     """The intent's uuid: the job's comment, and the worker's --array."""
-    num_elements: int | None
+    num_elements: int | None = None
     """Elements of the array; None for a single job."""
-    array_parallelism: int | None
+    array_parallelism: int | None = None
     """Elements that may run at once; None for a single job."""
     setup: tuple[str, ...]
     """The lines of cluster.setup."""
@@ -65,12 +63,17 @@ class BatchJob:
     """(ours, instead): exit codes that the site's RequeueExit has taken."""
 
     @property
+    def job_name(self) -> str:
+        """The job's name."""
+        return job_name(self.sweep.name, self.uuid)
+
+    @property
     def output(self) -> str:
         """Where sbatch and srun print to, in Slurm's patterns.
 
         One file an element for the batch shell and all tasks: ranks write logs of their own in the run's folder.
         """
-        return f"{self.folder}/{'%j.out' if self.num_elements is None else '%A_%a.out'}"
+        return f"{self.sweep.scripts}/{'%j.out' if self.num_elements is None else '%A_%a.out'}"
 
     @property
     def before(self) -> list[str]:
@@ -85,7 +88,7 @@ class BatchJob:
         cases = "".join(f" {ours}) code={instead};;" for ours, instead in self.exit_codes)
         return [
             "code=$?",
-            f'request={shlex.quote(f"{self.folder}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
+            f'request={shlex.quote(f"{self.sweep.scripts}/requeue-")}"{job}-${{SLURM_RESTART_COUNT:-0}}"',
             # rm first: a request is for this incarnation alone. It names the run's folder: the marker is read last.
             f'if run=$(cat -- "$request" 2> /dev/null); then rm -f -- "$request"; '
             f'[ -e "$run/{CANCEL}" ] || scontrol requeue Incomplete "{job}"; fi',
@@ -95,13 +98,13 @@ class BatchJob:
 
     def problems(self) -> Iterator[str]:
         """What of it no script may hold."""
-        sweep = self.folder.parent
-        if not words.NAME.fits(sweep.name):
+        folder = str(self.sweep.folder)
+        if not words.NAME.fits(self.sweep.name):
             yield (
-                f"the sweep's folder {words.shown(str(sweep))} gives its jobs their name: letters, digits and ._- "
+                f"the sweep's folder {words.shown(folder)} gives its jobs their name: letters, digits and ._- "
                 "only, at most 100. Rename it."
             )
-        yield from words.folder_problem(str(sweep))
+        yield from words.folder_problem(folder)
         for key, word in _WORDS.items():
             value = getattr(self.shape, key.partition(".")[2])
             yield from words.word_problem(key, None if value is None else str(value), word)
@@ -122,35 +125,9 @@ class BatchJob:
             yield from words.argument_problem("the command of the ranks", text)
 
 
-def make_batch_job(
-    paths: SweepPaths, uuid: str, shape: Shape, cluster: Mapping[str, Any], command: Sequence[str],
-    num_elements: int | None = None, parallelism: int | None = None, exit_codes: tuple[tuple[int, int], ...] = (),
-) -> BatchJob:  # fmt: skip
-    """The job of one submission.
-
-    Args:
-        cluster: the resolved `cluster` group of its runs.
-        command: the words of one rank.
-        num_elements: elements of the array; None for a single job.
-        exit_codes: (ours, instead), where the site has taken ours.
-    """
-    return BatchJob(
-        shape=shape,
-        folder=paths.scripts,
-        job_name=job_name(paths.name, uuid),
-        uuid=uuid,
-        num_elements=num_elements,
-        array_parallelism=parallelism,
-        setup=tuple(cluster["setup"]),
-        srun_args=tuple(cluster["srun_args"]),
-        command=tuple(command),
-        exit_codes=exit_codes,
-    )
-
-
 def worker_command(
     sweep_dir: Path, which: Sequence[str], python: str | None = None, archive: Path | None = None
-) -> list[str]:
+) -> tuple[str, ...]:
     """The words of one rank's command. `python` (cluster.python) is a program and its arguments, not shell.
 
     Args:
@@ -158,12 +135,12 @@ def worker_command(
         archive: the frozen code to start from; None: the hpc_trainer that is installed.
     """
     start = start_words("hpc_trainer.worker") if archive is None else ("-u", str(archive))
-    return [*_program(python), *start, "--sweep-dir", str(sweep_dir), *which]
+    return (*_program(python), *start, "--sweep-dir", str(sweep_dir), *which)
 
 
-def top_up_command(sweep_dir: Path, python: str | None = None) -> list[str]:
+def top_up_command(sweep_dir: Path, python: str | None = None) -> tuple[str, ...]:
     """The words of a top-up job's command."""
-    return [*_program(python), *start_words("hpc_trainer"), "top-up", str(sweep_dir)]
+    return (*_program(python), *start_words("hpc_trainer"), "top-up", str(sweep_dir))
 
 
 def _program(python: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
-from hpc_trainer.launch.settle import settle_intents, settle_successor
+from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
 from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
@@ -219,7 +219,7 @@ def _settled(sweep: SweepPaths) -> SweepStatus:
     status = read_status(sweep)
     runs = status.open_runs.values()
     succeeded = [run for run in runs if run.submission is not None and run.submission.kind == SUCCESSOR]
-    changes = [settle_successor(sweep, sweep.run(run.run_id)) for run in succeeded]
+    changes = [settle_intents(sweep, sweep.run(run.run_id)) for run in succeeded]
     return read_status(sweep) if any(changes) else status
 
 
@@ -246,7 +246,10 @@ def _checked(
             if must_answer:
                 raise
             notes.append(f"the cluster's limits were not looked at: {error}")
-    plan = _with_code(build_plan(grid, known, retry_failed=retry_failed, limits=limits), code)
+    plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
+    if code is not None:
+        notes_of_both = (*plan.notes, *code.notes)
+        plan = dataclasses.replace(plan, code=code.digest, notes=notes_of_both, left_out=code.left_out)
     if asks and not notes:
         try:
             plan = ask_slurm(plan, known.shapes)
@@ -255,9 +258,3 @@ def _checked(
                 raise
             notes.append(f"sbatch was not asked: {error}")
     return dataclasses.replace(plan, notes=(*plan.notes, *notes)), code
-
-
-def _with_code(plan: SweepPlan, code: Snapshot | None) -> SweepPlan:
-    if code is None:
-        return plan
-    return dataclasses.replace(plan, code=code.digest, notes=(*plan.notes, *code.notes), left_out=code.left_out)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,15 @@ def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[SubmitLoc
     """
     make_folder(paths.folder)
     lock, deadline = SubmitLock(paths), time.monotonic() + wait_s
-    while not _acquired(lock, paths, may_wait=time.monotonic() < deadline):
+    while True:
+        is_late = time.monotonic() >= deadline
+        try:
+            if lock.acquire() or lock.acquire():  # twice: the first may have removed a dead holder's
+                break
+            raise _taken(paths)
+        except SubmitError:
+            if is_late:
+                raise
         time.sleep(2.0)
     try:
         yield lock
@@ -87,17 +95,8 @@ def submit_lock(paths: SweepPaths, *, wait_s: float = 0.0) -> Iterator[SubmitLoc
         lock.release()
 
 
-def _acquired(lock: SubmitLock, paths: SweepPaths, *, may_wait: bool) -> bool:
-    try:
-        if lock.acquire() or lock.acquire():  # twice: the first may have removed a dead holder's
-            return True
-    except SubmitError:
-        if not may_wait:
-            raise
-        return False
-    if not may_wait:
-        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")
-    return False
+def _taken(paths: SweepPaths) -> SubmitError:
+    return SubmitError(f"another submit took {paths.lock} at the same moment. Try again.")
 
 
 def _remove_if_dead(paths: SweepPaths) -> None:
@@ -106,7 +105,8 @@ def _remove_if_dead(paths: SweepPaths) -> None:
         info, age = paths.lock.lstat(), age_on_disk(paths.lock)
     except FileNotFoundError:
         return  # released in this moment
-    holder = _holder_of(held or {})
+    holder = (held or {}).get("holder")
+    holder = holder if isinstance(holder, str) else ""
     # A lock without a text was made by a process that was killed in it; a damaged one may have a living holder.
     is_damaged = not holder and info.st_size > 0
     alive = is_alive(holder) if holder else (None if is_damaged or age < _NAMELESS_S else False)
@@ -118,11 +118,6 @@ def _remove_if_dead(paths: SweepPaths) -> None:
             f"know it is gone, remove {paths.lock}."
         )
     _remove_if_still(paths, held)
-
-
-def _holder_of(held: Mapping[str, Any]) -> str:
-    holder = held.get("holder", "")
-    return holder if isinstance(holder, str) else ""
 
 
 def age_on_disk(path: Path) -> float:
@@ -150,7 +145,7 @@ def _remove_if_still(paths: SweepPaths, held: dict[str, Any] | None) -> None:
     try:
         os.close(os.open(guard, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError as error:
-        raise SubmitError(f"another submit took {paths.lock} at the same moment. Try again.") from error
+        raise _taken(paths) from error
     try:
         # Nobody else removes it now, and while it lies there nobody can take it: what is read stays so.
         if read_json(paths.lock) == held:

@@ -70,12 +70,10 @@ class Need:
             return None
         sizes = " or ".join(map(str, gpu.memory_gb))
         ways = ", ".join(self.ways)
+        needs = f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB"
         if total_gb <= gpu.memory_gb[-1]:
-            return (
-                f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB: ask for "
-                f"the larger one (hardware.constraint), or {ways}."
-            )
-        return f"{self.run_id} needs about {total_gb:.3g} GB a rank, and {self.gpu_type} has {sizes} GB. Try {ways}."
+            return f"{needs}: ask for the larger one (hardware.constraint), or {ways}."
+        return f"{needs}. Try {ways}."
 
 
 def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> list[Need]:

@@ -121,6 +121,7 @@ def build_plan(
     ]
     exit_codes = clear_exit_codes(limits.requeue_exit) if arrays else ()
     states = {spec.run_id: _state_of(spec, known) for spec in grid.specs}
+    too_large = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
     plan = SweepPlan(
         grid=grid,
         states=states,
@@ -133,8 +134,8 @@ def build_plan(
             *limits.notes,
             *_taken_codes_note(exit_codes),
             *_grace_notes(arrays, known, limits),
-            *_lr_notes(grid),
-            *_memory_notes(grid),
+            *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
+            *_first_few(too_large, _MOST_MODELS, "models do not fit"),
         ),
         exit_codes=exit_codes,
         known=known,
@@ -216,17 +217,6 @@ def _grace_notes(arrays: Sequence[ArrayPlan], known: Known, limits: Limits) -> I
         warning = grace_warning(needed, partition.name, partition.grace_s, limits.kill_wait_s)
         if warning is not None:
             yield f"{array.hardware}: {warning} Use a partition with more grace, or checkpoint.every=auto."
-
-
-def _lr_notes(grid: Grid) -> list[str]:
-    """What `optim.lr_scaling` makes of the learning rates of this grid, the first few."""
-    return _first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled")
-
-
-def _memory_notes(grid: Grid) -> list[str]:
-    """Models of this grid that cannot fit into their GPU, whatever else they need; the first few."""
-    lines = (memory_line(spec.config, spec.shape.world_size) for spec in grid.specs)
-    return _first_few(lines, _MOST_MODELS, "models do not fit")
 
 
 def _first_few(lines: Iterable[str | None], most: int, what: str) -> list[str]:

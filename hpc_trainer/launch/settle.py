@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SilentError
@@ -30,47 +29,35 @@ _ORPHAN_S = 150.0
 _DOUBT_LAG_S = 60.0
 
 
-def settle_intents(paths: SweepPaths) -> None:
+def settle_intents(paths: SweepPaths, run: RunPaths | None = None) -> bool:
     """Confirms the intents that a scheduler has and drops the others. Call it under the sweep's lock.
 
     A job is known by the intent's uuid (its comment and name), by the journals of its runs, or by the accounting;
     a local queue by its argument. Those of another cluster are left to a command there: this one cannot know.
 
-    Raises:
-        SlurmError: Slurm does not answer; submitting again now could submit twice.
-    """
-    unsettled = _of_this_cluster(read_ledger(paths).unsettled)
-    quiet_s = age_on_disk(paths.submissions) if unsettled and paths.submissions.exists() else 0.0
-    for intent in unsettled:
-        on_slurm = intent.executor == Executor.slurm.value
-        job_id = _find_job(paths, intent, quiet_s) if on_slurm else find_process(intent.uuid)
-        if job_id is not None:
-            write_confirmation(paths, intent, job_id)
-        else:
-            write_dropped(paths, intent, "the scheduler does not know it")
-
-
-def settle_successor(paths: SweepPaths, run: RunPaths) -> bool:
-    """The same for the successor job of a run, whose writer was killed. Call it under the sweep's lock.
-
-    One that is young is left alone: its sbatch may be at work on a node that this host cannot see.
+    Args:
+        run: settle its successor jobs instead, whose writer was killed. One that is young is left alone: its sbatch may
+            be at work on a node that this host cannot see.
 
     Returns:
         True if something was settled.
 
     Raises:
-        SlurmError: Slurm does not answer.
+        SlurmError: Slurm does not answer; submitting again now could submit twice.
     """
-    unsettled = _of_this_cluster(read_ledger(run).unsettled)
-    quiet_s = age_on_disk(run.submissions) if unsettled else 0.0
-    old = unsettled if quiet_s > _ORPHAN_S else []
-    for intent in old:
-        job_id = _find_job(paths, intent, quiet_s)
+    book = paths if run is None else run
+    unsettled = _of_this_cluster(read_ledger(book).unsettled)
+    quiet_s = age_on_disk(book.submissions) if unsettled and book.submissions.exists() else 0.0
+    if not unsettled or (run is not None and quiet_s <= _ORPHAN_S):
+        return False
+    for intent in unsettled:
+        on_slurm = intent.executor == Executor.slurm.value
+        job_id = _find_job(paths, intent, quiet_s) if on_slurm else find_process(intent.uuid)
         if job_id is not None:
-            write_confirmation(run, intent, job_id)
+            write_confirmation(book, intent, job_id)
         else:
-            write_dropped(run, intent, "the scheduler does not know it")
-    return bool(old)
+            write_dropped(book, intent, "the scheduler does not know it")
+    return True
 
 
 def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
@@ -78,11 +65,6 @@ def _of_this_cluster(intents: Sequence[Submission]) -> list[Submission]:
         return list(intents)
     here = cluster_name()
     return [each for each in intents if each.cluster in (None, here)]
-
-
-def script_path(folder: Path, uuid: str) -> Path:
-    """The batch script of a submission, in the folder of scripts: its name tells a living sbatch from all others."""
-    return folder / f"{uuid}.sh"
 
 
 def look_once(intent: Submission) -> str | None:
@@ -105,7 +87,7 @@ def _find_job(paths: SweepPaths, intent: Submission, quiet_s: float) -> str | No
     lag = _ACCEPT_LAG_S if intent.doubt_time is None else _DOUBT_LAG_S
     while True:
         # Asked before the queue: an sbatch that ends in between shows in the queue.
-        sbatch = find_process(str(script_path(paths.scripts, intent.uuid)))
+        sbatch = find_process(str(paths.script(intent.uuid)))
         age = time.time() - begin
         job_id = look_once(intent)
         if job_id is not None:

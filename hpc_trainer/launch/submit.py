@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
 from hpc_trainer.launch.arrays import ArrayPlan
-from hpc_trainer.launch.batch_job import BatchJob, make_batch_job, worker_command
+from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.frozen_code.provenance import code_revision
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, archive_of, store_code
 from hpc_trainer.launch.lock import SubmitLock
@@ -60,10 +60,12 @@ def array_script_of(plan: SweepPlan, array: ArrayPlan, uuid: str = "UUID") -> st
 def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
     cluster, paths = array.specs[0].config["cluster"], plan.grid.sweep
     archive = archive_of(paths, plan.code) if plan.code else None
-    command = worker_command(paths.folder, ["--array", uuid], cluster["python"], archive)
-    return make_batch_job(
-        paths, uuid, array.shape, cluster, command, len(array.specs), array.parallelism, plan.exit_codes
-    )
+    return BatchJob(
+        sweep=paths, shape=array.shape, uuid=uuid, num_elements=len(array.specs), array_parallelism=array.parallelism,
+        setup=tuple(cluster["setup"]), srun_args=tuple(cluster["srun_args"]),
+        command=worker_command(paths.folder, ["--array", uuid], cluster["python"], archive),
+        exit_codes=plan.exit_codes,
+    )  # fmt: skip
 
 
 def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> SweepPlan:
@@ -79,7 +81,7 @@ def ask_slurm(plan: SweepPlan, known_shapes: frozenset[Shape] = frozenset()) -> 
             continue
         asked[array.shape] = None
         try:
-            asked[array.shape] = estimate_start(array_script_of(plan, array)).start
+            asked[array.shape] = estimate_start(array_script_of(plan, array))
         except NoRoomError as error:
             notes.append(f"Slurm has no room for {array.hardware} now: {error}")
         except ConfigError as error:

@@ -23,7 +23,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from hpc_trainer.config.script_words import DIRECTIVES
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
 from hpc_trainer.launch.batch_job import GO_ON, BatchJob, megabytes
-from hpc_trainer.launch.settle import look_once, script_path
+from hpc_trainer.launch.settle import look_once
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
@@ -56,7 +56,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         problems = list(job.problems())
         if problems:
             raise ConfigError("\n".join(problems))
-        super().__init__(folder=job.folder)
+        super().__init__(folder=job.sweep.scripts)
         self.job, self.options = job, options
         self._flags = _flags(job)
         self._more = {"requeue": True, "output": job.output, "signal": f"USR2@{job.shape.signal_lead_s}"}
@@ -93,7 +93,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         return shlex.join(self.job.command)
 
     def _submit_command(self, command: str) -> SlurmJob[None]:
-        script = script_path(self.job.folder, self.job.uuid)
+        script = self.job.sweep.script(self.job.uuid)
         write_atomic(script, self._make_submission_file_text(command, self.job.uuid), sync=False)
         return SlurmJob(folder=self.folder, job_id=submit_script(script, options=self.options))
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from hpc_trainer.errors import HpcTrainerError, SlurmError
-from hpc_trainer.launch.batch_job import make_batch_job, worker_command
+from hpc_trainer.launch.batch_job import BatchJob, worker_command
 from hpc_trainer.launch.frozen_code.snapshot import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
@@ -52,7 +52,6 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
     assert newest is not None
     code, cluster = newest[0].code, spec.config["cluster"]
     archive = archive_of(sweep, code) if code else None
-    command = worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive)
     try:
         codes = clear_exit_codes(read_limits(with_nodes=False).requeue_exit)
     except SlurmError:
@@ -64,7 +63,11 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
         after=newest[0].uuid,
         cluster=newest[0].cluster or os.environ.get("SLURM_CLUSTER_NAME"),  # we are inside the job `after`
     )  # fmt: skip
-    job = make_batch_job(sweep, intent.uuid, spec.shape, cluster, command, exit_codes=codes)
+    job = BatchJob(
+        sweep=sweep, shape=spec.shape, uuid=intent.uuid, setup=tuple(cluster["setup"]),
+        srun_args=tuple(cluster["srun_args"]), exit_codes=codes,
+        command=worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive),
+    )  # fmt: skip
     job_id = hand_over(sweep, intent, job, [f"--dependency=afterany:{after}"], book=run)
     if _is_over(run):  # cancelled while sbatch was at work: the job would start, see it and leave
         with contextlib.suppress(SlurmError):

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from hpc_trainer.errors import ConfigError, NoRoomError, SilentError, SlurmError, SubmitError, UnclearError
-from hpc_trainer.launch.batch_job import make_batch_job, top_up_command
+from hpc_trainer.launch.batch_job import BatchJob, top_up_command
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.slurm.jobs import update_job
@@ -42,8 +42,10 @@ class TopUpJob:
 
         intent = write_intent(paths, executor="slurm", hardware=spec.hardware, run_ids=(), kind=TOP_UP, cluster=cluster)
         group = spec.config["cluster"]
-        command = top_up_command(paths.folder, group["python"])
-        job = make_batch_job(paths, intent.uuid, top_up_shape(spec), group, command)
+        job = BatchJob(
+            sweep=paths, shape=top_up_shape(spec), uuid=intent.uuid, setup=tuple(group["setup"]),
+            srun_args=tuple(group["srun_args"]), command=top_up_command(paths.folder, group["python"]),
+        )  # fmt: skip
         try:
             return cls(hand_over(paths, intent, job, [f"--begin=now+{_BEGIN_S}"]))
         except (SilentError, UnclearError) as error:

@@ -202,6 +202,10 @@ class SweepPaths:
         """Batch scripts that submitit rendered, and what Slurm's batch shell printed."""
         return self.folder / "slurm"
 
+    def script(self, uuid: str) -> Path:
+        """The batch script of a submission: its name tells a living sbatch from all others."""
+        return self.scripts / f"{uuid}.sh"
+
     @property
     def local_logs(self) -> Path:
         """What the local queue and its controllers printed."""

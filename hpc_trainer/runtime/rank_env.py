@@ -69,15 +69,15 @@ def read_rank_env(environ: Mapping[str, str] | None = None) -> RankEnv:
     if "TORCHELASTIC_RUN_ID" in env:
         # The agent's process id tells starts apart that share torchrun's default run id, "none".
         job_id = slurm_job_id(env) or f"torchrun-{env['TORCHELASTIC_RUN_ID']}-{os.getppid()}"
-        restarts = _restart_count(env, "SLURM_RESTART_COUNT")
-        elastic = _restart_count(env, "TORCHELASTIC_RESTART_COUNT")
+        restarts = _number(env, "SLURM_RESTART_COUNT", default=0)
+        elastic = _number(env, "TORCHELASTIC_RESTART_COUNT", default=0)
         return replace(_from(env, _TORCHRUN, "torchrun", job_id, restarts), elastic_count=elastic)
     if "SUBMITIT_LOCAL_GLOBALID" in env:
         parts = ("local", env.get("SUBMITIT_LOCAL_JOB_ID", "0"), env.get(LOCAL_START_VARIABLE, ""))
         job_id = "-".join(part for part in parts if part)
         return _from(env, _LOCAL, "local", job_id, 0)
     if "SLURM_PROCID" in env and "SLURM_JOB_ID" in env:
-        return _from(env, _SLURM, "slurm", slurm_job_id(env), _restart_count(env, "SLURM_RESTART_COUNT"))
+        return _from(env, _SLURM, "slurm", slurm_job_id(env), _number(env, "SLURM_RESTART_COUNT", default=0))
     return RankEnv(
         rank=0,
         local_rank=0,
@@ -103,12 +103,8 @@ def slurm_job_id(env: Mapping[str, str]) -> str:
     return env.get("SLURM_JOB_ID", "")
 
 
-def _restart_count(env: Mapping[str, str], name: str) -> int:
-    # Unset on the first run (Slurm 22.05): that is 0.
-    return _number(env, name, default=0)
-
-
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    # SLURM_RESTART_COUNT is unset on the first run (22.05): that is 0.
     text = env.get(name)
     if text is None and default is not None:
         return default

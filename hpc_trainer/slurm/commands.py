@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from subprocess import CompletedProcess
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SilentError, UnclearError
 
@@ -56,20 +57,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_OF_A_PERSON)}
     environ = {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}  # lists of elements whole
     try:
-        done = subprocess.run(
-            list(argv),
-            input=script or "",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=environ,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise MissingCommandError(f"{argv[0]} is not on PATH. Is this a Slurm login node?") from error
-    except OSError as error:
-        raise SilentError(f"{argv[0]} could not be started: {error}") from error
+        done = call(argv, script or "", environ, timeout_s)
     except subprocess.TimeoutExpired as error:
         raise SilentError(f"{argv[0]} did not answer within {timeout_s:g} s.") from error
     if done.returncode and (script is None or not done.stdout):
@@ -78,6 +66,26 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
         kind = SilentError if is_silent else UnclearError if done.returncode < 0 else RefusedError
         raise kind(f"{' '.join(argv[:2])} failed ({done.returncode}): {said}", said)
     return done.stdout
+
+
+def call(argv: Sequence[str], text: str, environ: Mapping[str, str], timeout_s: float) -> CompletedProcess[str]:
+    """What became of a command that was given `text`; whatever it printed, and ended with.
+
+    Raises:
+        MissingCommandError: there is no such command here; SilentError: it could not be started.
+        TimeoutExpired: it took longer than `timeout_s` seconds, and was killed.
+    """
+    try:
+        return subprocess.run(
+            list(argv), input=text, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=environ,
+            check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise MissingCommandError(
+            f"{argv[0]} is not on PATH. Is this a Slurm login node? cluster=local runs on this machine."
+        ) from error
+    except OSError as error:
+        raise SilentError(f"{argv[0]} could not be started: {error}") from error
 
 
 @contextlib.contextmanager

@@ -42,13 +42,13 @@ class JobInfo:
         return self.run_time_s is not None and self.time_limit_s is not None and self.run_time_s >= self.time_limit_s
 
 
-def show_job(job_id: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> JobInfo:
+def show_job(job_id: str) -> JobInfo:
     """Asks the controller about one job (`123` or `123_4`).
 
     Raises:
         SlurmError: no answer, or the job is unknown.
     """
-    return parse_job(run_slurm(["scontrol", "show", "job", "-o", job_id], timeout_s=timeout_s))
+    return parse_job(run_slurm(["scontrol", "show", "job", "-o", job_id], timeout_s=WORKER_TIMEOUT_S))
 
 
 def parse_job(text: str) -> JobInfo:
@@ -102,12 +102,17 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds of `[days-]hours:minutes:seconds`; None for `UNLIMITED` and the like."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if match is None:
+    """Seconds of Slurm's `[days-]hours:minutes:seconds`, `minutes[:seconds]` or `days-hours[:minutes]`.
+
+    None for `UNLIMITED` and the like.
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip())
+    if found is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    parts = [int(part) for part in found[2].split(":")]
+    begins_with_hours = found[1] is not None or len(parts) == 3
+    hours, minutes, seconds, *_ = [*parts, 0, 0] if begins_with_hours else [0, *parts, 0]
+    return float(((int(found[1] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def requeue(job_id: str) -> str:

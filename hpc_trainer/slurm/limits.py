@@ -15,11 +15,9 @@ class Partition:
 
     name: str
     is_default: bool = False
-    state: str = "UP"
     max_time_min: int | None = None
     max_nodes: int | None = None
     max_mem_per_node_mb: int | None = None
-    max_mem_per_cpu_mb: int | None = None
     max_cpus_per_node: int | None = None
     total_nodes: int | None = None
     allow_accounts: tuple[str, ...] | None = None
@@ -123,8 +121,8 @@ class Limits:
         if qos is not None:
             return qos
         own = self.association_of(account, partition)
-        if own is None or not own.qos:
-            return own.default_qos or None if own is not None else None
+        if own is None:
+            return None
         return own.default_qos or (own.qos[0] if len(own.qos) == 1 else None)
 
     def accounts_above(self, account: str) -> list[str]:

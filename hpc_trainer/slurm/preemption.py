@@ -31,14 +31,14 @@ class Preemption:
         return self.mode.startswith("REQUEUE")
 
 
-def show_preemption(partition: str, *, timeout_s: float = WORKER_TIMEOUT_S) -> Preemption | None:
+def show_preemption(partition: str) -> Preemption | None:
     """Asks how this partition's jobs are preempted; None if the controller does not say.
 
     Raises:
         SlurmError: no answer.
     """
     asked = f"show partition {partition}\nshow config\n"
-    return parse_preemption(run_slurm(["scontrol", "-o"], script=asked, timeout_s=timeout_s))
+    return parse_preemption(run_slurm(["scontrol", "-o"], script=asked, timeout_s=WORKER_TIMEOUT_S))
 
 
 def parse_preemption(text: str) -> Preemption | None:

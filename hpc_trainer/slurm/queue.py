@@ -32,7 +32,7 @@ class QueueEntry:
     name: str = ""
 
 
-def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
+def read_queue() -> dict[str, QueueEntry]:
     """All of this user's jobs in the queue by id, array elements one by one (`squeue -r`).
 
     One call whatever the number of jobs. Without `-r` long array ranges come truncated, without `-a` jobs in hidden
@@ -42,7 +42,7 @@ def read_queue(*, timeout_s: float = 30.0) -> dict[str, QueueEntry]:
         SlurmError: no answer, or one that cannot be read to its end.
     """
     user = str(os.getuid())  # a user in a container may have no name
-    return parse_queue(run_slurm(["squeue", "-a", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=timeout_s))
+    return parse_queue(run_slurm(["squeue", "-a", "-r", "-u", user, "-o", _QUEUE_FORMAT], timeout_s=30.0))
 
 
 def parse_queue(text: str) -> dict[str, QueueEntry]:
@@ -198,7 +198,7 @@ def find_by_uuid(entries: Iterable[QueueEntry], uuid: str) -> str | None:
     return next((array_of(entry.job_id) for entry in entries if is_of(entry, uuid)), None)
 
 
-def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) -> str | None:
+def find_ended(sweep: str, uuid: str, since: float) -> str | None:
     """The array id of a submission whose job has left the queue already, from the accounting; None without one.
 
     Args:
@@ -207,7 +207,7 @@ def find_ended(sweep: str, uuid: str, since: float, *, timeout_s: float = 30.0) 
     Raises:
         SlurmError: there is accounting, or may be, and it did not answer.
     """
-    entries = _accounting(["--name", job_name(sweep, uuid)], since, timeout_s)
+    entries = _accounting(["--name", job_name(sweep, uuid)], since, timeout_s=30.0)
     return next((array_of(entry.job_id) for entry in entries.values() if is_of(entry, uuid)), None)
 
 
@@ -220,14 +220,14 @@ def keeps_accounting(*, timeout_s: float = 30.0) -> bool:
     return True
 
 
-def cluster_name(*, timeout_s: float = 15.0) -> str:
+def cluster_name() -> str:
     """What the cluster that answers here calls itself (ClusterName).
 
     Raises:
         SlurmError: it does not say.
     """
     try:
-        found = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=timeout_s))
+        found = parse_cluster_name(run_slurm(["scontrol", "show", "config"], timeout_s=15.0))
     except SlurmError as error:
         raise type(error)(f"scontrol does not say which cluster this is ({error})", error.said) from error
     if found is None:

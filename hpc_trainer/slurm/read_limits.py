@@ -15,11 +15,14 @@ from collections.abc import Iterator, Mapping
 
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.slurm.commands import run_slurm
+from hpc_trainer.slurm.jobs import parse_duration
 from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, SubmitCap
 from hpc_trainer.slurm.queue import parse_cluster_name
 
+_TIMEOUT_S = 30.0
 
-def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
+
+def read_limits(*, with_nodes: bool = True) -> Limits:
     """Asks the cluster: one scontrol; one sacctmgr if limits are enforced; one sinfo `with_nodes`.
 
     Raises:
@@ -27,7 +30,7 @@ def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
     """
     user = _user_name()
     asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
-    controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=timeout_s)
+    controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=_TIMEOUT_S)
     notes: list[str] = []
     accounting = nodes = ""
     enforced = _enforced(controller)
@@ -41,12 +44,12 @@ def read_limits(*, with_nodes: bool = True, timeout_s: float = 30.0) -> Limits:
             "show qos format=name,maxsubmitpu,maxsubmitpa,grpsubmit,maxwall,flags\n"
         )
         try:
-            accounting = run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=timeout_s)
+            accounting = run_slurm(["sacctmgr", "-nP"], script=asked, timeout_s=_TIMEOUT_S)
         except SlurmError as error:
             notes.append(f"limits of QOS are unknown: {error}")
     if with_nodes:
         try:
-            nodes = run_slurm(["sinfo", "-h", "-a", "-e", "-o", _SINFO_FORMAT], timeout_s=timeout_s)
+            nodes = run_slurm(["sinfo", "-h", "-a", "-e", "-o", _SINFO_FORMAT], timeout_s=_TIMEOUT_S)
         except SlurmError as error:
             notes.append(f"nodes are unknown: {error}")
     return parse_limits(controller, accounting=accounting, nodes=nodes, user=user, notes=tuple(notes))
@@ -75,6 +78,10 @@ def parse_limits(
     max_jobs = _number(config.get("MaxJobCount"))
     enforced = _enforced(controller)
     has_caps = "limits" in enforced
+    parents = dict(_parents(associations))
+    # sacctmgr echoes each request before its answer.
+    first, _, second = accounting.partition("show qos")
+    own, of_qos = list(_rows(first, _ASSOC_WIDTH)), {row[0]: row for row in _rows(second, _QOS_WIDTH)}
     return Limits(
         cluster=parse_cluster_name(controller),
         max_array_size=_number(config.get("MaxArraySize")),
@@ -86,12 +93,12 @@ def parse_limits(
         enforced=enforced,
         partitions={each["PartitionName"]: _partition(each) for each in records if "PartitionName" in each},
         nodes=tuple(_node_groups(nodes)),
-        associations=tuple(_associations(accounting, associations, user)),
-        account_caps=dict(_account_caps(associations, user)) if has_caps else {},
-        qos_caps=dict(_qos_caps(records, accounting, user)) if has_caps else {},
-        parents=dict(_parents(associations)),
-        qos_max_time_min=_qos_times(accounting) if has_caps else {},
-        qos_flags={row[0]: frozenset(row[5].split(",")) for row in _sections(accounting)[1]},
+        associations=tuple(_associations(own, associations, user)),
+        account_caps=dict(_account_caps(associations, parents, user)) if has_caps else {},
+        qos_caps=dict(_qos_caps(records, of_qos)) if has_caps else {},
+        parents=parents,
+        qos_max_time_min={name: parse_minutes(row[4]) for name, row in of_qos.items()} if has_caps else {},
+        qos_flags={name: frozenset(row[5].split(",")) for name, row in of_qos.items()},
         kill_wait_s=_number(config.get("KillWait", "").split(" ")[0]),
         requeue_exit=frozenset(
             code for key in ("RequeueExit", "RequeueExitHold") for code in _numbers(config.get(key, ""))
@@ -126,16 +133,9 @@ def _cap(text: str | None) -> tuple[int | None, int]:
 
 
 def parse_minutes(text: str) -> int | None:
-    """Slurm's `days-hours:minutes:seconds`, `minutes:seconds`, `minutes` as whole minutes; None for no limit."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
-    if not found:
-        return None
-    days, first, second, third = (None if each is None else int(each) for each in found.groups())
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        return days * 1440 + (first or 0) * 60 + (second or 0)
-    if third is not None:  # hours:minutes:seconds
-        return (first or 0) * 60 + (second or 0)
-    return first or 0
+    """A duration of Slurm's as whole minutes; None for no limit."""
+    seconds = parse_duration(text)
+    return None if seconds is None else int(seconds // 60)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -147,11 +147,9 @@ def _partition(record: Mapping[str, str]) -> Partition:
     return Partition(
         name=record["PartitionName"],
         is_default=record.get("Default") == "YES",
-        state=record.get("State", "UP"),
         max_time_min=parse_minutes(record.get("MaxTime", "")),
         max_nodes=_number(record.get("MaxNodes")),
         max_mem_per_node_mb=_number(record.get("MaxMemPerNode")),
-        max_mem_per_cpu_mb=_number(record.get("MaxMemPerCPU")),
         max_cpus_per_node=_number(record.get("MaxCPUsPerNode")),
         total_nodes=_number(record.get("TotalNodes")),
         allow_accounts=_names(record.get("AllowAccounts")),
@@ -202,15 +200,8 @@ def _rows(accounting: str, width: int) -> Iterator[list[str]]:
 _ASSOC_WIDTH, _QOS_WIDTH = 5, 6
 
 
-def _sections(accounting: str) -> tuple[list[list[str]], list[list[str]]]:
-    """The rows of associations and those of QOS: sacctmgr echoes each request before its answer."""
-    first, _, second = accounting.partition("show qos")
-    return list(_rows(first, _ASSOC_WIDTH)), list(_rows(second, _QOS_WIDTH))
-
-
-def _associations(accounting: str, controller: list[dict[str, str]], user: str) -> Iterator[Association]:
+def _associations(rows: list[list[str]], controller: list[dict[str, str]], user: str) -> Iterator[Association]:
     default = {each["Account"] for each in controller if _is_user(each, user) and each.get("DefAssoc") == "Yes"}
-    rows, _ = _sections(accounting)
     for account, partition, qos, default_qos, _max_submit in rows:
         yield Association(
             account=account, partition=partition, qos=_names(qos) or (), default_qos=default_qos,
@@ -233,10 +224,11 @@ def _parents(records: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
             yield record["Account"], above
 
 
-def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[tuple[str, str], tuple[SubmitCap, ...]]]:
+def _account_caps(
+    records: list[dict[str, str]], parents: Mapping[str, str], user: str
+) -> Iterator[tuple[tuple[str, str], tuple[SubmitCap, ...]]]:
     """Each account of the user with its caps: the user's own, the account's, and those of the accounts above."""
     accounts = {each["Account"]: each for each in records if not each["UserName"]}
-    parents = dict(_parents(records))
     for record in records:
         if not _is_user(record, user):
             continue
@@ -253,11 +245,11 @@ def _account_caps(records: list[dict[str, str]], user: str) -> Iterator[tuple[tu
         yield (account, record.get("Partition", "")), tuple(caps)
 
 
-def _qos_caps(records: list[dict[str, str]], accounting: str, user: str) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
+def _qos_caps(
+    records: list[dict[str, str]], limits: Mapping[str, list[str]]
+) -> Iterator[tuple[str, tuple[SubmitCap, ...]]]:
     """Each QOS with its caps: limits from sacctmgr, what is in use from the controller."""
     in_use = {each["QOS"].split("(")[0]: each for each in records if "QOS" in each and "GrpSubmitJobs" in each}
-    _, rows = _sections(accounting)
-    limits = {row[0]: row for row in rows}
     for name in in_use.keys() | limits.keys():
         record = in_use.get(name, {})
         row = limits.get(name, [""] * _QOS_WIDTH)
@@ -272,7 +264,3 @@ def _qos_caps(records: list[dict[str, str]], accounting: str, user: str) -> Iter
             if limit is not None:
                 caps.append(SubmitCap(name=label, limit=limit, used=used))
         yield name, tuple(caps)
-
-
-def _qos_times(accounting: str) -> dict[str, int | None]:
-    return {row[0]: parse_minutes(row[4]) for row in _sections(accounting)[1]}

@@ -6,11 +6,10 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_trainer.errors import MissingCommandError, NoRoomError, RefusedError, SilentError, UnclearError
-from hpc_trainer.slurm.commands import LOST, clean_submit_environment
+from hpc_trainer.errors import NoRoomError, RefusedError, SilentError, UnclearError
+from hpc_trainer.slurm.commands import LOST, call, clean_submit_environment
 
 # sbatch itself asks a busy controller again for minutes; a person does not wait that long.
 TIMEOUT_S = 90.0
@@ -41,15 +40,6 @@ _OF_NODES = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartEstimate:
-    """What `sbatch --test-only` expects. `start`: local time as Slurm prints it, None if it did not say."""
-
-    start: str | None
-    nodes: str | None
-    partition: str | None
-
-
 def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> str:
     """Submits a batch script by one sbatch and returns the job id.
 
@@ -62,7 +52,7 @@ def submit_script(script: Path, *, options: Sequence[str] = (), timeout_s: float
         MissingCommandError: there is no sbatch.
         SilentError, UnclearError: all else. The scheduler may have the job.
     """
-    code, output, said = _run(["sbatch", *options, str(script)], None, timeout_s)
+    code, output, said = _run(["sbatch", *options, str(script)], "", timeout_s)
     words = _error_words(said)
     # What follows the number shows that it is whole: of an answer that was cut it is another job's.
     found = re.search(r"Submitted batch job (\d+)\s", output) or re.fullmatch(r"\s*(\d+)(?:;\S+)?\s*\n\s*", output)
@@ -93,25 +83,22 @@ _AGAIN = (
 )
 
 
-def estimate_start(text: str, *, timeout_s: float = 30.0) -> StartEstimate:
-    """Asks whether a script could ever run, and when it would start; submits nothing.
+def estimate_start(text: str) -> str | None:
+    """Asks whether a script could ever run; submits nothing.
+
+    Returns:
+        When it would start, in local time as Slurm prints it; None if it does not say.
 
     Raises:
         NoRoomError: a submit limit is reached, which says nothing against the job.
         RefusedError: Slurm would refuse it, in its own words.
         MissingCommandError, SilentError: no answer.
     """
-    code, output, told = _run(["sbatch", "--test-only"], text, timeout_s)
+    code, output, told = _run(["sbatch", "--test-only"], text, timeout_s=30.0)
     words = _error_words(told)
     if code == 0:
-        said = f"{output}\n{words}"
-        start = re.search(r"to start at (\S+)", said)
-        nodes, partition = re.search(r"on nodes? (\S+)", said), re.search(r"in partition (\S+)", said)
-        return StartEstimate(
-            start=start[1] if start else None,
-            nodes=nodes[1] if nodes else None,
-            partition=partition[1] if partition else None,
-        )
+        start = re.search(r"to start at (\S+)", f"{output}\n{words}")
+        return start[1] if start else None
     if code is None or code < 0 or LOST.search(words):
         raise SilentError(f"sbatch --test-only did not answer: {words}")
     if _has_no_room(words):
@@ -129,18 +116,11 @@ def _has_no_room(words: str) -> bool:
     return bool(_SUBMIT_REASON.search(words)) if reasons else bool(_FULL.search(words))
 
 
-def _run(argv: list[str], text: str | None, timeout_s: float) -> tuple[int | None, str, str]:
+def _run(argv: list[str], text: str, timeout_s: float) -> tuple[int | None, str, str]:
     """(exit code or None after `timeout_s`, standard output, standard error)."""
     try:
         with clean_submit_environment():
-            done = subprocess.run(
-                argv, input=text or "", capture_output=True, text=True, errors="replace", timeout=timeout_s,
-                env={**os.environ, "LC_ALL": "C"}, check=False,
-            )  # fmt: skip
-    except FileNotFoundError as error:
-        raise MissingCommandError("sbatch is not on PATH. Is this a login node? cluster=local runs here.") from error
-    except OSError as error:
-        raise SilentError(f"sbatch could not be started: {error}") from error
+            done = call(argv, text, {**os.environ, "LC_ALL": "C"}, timeout_s)
     except subprocess.TimeoutExpired as error:
         said = bytes(error.stderr or b"").decode(errors="replace")  # bytes also in text mode (CPython issue 87597)
         return None, bytes(error.stdout or b"").decode(errors="replace"), f"{said} (no answer within {timeout_s:g} s)"

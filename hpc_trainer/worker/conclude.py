@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -35,6 +34,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
+from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
 from hpc_trainer.slurm.preemption import show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
@@ -177,7 +177,7 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
         with _disk_may_be_full("the requeue"):
             write_json(stop.paths.requeue_token, _incarnation(stop.env))
         answer = _ask_requeue(stop.env.job_id)
-        made = decide_answer(done, answer, can_submit=_can_submit())
+        made = decide_answer(done, answer, can_submit=has_slurm())
         if made.action is Action.none and made.state is RunState.REQUEUED:
             return done
         done = made
@@ -243,10 +243,6 @@ def _incarnation(env: RankEnv) -> dict[str, object]:
     return {"job_id": env.job_id, "restart_count": env.restart_count}
 
 
-def _can_submit() -> bool:
-    return shutil.which("sbatch") is not None
-
-
 def _is_cancelled(stop: Stop) -> bool:
     return stop.paths.marker(CANCEL).exists()
 
@@ -261,7 +257,7 @@ def _facts(stop: Stop) -> StopFacts:
         on_slurm=True,
         has_cancel_marker=has_cancel_marker,
         has_token=read_json(stop.paths.requeue_token) == _incarnation(stop.env),
-        can_submit=_can_submit(),
+        can_submit=has_slurm(),
         is_deadline=stop.flag.signal_name == DEADLINE,
         signal_lead_s=shape_of(stop.config).signal_lead_s,
     )

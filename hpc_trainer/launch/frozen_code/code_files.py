@@ -7,7 +7,8 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
 from pathlib import Path
@@ -148,31 +149,21 @@ def importable_files(root: Path, packages: Iterable[str], rules: Rules) -> list[
         ConfigError: there are more than `rules.max_files`.
     """
     found: list[str] = []
-    named = set(packages)
-
-    def add(name: str) -> None:
+    for name in _importable(root, set(packages), rules):
         found.append(name)
         if len(found) > rules.max_files:
             raise ConfigError(too_many(root, found, rules.max_files))
-
-    for entry in _scan(root):
-        if entry.is_symlink() or entry.is_file(follow_symlinks=False):
-            if entry.name.endswith((".py", ".so")) or (entry.is_symlink() and entry.name in named):
-                _take(entry.name, rules, add)
-        elif entry.name in named or _holds_module(entry.path):
-            for name in _walk(root, entry.name, rules):
-                add(name)
     return sorted(found)
 
 
-def package_files(root: Path, package: str, rules: Rules) -> list[str]:
-    """All files of one package in `root`, sorted; not hidden ones, or weights."""
-    return sorted(_walk(root, package, rules))
-
-
-def _take(name: str, rules: Rules, add: Callable[[str], None]) -> None:
-    if not name.startswith(".") and not rules.leaves_out(name):
-        add(name)
+def _importable(root: Path, named: Collection[str], rules: Rules) -> Iterator[str]:
+    for entry in _scan(root):
+        if entry.is_symlink() or entry.is_file(follow_symlinks=False):
+            is_module = entry.name.endswith((".py", ".so")) or (entry.is_symlink() and entry.name in named)
+            if is_module and not entry.name.startswith(".") and not rules.leaves_out(entry.name):
+                yield entry.name
+        elif entry.name in named or _holds_module(entry.path):
+            yield from files_below(root, entry.name, rules)
 
 
 def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -194,7 +185,8 @@ def _holds_module(folder: str) -> bool:
         return False
 
 
-def _walk(root: Path, name: str, rules: Rules) -> Iterator[str]:
+def files_below(root: Path, name: str, rules: Rules) -> Iterator[str]:
+    """All files of the folder `name` in `root`; not hidden ones, environments, or weights."""
     folder = root / name
     is_environment = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").exists()
     if is_environment or rules.leaves_out(name, is_folder=True) or name.rsplit("/", 1)[-1].startswith("."):
@@ -204,7 +196,7 @@ def _walk(root: Path, name: str, rules: Rules) -> Iterator[str]:
     for entry in _scan(folder):
         below = f"{name}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(root, below, rules)
+            yield from files_below(root, below, rules)
         elif not rules.leaves_out(below) and not entry.name.startswith("."):
             yield below
 
@@ -215,14 +207,12 @@ def _is_below(path: Path, folder: str | None) -> bool:
 
 def too_many(root: Path, names: Sequence[str], limit: int) -> str:
     """The message for more files than may be frozen."""
-    tops: dict[str, int] = {}
-    for name in names:
-        tops[name.split("/", 1)[0]] = tops.get(name.split("/", 1)[0], 0) + 1
-    most = sorted(tops, key=lambda top: -tops[top])[:3]
-    listed = ", ".join(f"{top} ({tops[top]} files)" for top in most)
+    most = Counter(name.split("/", 1)[0] for name in names).most_common(3)
+    listed = ", ".join(f"{top} ({count} files)" for top, count in most)
+    largest = most[0][0]
     return (
         f"the code to freeze in {root} has more than snapshot.max_files={limit} files. Most are in {listed}. Leave out "
-        f"what is no code: 'snapshot.exclude=[{most[0]}]', or .gitignore; or raise snapshot.max_files; or snapshot=off."
+        f"what is no code: 'snapshot.exclude=[{largest}]', or .gitignore; or raise snapshot.max_files; or snapshot=off."
     )
 
 

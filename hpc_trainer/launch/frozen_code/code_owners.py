@@ -10,7 +10,7 @@ import os
 import pwd
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def check_owners(source: str, places: Sequence[str], files: Mapping[str, os.stat
         )
     foreign = {name: info.st_uid for name, info in files.items() if info.st_uid not in (os.getuid(), 0)}
     for name, uid in foreign.items():
-        module = next((each for place in places for each in _module(name, place)), None)
+        module = next(filter(None, (_module(name, place) for place in places)), None)
         if module is not None and _is_known(module, source):
             raise UntrustedFileError(
                 f"{source}/{name} belongs to {user_name(uid)}. It would be frozen, and run as you in place of the "
@@ -74,20 +74,19 @@ def _listed(source: str, names: Sequence[str]) -> str:
     return ", ".join(f"{source}/{name}" if source else name for name in names[:_SHOWN]) + more
 
 
-def _module(name: str, place: str) -> Iterator[str]:
-    """The module that Python would find by the file `name` if the folder `place` is on the path."""
+def _module(name: str, place: str) -> str | None:
+    """The module, if any, that Python would find by the file `name` if the folder `place` is on the path."""
     if place != ".":
         if not name.startswith(f"{place}/"):
-            return
+            return None
         name = name[len(place) + 1 :]
     top, _, rest = name.partition("/")
     file = rest or top
     suffix = next((each for each in _SUFFIXES if file.endswith(each)), None)
-    if suffix is None:
-        return
-    module = top if rest else file.removesuffix(suffix)
-    if module.isidentifier() and (not rest or file.removesuffix(suffix) == "__init__"):
-        yield module
+    stem = file.removesuffix(suffix or "")
+    module = top if rest else stem
+    is_one = suffix is not None and module.isidentifier() and (not rest or stem == "__init__")
+    return module if is_one else None
 
 
 def _is_known(module: str, source: str) -> bool:

@@ -34,10 +34,10 @@ from hpc_trainer.errors import ConfigError, SubmitError
 from hpc_trainer.launch.frozen_code import frozen_worker
 from hpc_trainer.launch.frozen_code.code_files import (
     Rules,
+    files_below,
     git_files,
     git_top,
     importable_files,
-    package_files,
     read_file,
     too_many,
 )
@@ -91,10 +91,6 @@ class Snapshot:
     """Links that lead out of their root, or to what is not frozen; files whose names are those of secrets."""
     notes: tuple[str, ...] = ()
     """What the person should know of whose the code is."""
-
-    def archive(self, paths: SweepPaths) -> Path:
-        """The file in the sweep's folder from which workers start."""
-        return archive_of(paths, self.digest)
 
     def provenance(self) -> dict[str, Any]:
         """What sweep.json keeps of it."""
@@ -150,7 +146,7 @@ def _find_roots(packages: Iterable[str], rules: Rules, *, prefer_git: bool) -> l
         # Of our own checkout the package alone: nothing in it needs the tests, and a run's conf/ is in its spec.
         source = str(ours.parent)
         root = roots.setdefault(source, Root(source=source, how="copy"))
-        root.files = sorted({*root.files, *package_files(ours.parent, "hpc_trainer", Rules())})
+        root.files = sorted({*root.files, *files_below(ours.parent, "hpc_trainer", Rules())})
         root.packages["hpc_trainer"] = "."
     return _named(roots.values())
 
@@ -323,7 +319,7 @@ def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
     Raises:
         SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
     """
-    archive = snapshot.archive(paths)
+    archive = archive_of(paths, snapshot.digest)
     make_folder(paths.code)
     check_trusted(paths.code)
     if archive.exists():

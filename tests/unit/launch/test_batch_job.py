@@ -86,14 +86,13 @@ def jobs(draw: st.DrawFn) -> BatchJob:
     is_successor = draw(st.booleans())
     job = BatchJob(
         shape=draw(shapes()),
-        folder=sweep / "slurm",
-        job_name=name,
+        sweep=SweepPaths(sweep),
         uuid=uuid,
         num_elements=None if is_successor else draw(st.integers(1, 10_000)),
         array_parallelism=None if is_successor else draw(_COUNT),
         setup=tuple(setup),
         srun_args=tuple(each for each in srun_args if not list(words.srun_problem(each))),
-        command=tuple(worker_command(sweep, ["--run", name] if is_successor else ["--array", uuid], python)),
+        command=worker_command(sweep, ["--run", name] if is_successor else ["--array", uuid], python),
         exit_codes=draw(st.sampled_from([(), ((75, 79),), ((74, 80), (76, 81), (78, 125))])),
     )
     assert not list(words.folder_problem(runs_dir)), "validation lets this folder through"
@@ -122,7 +121,7 @@ def test_every_script_reads_back_as_the_job_that_made_it(job: BatchJob) -> None:
     assert (found.flags["job-name"], found.flags["comment"]) == (job.job_name, job.uuid)
     assert found.flags["output"] == job.output
     assert (found.setup, found.srun_args, found.command) == (list(job.setup), list(job.srun_args), list(job.command))
-    assert found.sweep_dir == job.folder.parent
+    assert found.sweep_dir == job.sweep.folder
     assert found.tail == job.tail
     known = {"job-name", "comment", "output", "open-mode", "requeue", "signal", "time", "nodes", "ntasks-per-node",
              "cpus-per-task", "array", "gpus-per-node", "gres", "mem", "mem-per-gpu", "mem-per-cpu", "partition",
@@ -141,9 +140,9 @@ def _job(**changes: Any) -> BatchJob:
             mem_gb_per_cpu=None, gpu_type="a100", partition="gpu", qos="high", constraint="a&b", exclude="n[1-2]",
             account="lab", time_limit_min=60, signal_lead_s=120,
         ),
-        folder=sweep / "slurm", job_name="sweep", uuid=UUID, num_elements=10, array_parallelism=4,
+        sweep=SweepPaths(sweep), uuid=UUID, num_elements=10, array_parallelism=4,
         setup=("module load cuda", "echo 'x y'"), srun_args=("--cpu-bind=cores",),
-        command=tuple(worker_command(sweep, ["--array", UUID], "python3")),
+        command=worker_command(sweep, ["--array", UUID], "python3"),
     )  # fmt: skip
     return dataclasses.replace(job, **changes)
 
@@ -199,11 +198,14 @@ def test_memory_is_a_number_of_megabytes(key: str, attack: object) -> None:
         ({"srun_args": ("--x=" + "y" * 2**17,)}, "longer than the 131071 bytes"),
         ({"command": ("python3", "a\n#BSUB -q other")}, "the command of the ranks holds"),
         ({"command": ("python3", "y" * 2**17)}, "longer than the 131071 bytes"),
-        ({"folder": Path("/shared/%u/sweep/slurm")}, "control characters, backslash or percent sign"),
-        ({"folder": Path("/shared/a\\b/sweep/slurm")}, "control characters, backslash or percent sign"),
-        ({"folder": Path("/shared/a\n#SBATCH --uid=0/sweep/slurm")}, "control characters, backslash or percent sign"),
-        ({"folder": Path("/shared/sweep\n#SBATCH --uid=0/slurm")}, "gives its jobs their name"),
-        ({"folder": Path("/shared/my sweep/slurm")}, "gives its jobs their name"),
+        ({"sweep": SweepPaths(Path("/shared/%u/sweep"))}, "control characters, backslash or percent sign"),
+        ({"sweep": SweepPaths(Path("/shared/a\\b/sweep"))}, "control characters, backslash or percent sign"),
+        (
+            {"sweep": SweepPaths(Path("/shared/a\n#SBATCH --uid=0/sweep"))},
+            "control characters, backslash or percent sign",
+        ),
+        ({"sweep": SweepPaths(Path("/shared/sweep\n#SBATCH --uid=0"))}, "gives its jobs their name"),
+        ({"sweep": SweepPaths(Path("/shared/my sweep"))}, "gives its jobs their name"),
     ],
     ids=range(16),
 )

@@ -91,7 +91,7 @@ def _accepted(folder: Path, fake: FakeSlurm) -> Counter[str]:
     }
     accepted: Counter[str] = Counter()
     for line in (fake.folder / "queue").read_text().splitlines():
-        job_id, *_, comment = line.split("|")
+        job_id, *_, comment, _ = line.split("|")
         if "_" in job_id:
             accepted[intents[comment][int(job_id.split("_")[1])]] += 1
     return accepted

@@ -182,7 +182,7 @@ def test_srun_starts_the_worker_from_the_frozen_code(folder: str) -> None:
 
 def test_the_workers_command_quotes_what_it_is_given() -> None:
     command = worker_command(Path("/a b/$x"), ["--run", "it's"], python="apptainer exec img.sif python3")
-    assert command == [
+    assert command == (
         "apptainer", "exec", "img.sif", "python3", "-u", "-c", START, "hpc_trainer.worker", "--sweep-dir", "/a b/$x",
         "--run", "it's",
-    ]  # fmt: skip
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import SlurmError
-from hpc_trainer.launch.settle import script_path, settle_intents, settle_successor
+from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import append_specs, read_specs
@@ -111,7 +111,7 @@ def _sbatch_at_work(paths: SweepPaths, intent: Submission) -> Iterator[subproces
     It says when it runs: Popen returns inside execve, before /proc shows the arguments (368 of 3,000 starts).
     """
     program = "print(flush=True); input()"
-    argv = [sys.executable, "-S", "-c", program, "sbatch", str(script_path(paths.scripts, intent.uuid))]
+    argv = [sys.executable, "-S", "-c", program, "sbatch", str(paths.script(intent.uuid))]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -288,10 +288,10 @@ def test_a_successor_that_nobody_knows_is_dropped_from_the_runs_own_file(
 ) -> None:
     _successor(run, age_s=600)
     before = sweep.submissions.read_bytes()
-    assert settle_successor(sweep, run)
+    assert settle_intents(sweep, run)
     assert read_ledger(run).submissions == []
     assert sweep.submissions.read_bytes() == before
-    assert not settle_successor(sweep, run), "settled once"
+    assert not settle_intents(sweep, run), "settled once"
 
 
 def test_a_successor_that_has_run_is_known_by_what_it_wrote(
@@ -299,7 +299,7 @@ def test_a_successor_that_has_run_is_known_by_what_it_wrote(
 ) -> None:
     _successor(run, age_s=600)
     _start(run, "500", attempt=1)
-    assert settle_successor(sweep, run)
+    assert settle_intents(sweep, run)
     assert [each.job_id for each in read_ledger(run).submissions] == ["500"]
 
 
@@ -308,7 +308,7 @@ def test_an_element_of_a_later_array_is_no_successor(
 ) -> None:
     _successor(run, age_s=600)
     _start(run, "900_0", attempt=1)
-    settle_successor(sweep, run)
+    settle_intents(sweep, run)
     assert read_ledger(run).submissions == []
 
 
@@ -318,7 +318,7 @@ def test_a_young_successor_is_left_alone(
 ) -> None:
     """Its sbatch may be at work on a compute node, for its 15 retries."""
     _successor(run, age_s=age_s)
-    assert not settle_successor(sweep, run)
+    assert not settle_intents(sweep, run)
     assert [each.job_id for each in read_ledger(run).submissions] == [None]
     assert fake_slurm.calls() == []
 

@@ -19,6 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor
 from hpc_trainer.errors import RefusedError, SubmitError
 from hpc_trainer.launch.batch_job import BatchJob, top_up_command, worker_command
 from hpc_trainer.launch.submitit_bridge import BatchExecutor, render_script, start_local
+from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runtime.start import START
 from tests.unit.launch.scripts import read_script
@@ -36,14 +37,13 @@ LOCAL_WORDS = {
 def _job(folder: Path, count: int = 1, shape: Shape | None = None) -> BatchJob:
     return BatchJob(
         shape=shape or make_spec("cluster=slurm").shape,
-        folder=folder,
-        job_name="sweep",
+        sweep=SweepPaths(folder.parent),
         uuid="abc123",
         num_elements=count,
         array_parallelism=4,
         setup=(),
         srun_args=(),
-        command=tuple(worker_command(folder.parent, ["--array", "abc123"], "python3")),
+        command=worker_command(folder.parent, ["--array", "abc123"], "python3"),
     )
 
 
@@ -75,7 +75,7 @@ def test_the_script_is_made_without_slurm_and_without_a_file(tmp_path: Path, no_
 
 
 def test_a_single_job_has_no_array(tmp_path: Path) -> None:
-    command = tuple(top_up_command(tmp_path, "python3"))
+    command = top_up_command(tmp_path, "python3")
     job = dataclasses.replace(_job(tmp_path / "slurm"), num_elements=None, array_parallelism=None, command=command)
     text = render_script(job)
     assert "--array" not in text

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_trainer.errors import RefusedError
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.launch.settle import settle_successor
+from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.successor import submit_successor
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.reading import read_lines
@@ -104,7 +104,7 @@ def test_a_successor_whose_writer_was_killed_is_found_by_the_next_submit(
     (fake_slurm.folder / "queue").write_text(f"500|PENDING||Dependency|{intent.uuid}\n")
     state = {each.run_id: each for each in read_status(sweep).runs}[run.run_id]
     assert (state.state, state.job_id) == (RunState.REQUEUED, "500"), "seen before it is settled"
-    settle_successor(sweep, run)
+    settle_intents(sweep, run)
     assert read_ledger(run).submissions[0].job_id is None, "too young: its sbatch may be at work on another host"
     monkeypatch.setattr("hpc_trainer.launch.settle._ORPHAN_S", 0.0)
     monkeypatch.setattr("hpc_trainer.launch.settle._ACCEPT_LAG_S", 0.1)

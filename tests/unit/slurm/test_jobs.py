@@ -95,7 +95,7 @@ def test_what_says_no_state_is_an_error(text: str) -> None:
     ("text", "seconds"),
     [
         ("00:00:00", 0), ("00:01:05", 65), ("10:00:00", 36000), ("1-00:00:00", 86400), ("365-23:59:59", 31622399),
-        ("UNLIMITED", None), ("Partition_Limit", None), ("INVALID", None), ("", None), ("N/A", None), ("5", None),
+        ("UNLIMITED", None), ("Partition_Limit", None), ("INVALID", None), ("", None), ("N/A", None), ("5", 300),
     ],
 )  # fmt: skip
 def test_durations(text: str, seconds: float | None) -> None:

@@ -78,14 +78,13 @@ def test_partitions() -> None:
     assert (main.is_default, main.max_time_min, main.max_nodes, main.qos, main.allow_accounts) == (
         True, 1440, None, None, None,
     )  # fmt: skip
-    assert (gpu.is_default, gpu.max_time_min, gpu.max_nodes, gpu.qos, gpu.state) == (
+    assert (gpu.is_default, gpu.max_time_min, gpu.max_nodes, gpu.qos) == (
         False,
         None,
         8,
         "part_gpu",
-        "DRAIN",
     )
-    assert (gpu.allow_accounts, gpu.deny_qos, gpu.max_mem_per_cpu_mb) == (("lab", "ml"), ("debug",), 4000)
+    assert (gpu.allow_accounts, gpu.deny_qos) == (("lab", "ml"), ("debug",))
     assert limits.partition_of(None) is main
     assert limits.partition_of("gpu") is gpu
     assert limits.partition_of("nope") is None
