@@ -25,8 +25,7 @@ from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
 from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
-from hpc_trainer.training.telemetry.reporter import Reporter
-from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
+from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.errors import CheckpointError, LoopError, StorageError
+from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.checkpoint.writer import SaveResult

@@ -45,11 +45,11 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.training.telemetry.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
+from hpc_trainer.worker.tracker import build_tracker
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:

@@ -19,6 +19,7 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.operate.compare_traces import Trace, first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
@@ -26,7 +27,6 @@ from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.checkpoint.folders import committed
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract

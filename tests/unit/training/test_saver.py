@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError
+from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.save_plan import SavePlan
 from hpc_trainer.training.saver import Saver

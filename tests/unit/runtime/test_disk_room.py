@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.runtime import disk_room
+from hpc_trainer.runtime.disk_room import QuotaWatch, Room, read_answer
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint import disk_room
-from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, Room, read_answer
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.unit.training.checkpoint.test_disk_faults import save
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from hpc_trainer.datasets.protocol import AugmentedDataset
-from hpc_trainer.training.data.order import BatchOrder
 
 # Keeps these streams apart from others that are made from the same seed.
 _STREAM = 0x6175676D656E74  # "augment"
@@ -47,26 +45,3 @@ class Augmented:
                 "leave the shape as it is: the model is built for it."
             )
         return changed, targets
-
-
-class _Sampler(Protocol):
-    order: BatchOrder
-
-    def __len__(self) -> int: ...
-
-    def with_steps(self) -> Iterator[tuple[int, list[int]]]: ...
-
-
-class WithEpoch:
-    """A batch sampler that says (epoch, sample) where the other one says samples."""
-
-    def __init__(self, indices: _Sampler) -> None:
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        steps_per_epoch = self._indices.order.steps_per_epoch
-        for step, samples in self._indices.with_steps():
-            yield [(step // steps_per_epoch, sample) for sample in samples]

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from hpc_trainer.config.schema.tracker import TrackerConfig, TrackerName
 from hpc_trainer.errors import ConfigError
-
-
-class Tracker(Protocol):
-    """Takes metrics by step."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Adds the values of one step."""
-
-    def close(self) -> None:
-        """Writes what is still held back."""
-
-
-class NoTracker:
-    """metrics.jsonl is enough."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+from hpc_trainer.training.telemetry.reporter import NoTracker, Tracker
 
 
 class TensorBoardTracker:
