@@ -37,7 +37,7 @@ def test_no_feature_imports_another_ones_ability() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         owners = {each.split(".")[2] for each in imported if each.startswith("hpc_trainer.features.")}
-        assert owners <= {path.parent.name, "memory_estimate"}, path
+        assert owners <= {path.parent.name}, path
 
 
 def test_every_hook_says_what_it_is_for() -> None:

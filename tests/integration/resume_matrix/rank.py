@@ -23,7 +23,7 @@ from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.auto_batch.search import Trials
+from hpc_trainer.features.memory.search import Trials
 from hpc_trainer.operate.compare_traces import read_trace
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group

@@ -14,7 +14,7 @@ import torch
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import TooLargeError
-from hpc_trainer.features.memory_estimate.estimate import estimate
+from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState

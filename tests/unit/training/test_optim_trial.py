@@ -12,7 +12,7 @@ import torch
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.memory_estimate import estimate
+from hpc_trainer.features.memory import estimate
 from hpc_trainer.training.optim.trial import try_without_ranks
 from tests.unit.runs.builders import make_config
 

@@ -15,7 +15,7 @@ from hpc_trainer.config.schema.optim import LionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.lion import ability as lion
 from hpc_trainer.features.lion.ability import Lion
-from hpc_trainer.features.memory_estimate.estimate import estimate
+from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
 from hpc_trainer.training.optim.skip_step import step_unless

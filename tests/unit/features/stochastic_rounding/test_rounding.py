@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.memory_estimate.estimate import estimate
+from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.features.stochastic_rounding import ability as rounding
 from hpc_trainer.features.stochastic_rounding.ability import random_bits, round_stochastically, write_rounded
 from hpc_trainer.training.build import make_optimizer

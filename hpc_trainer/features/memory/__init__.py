@@ -1,4 +1,7 @@
-"""`train.micro_batch_size=auto`: the largest micro-batch that fits."""
+"""What a step needs of memory: told before there is a GPU (`plan --memory`), and the largest micro-batch that fits.
+
+The choice `train.micro_batch_size=auto` turns the search on. It asks the estimate for what is not there yet.
+"""
 
 from collections.abc import Iterator
 

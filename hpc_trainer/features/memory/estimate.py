@@ -1,6 +1,6 @@
 """What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
 
-    python -m hpc_trainer.features.memory_estimate.estimate < frozen-configurations.jsonl    a line of JSON for each
+    python -m hpc_trainer.features.memory.estimate < frozen-configurations.jsonl    a line of JSON for each
 
 torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
 optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
@@ -31,7 +31,7 @@ from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.features.memory_estimate.live_bytes import LiveBytes, PassBytes, as_gathered, measure
+from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
 from hpc_trainer.training.ability import Building, abilities
 from hpc_trainer.training.build import build_dataset, build_loss, make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes

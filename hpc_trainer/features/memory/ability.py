@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hpc_trainer.features.auto_batch.search import find_sizes
+from hpc_trainer.features.memory.search import find_sizes
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.memory import RankMemory

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.features.auto_batch import search as fit_batch
+from hpc_trainer.features.memory import search as fit_batch
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from tests.unit.training.rank_end import leave

@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
     )  # fmt: skip
     config = config_of(*words)
     torch._dynamo  # noqa: B018  what fake tensors import is not to be counted
-    from hpc_trainer.features.memory_estimate.estimate import estimate
+    from hpc_trainer.features.memory.estimate import estimate
 
     estimate(config)
     most = psutil.Process().memory_info().vms + ROOM

@@ -15,9 +15,9 @@ import torch
 
 from hpc_trainer.config.batch import divisors
 from hpc_trainer.errors import ConfigError, TooLargeError
-from hpc_trainer.features.auto_batch import search as fit_batch
-from hpc_trainer.features.auto_batch.search import largest
-from hpc_trainer.features.memory_estimate.estimate import estimate
+from hpc_trainer.features.memory import search as fit_batch
+from hpc_trainer.features.memory.estimate import estimate
+from hpc_trainer.features.memory.search import largest
 from hpc_trainer.runs.files import read_json, read_lines
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.state.journal import Journal

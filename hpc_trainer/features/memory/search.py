@@ -27,7 +27,7 @@ from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, TooLargeError
-from hpc_trainer.features.auto_batch.probe import MemoryProbe, probe_of
+from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
 from hpc_trainer.runs.states import OUT_OF_MEMORY
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Building, overridden
@@ -42,7 +42,7 @@ from hpc_trainer.training.telemetry.device_memory import device_name, is_out_of_
 from hpc_trainer.training.tensors import num_bytes
 
 if TYPE_CHECKING:
-    from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate
+    from hpc_trainer.features.memory.estimate import MemoryEstimate
 
 _LEAST_COUNTED = 2  # batch norm takes no single sample
 _MOST_REFUSED = 3
@@ -257,7 +257,7 @@ class Trials:
         found = self._estimate(size)
         if found is not None:
             return found.activations + max(found.gradients, num_bytes(trained))  # FSDP cuts up no trial
-        from hpc_trainer.features.memory_estimate.live_bytes import measure
+        from hpc_trainer.features.memory.live_bytes import measure
 
         batch = self._batch(size)
         return measure(self.config, self.loss, list(batch)).peak + num_bytes(batch) + num_bytes(trained)
@@ -297,7 +297,7 @@ class Trials:
 
     def _estimate(self, size: int) -> MemoryEstimate | None:
         """Without memory; None if the model does not run on fake tensors, as one of a person's own need not."""
-        from hpc_trainer.features.memory_estimate.estimate import (
+        from hpc_trainer.features.memory.estimate import (
             estimate,  # late: it imports the loop, and fake tensors
         )
 

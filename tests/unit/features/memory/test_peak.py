@@ -11,7 +11,7 @@ from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.chunked_loss.ability import use_chunks
-from hpc_trainer.features.memory_estimate.estimate import MemoryEstimate, estimate, with_evaluation
+from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate, with_evaluation
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.evaluate import _sums
