@@ -31,8 +31,8 @@ def features() -> tuple[Feature, ...]:
 
 @functools.cache
 def declarations() -> tuple[Feature, ...]:
-    """Of the core's own choices, then of the features."""
-    return (*CORE, *features())
+    """Of the core's own choices, then of the features that somebody chooses."""
+    return (*CORE, *(each for each in features() if each.on))
 
 
 def num_threads(config: TrainConfig) -> int:

@@ -32,12 +32,11 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
-from hpc_trainer.training.ability import Building, abilities
+from hpc_trainer.training.ability import Building
 from hpc_trainer.training.build import build_dataset, build_loss, make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.memory import RankMemory
-from hpc_trainer.training.optim.skip_step import is_put_back
-from hpc_trainer.training.optim.trial import try_without_ranks
 from hpc_trainer.training.parallel.fully_sharded import blocks, bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.precision.formats import autocast
@@ -59,7 +58,7 @@ class MemoryEstimate:
     them, without reshard_after_forward. In param_dtype."""
     checkpoint: int
     update: int = 0
-    """What the optimizer's step makes besides (Muon's matrices; copies by which optim=custom puts a bad step back), as
+    """What the optimizer's step makes besides (Muon's matrices; copies by which a bad step is put back), as
     far as that is more than activations and gathered weights, which are gone by then."""
     communication: int = 0
     """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
@@ -122,7 +121,6 @@ def _on_rank(
     for each in building.abilities:
         each.memory(held, building)
     there = held.trained // held.num_parts + held.optimizer_here
-    # Copies of all that the step changes, if the device may find it bad; SGD, AdamW and Muon need none.
     is_put_back = held.is_put_back and not held.is_skipped_by_scaler
     return MemoryEstimate(
         micro_batch_size=micro,
@@ -160,7 +158,6 @@ def _held(
     sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
     of_all = _bytes_of_moments(model, optimizer, is_guess=guess is not None)
     whole = sum(sizes[:2]) + weights - sum(sizes) if parallel.reshard_after_forward else weights
-    may_skip = train.max_skipped_steps is not None and config.hardware.device_type == "cuda"
     return RankMemory(
         model=model,
         optimizer=optimizer,
@@ -183,7 +180,6 @@ def _held(
         batch=batch,
         gathered=bytes_gathered(whole, config) if parallel.strategy is Strategy.fsdp else 0,
         made=made // shape.dp_shard,
-        is_put_back=may_skip and is_put_back(optimizer),
         is_skipped_by_scaler=config.precision.compute_dtype is Dtype.fp16,
         checkpoint=num_bytes(model.parameters()) + buffers * (shape.world_size // shape.pp) + sum(of_all.values()),
         num_evaluated_parts=shape.num_data_ranks,
@@ -264,7 +260,9 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
             config = from_plain(json.loads(line))
-            try_without_ranks(config)
+            mesh = Mesh(shape=mesh_shape(config.parallel, config.hardware.world_size), rank=0)
+            for each in abilities(config):
+                each.begin(mesh, None)
             return asdict(with_evaluation(config, estimate(config)))
     except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
         return {"error": f"{type(error).__name__}: {error}"}

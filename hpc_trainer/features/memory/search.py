@@ -30,11 +30,12 @@ from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
 from hpc_trainer.runs.states import OUT_OF_MEMORY
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.ability import Building, overridden
+from hpc_trainer.training.ability import Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state

@@ -15,8 +15,9 @@ from step_builders import batches_of
 
 from hpc_trainer.config.schema.optim import CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.features.custom_optim.put_back import PutBack
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.optim.skip_step import PutBack, step_unless
+from hpc_trainer.training.optim.skip import step_unless
 
 CONFIGS: dict[str, OptimConfig] = {
     "nesterov": SgdConfig(lr=0.1, weight_decay=0.1),

@@ -16,7 +16,7 @@ from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import begin_momenta
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.step import Batch
 

@@ -6,9 +6,11 @@ import copy
 
 import pytest
 import torch
+from built_parts import building_of, optimizer_of
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.context import Restored
@@ -94,21 +96,6 @@ def test_gradients_are_dropped_and_a_class_may_have_its_own_way() -> None:
         assert getattr(optimizer, "calls", 1) == 1
 
 
-def test_any_class_is_an_optimizer() -> None:
-    model = nn.Linear(2, 2)
-    config = CustomOptimConfig(_target_="torch.optim.RAdam", lr=0.5, weight_decay=0.3, kwargs={"eps": 1e-5})
-    optimizer = build_optimizer(config, model)
-    assert isinstance(optimizer, torch.optim.RAdam)
-    assert [(group["lr"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups] == [
-        (0.5, 1e-5, 0.3),
-        (0.5, 1e-5, 0.0),
-    ]
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'epsilon'"):
-        build_optimizer(CustomOptimConfig(_target_="torch.optim.RAdam", kwargs={"epsilon": 1}), model)
-    with pytest.raises(ConfigError, match="not on the list"):
-        build_optimizer(CustomOptimConfig(_target_="shutil.rmtree"), model)
-
-
 @pytest.mark.parametrize(
     ("was", "now", "changed"),
     [
@@ -124,12 +111,15 @@ def test_any_class_is_an_optimizer() -> None:
 def test_a_resumed_run_has_the_settings_of_now(was: OptimConfig, now: OptimConfig, changed: dict[str, object]) -> None:
     """The contract lets them change, and loading the optimizer puts the old ones back."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    before = build_optimizer(was, model)
+    before = optimizer_of(was, model)
     before.param_groups[0]["own"] = 7  # state that a class of one's own may keep there
     shared, own = to_trees({"model": model, "optimizer": before})
-    after = build_optimizer(now, other)
+    after = optimizer_of(now, other)
     state = TrainState(model=other, optimizer=after, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    state.settings = chosen_settings(now, after)
+    building = building_of(TrainConfig(optim=now))
+    state.settings = chosen_settings(after)
+    for each in building.abilities:
+        each.on_state(state, other, building)
     after.param_groups[0]["own"] = 0
     from_trees({"model": other, "optimizer": after}, shared, own)
     assert after.param_groups[0]["weight_decay"] == was.weight_decay
@@ -171,3 +161,8 @@ def test_moments_of_another_format_than_their_weight_come_back_as_they_were() ->
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(optimizer.state[mine]["momentum_buffer"], loaded.state[theirs]["momentum_buffer"])
         assert loaded.state[theirs]["momentum_buffer"].dtype is torch.float32
+
+
+def test_other_optimizers_are_named_alone() -> None:
+    with pytest.raises(ConfigError, match=r"\Aoptim=adamw: .*\.\Z"):
+        build_optimizer(AdamwConfig(betas=[0.9]), nn.Linear(2, 2))

@@ -19,7 +19,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.state import TrainState
 from tests.unit.features.lion.lion_ways import KINDS
 from tests.unit.training import mesh_builders, shard_builders

@@ -18,7 +18,7 @@ from hpc_trainer.features.lion.ability import Lion
 from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from tests.unit.training.built_parts import optimizer_of
 
 RATES = (0.02, 0.01, 0.005, 0.02)

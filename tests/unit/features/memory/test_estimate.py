@@ -340,7 +340,7 @@ def test_copies_that_a_step_may_be_put_back_by(
     found = _of_four(*_GPUS, *small, *words)
     large = _of_four(*_GPUS, *small, *words, "data.seq_len=1024")
     assert large.update <= found.update
-    monkeypatch.setattr("hpc_trainer.features.memory.estimate.is_put_back", lambda optimizer: False)
+    monkeypatch.setattr("hpc_trainer.features.custom_optim.ability.is_put_back", lambda optimizer: False)
     copied = found.update - _of_four(*_GPUS, *small, *words).update
     state = found.weights + found.optimizer
     assert 0.8 * state < copied < 1.02 * state if is_put_back else copied == 0, "in part in the place of activations"

@@ -17,7 +17,7 @@ from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from tests.unit.training.built_parts import optimizer_of
 
 _HIDDEN = ("attention.query_key_value", "attention.out", "mlp_in", "mlp_out")

@@ -12,11 +12,11 @@ import torch
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.custom_optim.trial import try_without_ranks
 from hpc_trainer.features.memory import estimate
-from hpc_trainer.training.optim.trial import try_without_ranks
 from tests.unit.runs.builders import make_config
 
-HERE = __name__ if "." in __name__ else f"tests.unit.training.{__name__}"
+HERE = __name__ if "." in __name__ else f"tests.unit.features.custom_optim.{__name__}"
 SHARED = {
     "fsdp": ("parallel=fsdp", "hardware=gpu_x2"),
     "hsdp": ("parallel=hsdp", "hardware=gpu_x8", "parallel.data_parallel_replicate=2"),

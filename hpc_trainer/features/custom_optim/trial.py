@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.custom_optim.made import recipe_of
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import Mesh
 
@@ -27,13 +29,12 @@ _LONGEST = 200
 
 
 def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
-    """Nothing, unless the optimizer is a person's own and ranks hold parts of weights. Collective.
+    """Nothing, unless ranks hold parts of weights. Collective.
 
     Raises:
         ConfigError: its step fails on parts, and not on whole weights; or it cannot be built.
     """
-    if not isinstance(config.optim, CustomOptimConfig):
-        return
+    assert isinstance(config.optim, CustomOptimConfig)
     is_fsdp = config.parallel.strategy is Strategy.fsdp
     devices = mesh.dim(*(("dp_replicate", "dp_shard") if is_fsdp else ()), "tp")
     if devices is None:
@@ -58,7 +59,7 @@ def try_on_parts(config: TrainConfig, mesh: Mesh) -> None:
 def try_without_ranks(config: TrainConfig) -> None:
     """As `try_on_parts`, in a process that is no rank: nothing is sent. Raises ConfigError."""
     shape = mesh_shape(config.parallel, config.hardware.world_size)
-    if not isinstance(config.optim, CustomOptimConfig) or shape.dp_shard * shape.tp == 1:
+    if shape.dp_shard * shape.tp == 1:
         return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -88,7 +89,9 @@ class _LastCall(TorchFunctionMode):
 def _error_of(config: TrainConfig, devices: DeviceMesh | None, last: _LastCall) -> Exception | None:
     """What two steps end in, on parts of weights on `devices`, or on whole ones."""
     model = nn.ParameterDict(dict(_weights(devices)))
-    optimizer = build_optimizer(config.optim, model, trust=config.trust)
+    assert isinstance(config.optim, CustomOptimConfig)
+    change = partial(recipe_of, config.optim, trust=config.trust)
+    optimizer = build_optimizer(config.optim, model, change=change)
     try:
         with warnings.catch_warnings(), last:
             warnings.simplefilter("ignore")  # the run's own steps will say them

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
+from built_parts import building_of
+from train_here import config_of, train_here
 
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import TooLargeError
 from hpc_trainer.features.memory.estimate import estimate
+from hpc_trainer.features.memory_report.ability import MemoryReportAbility
 from hpc_trainer.runs.files import read_json
+from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory, profile_bytes
-from hpc_trainer.training.telemetry.memory_report import MemoryReport
-
-sys.path.insert(0, str(Path(__file__).parent))
-from train_here import config_of, train_here
 
 WORDS = ("model=cnn", "train.num_steps=6", "monitor.log_every_steps=2", "train.ema_decay=0.9")
 
@@ -109,5 +107,7 @@ def test_moments_in_host_memory_are_none_of_the_gpu_s() -> None:
     optimizer.state[model.weight]["momentum_buffer"] = torch.zeros(5, 6)
     optimizer.state[model.bias]["momentum_buffer"] = torch.zeros(5, device="meta")
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(PrecisionConfig(), "cpu"))
-    report = MemoryReport(config=config_of(*WORDS), run=Mock(), state=state)
+    config = config_of(*WORDS)
+    report = MemoryReportAbility(config)
+    report.on_state(state, model, building_of(config, sizes=BatchSizes.of(4, 1), abilities=[]))
     assert report._held() == {"weights": 4 * 35, "gradients": 4 * 35, "optimizer": 4 * 5}

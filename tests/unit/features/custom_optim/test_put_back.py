@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.training.optim import skip_step
-from hpc_trainer.training.optim.skip_step import PutBack
+from hpc_trainer.features.custom_optim import put_back
+from hpc_trainer.features.custom_optim.put_back import PutBack
 
 Weights = Iterable[nn.Parameter]
 BAD, GOOD = True, False
@@ -161,7 +161,7 @@ def _ask(monkeypatch: pytest.MonkeyPatch, answers: list[bool]) -> list[torch.dev
 
         return read
 
-    monkeypatch.setattr(skip_step, "read_late", late)
+    monkeypatch.setattr(put_back, "read_late", late)
     return asked
 
 

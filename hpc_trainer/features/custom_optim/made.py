@@ -1,28 +1,50 @@
-"""What `optim=custom` is refused for where it is built: what only the class itself can tell."""
+"""How the optimizer of `optim=custom` is made, and what it is refused for then: what only the class itself can tell."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hpc_trainer.config.schema.optim import CustomOptimConfig, OptimConfig
+from hpc_trainer.config.schema.optim import CustomOptimConfig
+from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.optim.build import Group, Recipe, begin_momenta
 
 
-def refusal(config: OptimConfig, error: Exception) -> ConfigError:
+def recipe_of(config: CustomOptimConfig, recipe: Recipe, trust: Sequence[str] = ()) -> Recipe:
+    """The groups of `recipe`, and the class of `optim._target_`.
+
+    Raises ConfigError, now or when it is made: it leads nowhere, is not trusted, or refuses what it is given.
+    """
+    kind: Any = locate("optim._target_", config._target_, trust)
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        try:
+            built: torch.optim.Optimizer = kind(groups, lr=config.lr, **config.kwargs)
+        except ConfigError:  # a ValueError too
+            raise
+        except (ValueError, TypeError) as error:
+            raise _refusal(config, error) from error
+        _check(config, built)
+        begin_momenta(built)
+        return built
+
+    return Recipe(recipe.groups, make)
+
+
+def _refusal(config: CustomOptimConfig, error: Exception) -> ConfigError:
     """What the optimizer's class said against its arguments, with what it was given."""
     said = str(error).rstrip(".")
-    if not isinstance(config, CustomOptimConfig):
-        return ConfigError(f"optim={config.name}: {said}.")
     fix = "It is built as Class(groups, lr=optim.lr, **optim.kwargs): give it arguments that it takes."
     if config._target_.rpartition(".")[2] == "Muon":
         fix = "Use optim=muon, which gives AdamW what is no hidden matrix."
     return ConfigError(f"{_named(config)}: {said}. {fix}")
 
 
-def check_custom(config: CustomOptimConfig, built: Any) -> None:
+def _check(config: CustomOptimConfig, built: Any) -> None:
     """Of what `_target_` has built.
 
     Raises:

@@ -1,6 +1,6 @@
-"""A step of any optimizer that changes nothing if the device finds it bad, and for which nobody waits.
+"""A step of any optimizer that changes nothing if the GPU finds it bad, and for which nobody waits.
 
-Some optimizers look at `found_inf` themselves (`step_unless`). Of others the step is taken, and put back:
+Some optimizers look at `found_inf` themselves (training/optim/skip.py). Of others the step is taken, and put back:
 
     weights, and tensors of the state on the device    copied before the step; on the device one or the other is chosen
     counts, flags, new keys, tensors on the CPU        put back before the next step: the answer has come by then
@@ -15,13 +15,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
-from hpc_trainer.runtime.devices import CudaKind, kind_of
 from hpc_trainer.training.late_flag import read_late
-from hpc_trainer.training.optim.build import inner_of
 from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 # Of a group: weights are put back by themselves, and the loop sets the rate before each step.
@@ -87,37 +84,11 @@ class PutBack:
             open_nodes += [value for value in node.values() if isinstance(value, dict)]
 
 
-_PUT_BACK: WeakKeyDictionary[torch.optim.Optimizer, PutBack] = WeakKeyDictionary()
-
-
-def step_unless(optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
-    """A step that changes nothing where `bad` (a bool scalar on a GPU) is true.
-
-    torch's fused optimizers look at `found_inf` on the device, as they do for GradScaler; of others the step is put
-    back (`PutBack`). The host waits on devices that nobody can ask late, and for optimizers whose state is not all in
-    `state` and groups: ZeRO's, and those with a state_dict of their own.
-    """
-    inner = inner_of(optimizer)
-    if getattr(inner, "_step_supports_amp_scaling", False):
-        inner.grad_scale, inner.found_inf = None, bad.float()
-        try:
-            optimizer.step()
-        finally:
-            del inner.grad_scale, inner.found_inf
-        return
-    kind = kind_of(bad.device)
-    if isinstance(kind, CudaKind) and is_put_back(optimizer):
-        if optimizer not in _PUT_BACK:
-            _PUT_BACK[optimizer] = PutBack(optimizer)
-        _PUT_BACK[optimizer].step_unless(bad)
-        return
-    kind.launch()
-    if not bad:
-        optimizer.step()
-
-
 def is_put_back(optimizer: torch.optim.Optimizer) -> bool:
-    """True if on a GPU `step_unless` copies weights and state before a step: it is nobody's part and tells all."""
+    """True of one that has to be put back and can be: all its state is in `state` and groups.
+
+    So it is not of ZeRO's, and of those with a state_dict of their own: for these the host waits.
+    """
     asks_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
     return not asks_itself and not hasattr(optimizer, "optim") and _tells_all(optimizer)
 
