@@ -151,7 +151,7 @@ class Ability:
         for the device. Collective.
         """
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """So many steps are done and logged, and nothing of them is saved or evaluated yet; and once where steps begin,
         after a start or a GoBackError. Collective. May raise GoBackError, or what ends the run.
         """

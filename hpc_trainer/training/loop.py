@@ -9,8 +9,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.training.ability import GoBackError
 from hpc_trainer.training.build import Task, open_task
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.device_batches import Batches, on_device
-from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.data.device_batches import on_device
+from hpc_trainer.training.data.loader import BatchIterator, train_batches
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.optim.build import set_momentum
@@ -48,7 +48,7 @@ def _train(config: TrainConfig, run: RunContext, task: Task) -> None:
         go_back()
 
 
-def open_batches(config: TrainConfig, task: Task) -> Batches:
+def open_batches(config: TrainConfig, task: Task) -> BatchIterator:
     """The batches from the state's step on, past those that are left out."""
     offset = task.state.guard.offset
     loaded = train_batches(
@@ -66,11 +66,11 @@ def open_batches(config: TrainConfig, task: Task) -> Batches:
     return on_device(loaded, task.stepper.device)
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batches) -> None:
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator) -> None:
     state, num_steps = task.state, config.train.num_steps
-    after_steps, to_log, looks = (overridden(task.abilities, hook) for hook in ("after_step", "logged", "look"))
-    for look in looks:
-        look(state.step)
+    after_steps, to_log, checks = (overridden(task.abilities, hook) for hook in ("after_step", "logged", "check"))
+    for check in checks:
+        check(state.step)
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
@@ -98,8 +98,8 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
         if state.step < num_steps and result.should_stop:
             run.stop_here(state.step, **state.objects())
             return
-        for look in looks:
-            look(state.step)
+        for check in checks:
+            check(state.step)
         if state.step < num_steps and run.should_save(state.step):
             run.save_in_background(state.step, **state.objects())  # before an evaluation: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):

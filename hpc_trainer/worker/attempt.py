@@ -42,7 +42,7 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
@@ -132,7 +132,7 @@ def _context(
         attempt=attempt,
         num_steps=config.train.num_steps,
         seed=config.seed,
-        saves=SavePlan(
+        saves=SaveTimer(
             checkpoint.every_steps,
             is_auto=checkpoint.every is SaveEvery.auto,
             end_time=job_end_time(config.hardware.time_limit_min),

@@ -41,11 +41,11 @@ class PutBack:
         self._optimizer: torch.optim.Optimizer = weakref.proxy(optimizer)  # which holds this by its hooks
         self._was_bad: Callable[[], bool] = lambda: False
         self._undo: list[Undo] = []
-        optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+        optimizer.register_state_dict_pre_hook(lambda _: self.undo_if_bad())
         optimizer.register_load_state_dict_pre_hook(lambda *_: self._undo.clear())
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def undo_if_bad(self) -> None:
         """Puts back what the host keeps if the last step was bad, before anybody looks at it."""
         if self._undo and self._was_bad():
             for undo in self._undo:
@@ -57,7 +57,7 @@ class PutBack:
 
         Waits for `bad` where the state holds what cannot be copied: tensors in lists, objects.
         """
-        self.settle()
+        self.undo_if_bad()
         before = [(node, dict(node)) for node in self._nodes()]
         leaves = [(node, key, value) for node, was in before for key, value in was.items() if key not in _NOT_STATE]
         if not all(isinstance(value, dict) or _can_copy(value) for _, _, value in leaves):

@@ -9,7 +9,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -52,7 +52,7 @@ class BatchIterator(Iterator[Batch]):
     """Iterates over (inputs, targets); `close` stops the workers. Also a context manager.
 
     `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
-    types, on no device; None before the first.
+    types, on no device; None before the first. `copy`: brings each to the device (`device_batches`); None: it stays.
     """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
@@ -61,6 +61,7 @@ class BatchIterator(Iterator[Batch]):
         self.workers = workers
         self.wait_s = 0.0
         self.example: Batch | None = None
+        self.copy: Callable[[Batch], Batch] | None = None
         # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
         self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
 
@@ -69,7 +70,7 @@ class BatchIterator(Iterator[Batch]):
         batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
         if self.example is None:
             self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
-        return batch
+        return batch if self.copy is None else self.copy(batch)
 
     def targets_ahead(self, num_batches: int) -> list[int]:
         """Of each of the next batches, the targets that count (are not -100). The batches come when they are asked for.

@@ -55,7 +55,7 @@ class Reporter:
 
     def log(self, step: int, numbers: dict[str, float], *, sync: bool) -> None:
         """A line of metrics.jsonl, one of the log, and a sign of life. `sync`: on the disk when this returns."""
-        self.signs.saw_metrics(numbers)
+        self.signs.show(numbers)
         self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync)
         self._tracker.log(step, numbers)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hpc_trainer.training.data.device_batches import Batches
+from hpc_trainer.training.data.loader import BatchIterator
 
 
 class Speed:
@@ -19,7 +19,7 @@ class Speed:
         batch_size: samples of a step, of all ranks.
     """
 
-    def __init__(self, step: int, batches: Batches, *, batch_size: int) -> None:
+    def __init__(self, step: int, batches: BatchIterator, *, batch_size: int) -> None:
         self._batches, self._batch_size = batches, batch_size
         self.restart(step)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from built_parts import building_of, optimizer_of
 from torch import nn
 
 from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
@@ -35,6 +34,7 @@ from hpc_trainer.training.parallel.share import StopVote, VotingLoss
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from tests.unit.training.built_parts import building_of, optimizer_of
 
 META = torch.device("meta")
 BATCH = torch.empty(4, 3, 8, 8, device=META), torch.empty(4, dtype=torch.int64, device=META)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from built_parts import optimizer_of
 from torch import nn
 
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.errors import ConfigError
+from tests.unit.training.built_parts import optimizer_of
 
 
 class Undecaying(torch.optim.Optimizer):

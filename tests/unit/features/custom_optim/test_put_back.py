@@ -145,7 +145,7 @@ def test_what_is_loaded_is_not_put_back() -> None:
     _give_gradients(weights, 2, bad=True)
     steps.step_unless(torch.tensor(BAD))
     optimizer.load_state_dict(saved)
-    steps.settle()
+    steps.undo_if_bad()
     assert _same(optimizer.state_dict(), saved)
     assert optimizer.state[weights[0]]["step"].item() == 2
 

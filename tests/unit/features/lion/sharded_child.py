@@ -22,11 +22,11 @@ from hpc_trainer.training.optim.build import set_learning_rate
 from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.state import TrainState
 from tests.unit.features.lion.lion_ways import KINDS
-from tests.unit.training import mesh_builders, shard_builders
 from tests.unit.training.built_parts import optimizer_of
-from tests.unit.training.given_gradients import give_gradients, one_rank
-from tests.unit.training.mesh_step_child import whole
-from tests.unit.training.reshard_child import on_ranks
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.optim.given_gradients import give_gradients, one_rank
+from tests.unit.training.parallel import mesh_builders, shard_builders
+from tests.unit.training.parallel.mesh_step_child import whole
 
 LION = LionConfig(lr=0.01, weight_decay=0.1)
 

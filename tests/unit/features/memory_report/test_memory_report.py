@@ -8,8 +8,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from built_parts import building_of
-from train_here import config_of, train_here
 
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
@@ -22,6 +20,8 @@ from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.telemetry.device_memory import is_out_of_memory, profile_bytes
+from tests.unit.training.built_parts import building_of
+from tests.unit.training.train_here import config_of, train_here
 
 WORDS = ("model=cnn", "train.num_steps=6", "monitor.log_every_steps=2", "train.ema_decay=0.9")
 

@@ -8,8 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from built_parts import building_of
-from world_child import compose
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.mfu import ability, flops
@@ -17,6 +15,8 @@ from hpc_trainer.features.mfu.ability import FLOPS_FAILED, MfuAbility
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.rng import rng_state
+from tests.unit.training.built_parts import building_of
+from tests.unit.training.world_child import compose
 
 IMAGES = torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
 

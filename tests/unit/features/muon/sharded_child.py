@@ -29,11 +29,11 @@ from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.features.muon.muon_ways import KINDS, MUON
-from tests.unit.training import mesh_builders, shard_builders
 from tests.unit.training.built_parts import optimizer_of
-from tests.unit.training.given_gradients import give_gradients, one_rank
-from tests.unit.training.mesh_step_child import whole
-from tests.unit.training.reshard_child import on_ranks
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.optim.given_gradients import give_gradients, one_rank
+from tests.unit.training.parallel import mesh_builders, shard_builders
+from tests.unit.training.parallel.mesh_step_child import whole
 
 NUM_STEPS, SAVED_STEP = 5, 5
 LAYOUTS = [

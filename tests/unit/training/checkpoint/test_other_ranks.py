@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ import pytest
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.state.journal import Journal
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_reshard_ranks import run_child
+from tests.unit.training.ranks import run_child
 
 pytestmark = pytest.mark.dist
 UNDISTURBED = ["none:1:0"]
@@ -20,7 +17,7 @@ UNDISTURBED = ["none:1:0"]
 
 def metrics(folder: Path, *attempts: str) -> dict[str, dict[int, float]]:
     folder.mkdir()
-    run_child("other_ranks_child.py", folder, *attempts)
+    run_child(Path(__file__).with_name("other_ranks_child.py"), folder, *attempts)
     records = list(read_lines(RunPaths(folder / "run").metrics))
     return {
         key: {record["step"]: record[key] for record in records if key in record}

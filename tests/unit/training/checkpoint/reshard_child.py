@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 import torch.distributed.fsdp
 import torch.distributed.optim
-from shard_builders import KINDS, build, digests, start_group
-from step_builders import batches_of
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from tests.unit.training.parallel.shard_builders import KINDS, build, digests, start_group
+from tests.unit.training.step_builders import batches_of
 
 
 def store_of(folder: Path, source: str, group: RankGroup) -> CheckpointStore:

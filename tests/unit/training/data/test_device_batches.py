@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.training.data.device_batches import DeviceBatches, PinnedCopies, copies_to, on_device
+from hpc_trainer.training.data.device_batches import PinnedCopies, copies_to, on_device
 from hpc_trainer.training.data.loader import BatchIterator
 
 
@@ -18,9 +18,9 @@ def _batches() -> BatchIterator:
     return BatchIterator(((torch.full((2, 3), float(index)), torch.tensor([index, 7])) for index in range(4)), [])
 
 
-def test_on_the_cpu_it_is_the_loader_itself() -> None:
-    batches = _batches()
-    assert on_device(batches, torch.device("cpu")) is batches
+def test_on_the_cpu_nothing_is_copied() -> None:
+    batches = on_device(_batches(), torch.device("cpu"))
+    assert batches.copy is None
 
 
 def test_a_copy_to_another_device_is_waited_for() -> None:
@@ -51,7 +51,8 @@ def test_the_step_waits_for_the_copy_and_memory_for_the_step(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: calls.append("pin") or self)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, used: calls.append("kept"))
-    batches = DeviceBatches(_batches(), torch.device("cpu"))
+    batches = on_device(_batches(), torch.device("cuda", 0))
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking: self)
     assert calls == []
     inputs, targets = next(batches)
     assert calls == ["begin copies", "pin", "pin", "end copies", "step waits for copies", "kept", "kept"]

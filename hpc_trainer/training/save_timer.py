@@ -13,7 +13,7 @@ DEADLINE = "deadline"
 """What the journal has as the signal of a stop that nobody asked for: the time limit is near."""
 
 
-class SavePlan:
+class SaveTimer:
     """The interval between saves, and the end of the job.
 
     Args:
@@ -40,7 +40,7 @@ class SavePlan:
         """Training goes on from this step."""
         self._last_save, self._seen = step, (step, time.perf_counter())
 
-    def saw_step(self, step: int) -> None:
+    def add_step(self, step: int) -> None:
         """Says that this step is done; costs 0.3 µs. An evaluation between two steps counts as the later one's."""
         now = time.perf_counter()
         if self._seen is not None and step > self._seen[0]:
@@ -54,11 +54,11 @@ class SavePlan:
             return step >= self._last_save + self.every_steps
         return step % self.every_steps == 0
 
-    def began(self, step: int) -> None:
+    def begin(self, step: int) -> None:
         """A save of this step begins; the interval to the next counts from here, also if it fails."""
         self._last_save = step
 
-    def stalled(self, seconds: float, group: RankGroup) -> None:
+    def add_stall(self, seconds: float, group: RankGroup) -> None:
         """Training stood still so long for a save. Collective: rank 0's measure decides for all."""
         self.pace.add_stall(seconds)
         if self._seen is not None:
@@ -66,11 +66,11 @@ class SavePlan:
         if self._is_auto:
             self.every_steps = group.broadcast(steps_between_saves(self.pace, self._between_s, self.every_steps))
 
-    def saved(self, step: int, seconds: float, group: RankGroup) -> None:
+    def add_save(self, step: int, seconds: float, group: RankGroup) -> None:
         """A checkpoint of this step took so long, and training waited for it. Collective."""
-        self.began(step)
+        self.begin(step)
         self.pace.add_save(seconds)
-        self.stalled(seconds, group)
+        self.add_stall(seconds, group)
 
     @property
     def must_stop(self) -> bool:

@@ -6,15 +6,13 @@ With moments in host memory they take it to the bit of the step without.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from shard_builders import KINDS
-from test_reshard_ranks import run_child
+from tests.unit.training.parallel.shard_builders import KINDS
+from tests.unit.training.ranks import run_child
 
 pytestmark = pytest.mark.dist
 Said = dict[str, list[dict[str, Any]]]
@@ -23,7 +21,7 @@ Said = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     folder = tmp_path_factory.mktemp("steps")
-    run_child("sharded_step_child.py", folder, *KINDS)
+    run_child(Path(__file__).with_name("sharded_step_child.py"), folder, *KINDS)
     return {
         kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(KINDS[kind][0])]
         for kind in KINDS

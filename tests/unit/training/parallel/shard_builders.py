@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from built_parts import optimizer_of
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
@@ -25,6 +24,7 @@ from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.tensors import is_sharded
+from tests.unit.training.built_parts import optimizer_of
 
 # Name -> (ranks, strategy, ZeRO-1, moments in host memory).
 KINDS = {

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed.fsdp
-from reshard_child import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.unit.training.checkpoint.reshard_child import on_ranks
 
 SHAPES = [(7, 5), (1, 3), (9, 4, 2), (2, 0), (4, 4), (3, 11)]
 LAYOUTS = {

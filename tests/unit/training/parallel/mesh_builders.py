@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from built_parts import optimizer_of
 
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
@@ -25,6 +24,7 @@ from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
+from tests.unit.training.built_parts import optimizer_of
 
 # Name -> (ranks, how they share the work).
 KINDS: dict[str, tuple[int, ParallelConfig]] = {

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 import torch.distributed.fsdp
 import torch.distributed.optim
-from reshard_child import on_ranks
 
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
@@ -28,7 +27,8 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import train
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
+from tests.unit.training.checkpoint.reshard_child import on_ranks
 
 NUM_STEPS = 24
 WORDS = (
@@ -67,7 +67,7 @@ def attempt(config: TrainConfig, paths: RunPaths, number: int, stop_step: int, g
     run = RunContext(
         paths=paths, env=read_rank_env({}), group=group, stop=stop, attempt=number, num_steps=NUM_STEPS,
         store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=number),
-        saves=SavePlan(1000), beat=beat,
+        saves=SaveTimer(1000), beat=beat,
     )  # fmt: skip
     train(config, run)
     run.conclude("train")

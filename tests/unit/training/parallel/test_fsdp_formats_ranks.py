@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fsdp_ways import NUM_BLOCKS, NUM_STEPS, WAYS, WISH
-from mesh_builders import ACCUM
-from test_reshard_ranks import run_child
+from tests.unit.training.parallel.fsdp_ways import NUM_BLOCKS, NUM_STEPS, WAYS, WISH
+from tests.unit.training.parallel.mesh_builders import ACCUM
+from tests.unit.training.ranks import run_child
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
@@ -31,7 +29,7 @@ def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     is_long = any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
     folder = tmp_path_factory.mktemp("formats")
     for world_size in (2, 4) if is_long else (2,):
-        run_child("fsdp_formats_child.py", folder, str(world_size))
+        run_child(Path(__file__).with_name("fsdp_formats_child.py"), folder, str(world_size))
     return {
         name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(way[0])]
         for name, way in WAYS.items()

@@ -11,9 +11,6 @@ from typing import Any
 import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
-from mesh_builders import GLOBAL_BATCH, KINDS, SEQ_LEN, VOCABULARY, batches_of, build
-from reshard_child import on_ranks
-from shard_builders import digests
 
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
@@ -26,6 +23,9 @@ from hpc_trainer.training.parallel.share import for_evaluation
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.tensors import is_sharded, local_tensor
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.parallel.mesh_builders import GLOBAL_BATCH, KINDS, SEQ_LEN, VOCABULARY, batches_of, build
+from tests.unit.training.parallel.shard_builders import digests
 
 NUM_STEPS = 5
 SAVED_STEP = 5

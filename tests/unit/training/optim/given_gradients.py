@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import mesh_builders
-import shard_builders
 import torch
-from mesh_step_child import whole
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -13,6 +10,8 @@ from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.training.checkpoint.shards import local_box
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.tensors import is_sharded
+from tests.unit.training.parallel import mesh_builders, shard_builders
+from tests.unit.training.parallel.mesh_step_child import whole
 
 
 def give_gradients(model: nn.Module, seed: int, value: float | None = None, dtype: torch.dtype = torch.float32) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_reshard_ranks import run_child
+from tests.unit.training.ranks import run_child
 
 pytestmark = pytest.mark.dist
 NAMES = ["nesterov", "momentum", "plain", "radam"]
@@ -19,7 +17,7 @@ NAMES = ["nesterov", "momentum", "plain", "radam"]
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     folder = tmp_path_factory.mktemp("sgd")
-    run_child("sharded_sgd_child.py", folder, "single", "fsdp2")
+    run_child(Path(__file__).with_name("sharded_sgd_child.py"), folder, "single", "fsdp2")
     names = {"single": ["single-0"], "fsdp2": ["fsdp2-0", "fsdp2-1"]}
     return {kind: [json.loads((folder / f"{each}.json").read_text()) for each in names[kind]] for kind in names}
 

@@ -11,14 +11,14 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from tests.unit.training.padded_parts import CLASSES, SEQ_LEN, Net, padded
+from tests.unit.training.data.padded_parts import CLASSES, SEQ_LEN, Net, padded
 from tests.unit.training.ranks import play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 STEPS = 4
 BASE = ["experiment=digits", f"train.num_steps={STEPS}", "checkpoint.every_steps=1000", "train.global_batch_size=16",
-        "monitor.log_every_steps=1", "model=custom", "model._target_=tests.unit.training.padded_parts.Net",
-        "data=custom", "data._target_=tests.unit.training.padded_parts.padded", "optim=sgd", "optim.lr=0.5",
+        "monitor.log_every_steps=1", "model=custom", "model._target_=tests.unit.training.data.padded_parts.Net",
+        "data=custom", "data._target_=tests.unit.training.data.padded_parts.padded", "optim=sgd", "optim.lr=0.5",
         "schedule=constant", "schedule.warmup_steps=0"]  # fmt: skip
 ACCUM, SMOOTH = "train.micro_batch_size=2", "train.label_smoothing=0.1"
 PP = ("parallel=pp", "train.micro_batch_size=4", "parallel.pipeline_parallel=2")
@@ -121,7 +121,7 @@ def test_the_first_loss_is_the_mean_over_all_targets(alone: Path) -> None:
 
 def test_without_padding_no_bit_changes(tmp_path: Path) -> None:
     """One data set says that it has none, of the other it is found out in each step."""
-    target = "data._target_=tests.unit.training.padded_parts."
+    target = "data._target_=tests.unit.training.data.padded_parts."
     ways = {
         "ddp": ["train.grad_accum_steps=2"],
         "fsdp": ["parallel=fsdp"],

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from mesh_builders import KINDS, TOLERANCE
-from test_reshard_ranks import has_long, run_child, said_by
+from tests.unit.training.parallel.mesh_builders import KINDS, TOLERANCE
+from tests.unit.training.ranks import has_long, run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]
@@ -37,7 +35,7 @@ def _pairs() -> list[Any]:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the kinds said that are needed: all of them if any long test was chosen."""
     path = tmp_path_factory.mktemp("mesh")
-    run_child("mesh_step_child.py", path, *(KINDS if has_long(request) else SAMPLE))
+    run_child(Path(__file__).with_name("mesh_step_child.py"), path, *(KINDS if has_long(request) else SAMPLE))
     return path
 
 

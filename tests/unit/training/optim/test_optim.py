@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from built_parts import building_of, optimizer_of
 from torch import nn
 
 from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
@@ -16,6 +15,7 @@ from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.context import Restored
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
 from hpc_trainer.training.state import TrainState
+from tests.unit.training.built_parts import building_of, optimizer_of
 
 
 @pytest.mark.parametrize("config", [SgdConfig(weight_decay=0.3), AdamwConfig(weight_decay=0.3)])

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reshard_child import on_ranks
-from shard_builders import KINDS, build, digests
-from sharded_step_child import whole
-from step_builders import batches_of
 
 from hpc_trainer.config.schema.optim import CustomOptimConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.features.custom_optim.put_back import PutBack
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.optim.skip import step_unless
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.parallel.shard_builders import KINDS, build, digests
+from tests.unit.training.parallel.sharded_step_child import whole
+from tests.unit.training.step_builders import batches_of
 
 CONFIGS: dict[str, OptimConfig] = {
     "nesterov": SgdConfig(lr=0.1, weight_decay=0.1),

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
-from fsdp_ways import NUM_BLOCKS, NUM_STEPS, WAYS, WISH
-from mesh_builders import batches_of, build
-from mesh_step_child import evaluated
-from reshard_child import on_ranks
-from shard_builders import digests
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.parallel.fsdp_ways import NUM_BLOCKS, NUM_STEPS, WAYS, WISH
+from tests.unit.training.parallel.mesh_builders import batches_of, build
+from tests.unit.training.parallel.mesh_step_child import evaluated
+from tests.unit.training.parallel.shard_builders import digests
 
 
 class Messages(TorchDispatchMode):

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import warm
-
-sys.path.insert(0, str(Path(__file__).parent))
-from ranks import child_environment
-from shard_builders import KINDS
+from tests.unit.training.parallel.shard_builders import KINDS
+from tests.unit.training.ranks import run_child
 
 pytestmark = pytest.mark.dist
-HERE = Path(__file__).parent
 SAMPLE = ["single", "ddp2", "zero2", "fsdp2", "zero2_offload", "fsdp2_offload"]
-
-
-def run_child(program: str | Path, folder: Path, *words: str) -> None:
-    env = {**child_environment(), "PYTHONWARNINGS": "ignore"}
-    done = warm.run([sys.executable, str(HERE / program), str(folder), *words], text=True, timeout=900, env=env)
-    assert done.returncode == 0, done.stderr[-6000:]
-
-
-def has_long(request: pytest.FixtureRequest) -> bool:
-    """True if any long test of the file that asks was chosen."""
-    return any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
-
-
-def said_by(kinds: Mapping[str, tuple[int, Any]], folder: Path) -> dict[str, list[Any]]:
-    """What each rank of the kinds that were played wrote to KIND-RANK.json; `kinds`: with how many ranks."""
-    return {
-        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(world_size)]
-        for kind, (world_size, _) in kinds.items()
-        if (folder / f"{kind}-0.json").exists()
-    }
 
 
 def check_cell(folder: Path, source: str, goal: str) -> None:
@@ -57,14 +31,14 @@ def check_cell(folder: Path, source: str, goal: str) -> None:
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sample")
-    run_child("reshard_child.py", folder, *SAMPLE)
+    run_child(Path(__file__).with_name("reshard_child.py"), folder, *SAMPLE)
     return folder
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("matrix")
-    run_child("reshard_child.py", folder, *KINDS)
+    run_child(Path(__file__).with_name("reshard_child.py"), folder, *KINDS)
     return folder
 
 
@@ -99,5 +73,5 @@ def test_ranks_share_the_writing(sample: Path) -> None:
 
 def test_two_dimensional_meshes(tmp_path: Path) -> None:
     """HSDP, tensor parallel and FSDP over tensor parallel, each loaded into each other; checked by the child."""
-    run_child("mesh_child.py", tmp_path)
+    run_child(Path(__file__).with_name("mesh_child.py"), tmp_path)
     assert json.loads((tmp_path / "said.json").read_text())["cells"] == 5 * 5 * 6

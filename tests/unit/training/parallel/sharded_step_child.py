@@ -13,9 +13,6 @@ from typing import Any
 import torch
 import torch.distributed.fsdp
 import torch.distributed.optim
-from reshard_child import on_ranks
-from shard_builders import KINDS, build
-from step_builders import batches_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
@@ -24,6 +21,9 @@ from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import for_evaluation
 from hpc_trainer.training.tensors import is_sharded
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.parallel.shard_builders import KINDS, build
+from tests.unit.training.step_builders import batches_of
 
 NUM_STEPS = 4
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_end import leave
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.unit.training.rank_end import leave
 
 
 def save(store: CheckpointStore, step: int, rank: int) -> str:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from tests.unit.training.ranks import child_environment
 
 FEW = 20
 MANY = int(os.environ.get("HPC_TRAINER_TEST_KILLS", "200"))
@@ -76,7 +77,7 @@ def kill_again_and_again(folder: Path, num_kills: int, world_size: int, is_backg
     print(f"seed {seed}")
     rng, last, leftovers, warned = random.Random(seed), 0, 0, list[str]()
     command = [sys.executable, str(CHILD), str(folder)]
-    env = {**os.environ, "TMPDIR": environ}
+    env = {**child_environment(), "TMPDIR": environ}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
     ) as child:
