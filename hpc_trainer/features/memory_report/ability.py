@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from torch import nn
 
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory, profile_bytes
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.optim.build import inner_of
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.telemetry.device_memory import device_name, is_out_of_memory, peak_rss, profile_bytes
 from hpc_trainer.training.tensors import local_tensor, num_bytes
 
 HELD = ("weights", "gradients", "optimizer", "average")
@@ -73,7 +74,7 @@ class MemoryReportAbility(Ability):
         device = self._run.device
         found: dict[str, Any] = {**dict.fromkeys(HELD), **self._held()}
         known = sum(found[name] or 0 for name in HELD)
-        found |= {"activations": None, "cache": None, "fragmentation": None, "host_peak": peak_rss()}
+        found |= {"activations": None, "cache": None, "fragmentation": None, "host_peak": _peak_rss()}
         if device.type == "cuda":
             used, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
             most = torch.cuda.max_memory_reserved(device)
@@ -112,6 +113,11 @@ class MemoryReportAbility(Ability):
         if self._run.device.type == "cuda":
             path = self._run.paths.memory_snapshot(self._run.attempt, self._run.rank)
             path.write_text(json.dumps(torch.cuda.memory._snapshot(), default=str))
+
+
+def _peak_rss() -> int:
+    """The most host memory that this process has held, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _bytes_here(tensors: Iterable[torch.Tensor]) -> int:

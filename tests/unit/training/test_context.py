@@ -24,6 +24,7 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
 from hpc_trainer.training.save_timer import SaveTimer
+from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 
 Start = Callable[..., RunContext]
@@ -228,7 +229,7 @@ def test_each_evaluation_has_votes_of_its_own(start: Start, monkeypatch: pytest.
     monkeypatch.setattr("hpc_trainer.training.stop_poll.LateFlag", _Late)
     run = start()
     run.restore()
-    run.group = _Pair(world_size=2)
+    monkeypatch.setattr(run, "_poll", StopPoll(_Pair(world_size=2), run.stop))
     vote = run.evaluation_vote(10)
     assert not vote()
     run.stop.request("test")

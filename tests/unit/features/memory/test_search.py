@@ -20,9 +20,9 @@ from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.features.memory.search import largest
 from hpc_trainer.runs.files import read_json, read_lines
 from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
 from tests.unit.training.ranks import two_ranks_say
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 

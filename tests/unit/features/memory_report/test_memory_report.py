@@ -15,11 +15,11 @@ from hpc_trainer.errors import TooLargeError
 from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.features.memory_report.ability import MemoryReportAbility
 from hpc_trainer.runs.files import read_json
+from hpc_trainer.runtime.device_memory import is_out_of_memory, profile_bytes
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.telemetry.device_memory import is_out_of_memory, profile_bytes
 from tests.unit.training.built_parts import building_of
 from tests.unit.training.train_here import config_of, train_here
 

@@ -13,6 +13,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.context import Restored
+from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.optim.build import build_optimizer, chosen_settings, drop_gradients, set_learning_rate
 from hpc_trainer.training.state import TrainState
 from tests.unit.training.built_parts import building_of, optimizer_of
@@ -116,7 +117,7 @@ def test_a_resumed_run_has_the_settings_of_now(was: OptimConfig, now: OptimConfi
     shared, own = to_trees({"model": model, "optimizer": before})
     after = optimizer_of(now, other)
     state = TrainState(model=other, optimizer=after, scaler=torch.amp.GradScaler("cpu", enabled=False))
-    building = building_of(TrainConfig(optim=now))
+    building = building_of(TrainConfig(optim=now), run=None, sizes=BatchSizes.of(1, 1))
     state.settings = chosen_settings(after)
     for each in building.abilities:
         each.on_state(state, other, building)

@@ -1,8 +1,6 @@
-"""The memory of one rank: how much a profile gives it, the most it held, and how the end of it is told."""
+"""The memory of one rank: how much a profile gives it, and how the end of it is told."""
 
 from __future__ import annotations
-
-import resource
 
 import torch
 
@@ -38,8 +36,3 @@ def profile_bytes(hardware: HardwareConfig) -> int | None:
 def device_name(device: torch.device) -> str:
     """`NVIDIA A100-SXM4-40GB`, or `cpu`."""
     return device.type if device.type == "cpu" else kind_of(device).name(device)
-
-
-def peak_rss() -> int:
-    """The most host memory that this process has held, bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
