@@ -5,6 +5,5 @@
     others         whatever it needs for that
 
 A new one is such a folder, and its key in `config/schema/` (docs/contributing.md). The core calls its hooks, and its
-declaration is read for refusals at plan time, the docs' matrix and the test of all pairs. The memory estimate has none:
-a verb asks for it, and it asks each feature for its own cost.
+declaration is read for refusals at plan time, the docs' matrix and the test of all pairs.
 """

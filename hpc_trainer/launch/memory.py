@@ -111,7 +111,7 @@ def _measured(sweep: SweepPaths, runs: Sequence[RunSpec]) -> float | None:
 def _ask(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """An answer for each; of those that the process did not come to, why."""
     lines = "".join(json.dumps(config) + "\n" for config in configs)
-    command = [sys.executable, *start_words("hpc_trainer.features.memory_estimate.estimate")]
+    command = [sys.executable, *start_words("hpc_trainer.features.memory.estimate")]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import LOOSE, LOOSE_BUFFER
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
-from hpc_trainer.training.checkpoint.folders import committed
 
 # Speeds and times are never the same twice.
 _NOT_COMPARED = frozenset(("step", "time", *SPEED))

@@ -14,7 +14,7 @@ _FRAGMENTED = 0.1  # of what the allocator has reserved: above, another way of r
 
 
 def memory_evidence(memory: Mapping[str, Any]) -> Iterator[str]:
-    """What a rank's memory held: `memory` is the record that the worker made (training/telemetry/memory_report.py)."""
+    """What a rank's memory held: `memory` is the record that the worker made (features/memory_report/ability.py)."""
     known = _numbers(memory)
     held = ", ".join(f"{name} {known[name] / 1e9:.3g}" for name in PARTS if name in known)
     when = f"after step {memory['step']}" if memory.get("step") else "before the first step"

@@ -9,18 +9,14 @@ leaves one out changes nothing there. Inside one hook features do not depend on 
 from __future__ import annotations
 
 import contextlib
-import graphlib
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import PACKAGE, features
-from hpc_trainer.config.table.feature import Feature
 from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
@@ -50,6 +46,8 @@ class Building:
     """Of an estimate without groups: it has one rank, and tells what that one's place would be."""
     run: RunContext | None = None
     """None: nothing will run; tensors have shapes and no content (the memory estimate)."""
+    sizes: BatchSizes | None = None
+    """None: they are not found yet."""
     samples: Sequence[torch.Tensor] | None = None
     """Inputs and targets of the first of `dataset`, where they are read already."""
     shares: Shares = field(default_factory=Shares)
@@ -74,6 +72,12 @@ class Ability:
         self.config = config
 
     # While a run is built.
+
+    def begin(self, mesh: Mesh, run: RunContext | None) -> None:
+        """Nothing is built, and no data are read. Without `run` it is an estimate. Collective in a run.
+
+        Raises ConfigError: it cannot be done.
+        """
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """`model` is whole, on the CPU, and has its first weights. Raises ConfigError: it is none for this feature."""
@@ -142,7 +146,12 @@ class Ability:
     def after_step(self, step: int) -> None:
         """A step is done, the `step`-th of the run."""
 
-    def look(self, step: int) -> None:
+    def logged(self, step: int, values: dict[str, float]) -> None:
+        """These `values` of the steps up to `step` are about to be logged: more may be added. The host has just waited
+        for the device. Collective.
+        """
+
+    def check(self, step: int) -> None:
         """So many steps are done and logged, and nothing of them is saved or evaluated yet; and once where steps begin,
         after a start or a GoBackError. Collective. May raise GoBackError, or what ends the run.
         """
@@ -158,26 +167,5 @@ class Ability:
         """Tensors that it holds, under a name of the memory report; asked when all is built."""
         return {}
 
-    def close(self) -> None:
-        """At the run's end, however it ends."""
-
-
-def abilities(config: TrainConfig) -> list[Ability]:
-    """Those of the features that are on; after others where a feature says so."""
-    found = {each.name: each for each in features() if each.is_on(config)}
-    earlier = {name: set(each.after) & found.keys() for name, each in sorted(found.items())}
-    for name, each in found.items():
-        for later in found.keys() & set(each.before):
-            earlier[later].add(name)
-    order = graphlib.TopologicalSorter(earlier)
-    return [_load(found[name])(config) for name in order.static_order()]
-
-
-def _load(feature: Feature) -> type[Ability]:
-    kind: type[Ability] = importlib.import_module(f"{PACKAGE}.{feature.name}.ability").ABILITY
-    return kind
-
-
-def overridden(given: Sequence[Ability], hook: str) -> list[Any]:
-    """The bound methods of those that have this hook: one that does nothing is not called in each step."""
-    return [getattr(each, hook) for each in given if getattr(type(each), hook) is not getattr(Ability, hook)]
+    def close(self, error: BaseException | None) -> None:
+        """At the run's end, also where it could not be built; `error` is what ends it, None if it ends well."""

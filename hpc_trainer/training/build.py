@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +15,15 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.training.ability import Ability, Building, abilities, overridden
+from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.data.target_shares import groups_to_count
 from hpc_trainer.training.guard import StepGuard
+from hpc_trainer.training.hooks import abilities, overridden
 from hpc_trainer.training.optim.build import Recipe, build_optimizer, chosen_settings
 from hpc_trainer.training.optim.decay import decaying
-from hpc_trainer.training.optim.trial import try_on_parts
 from hpc_trainer.training.parallel.fully_sharded import check_formats
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
@@ -46,30 +46,40 @@ class Task:
     mesh: Mesh
     abilities: Sequence[Ability]
 
-    def close(self) -> None:
-        """Removes what was kept outside of the run's folder."""
-        for each in self.abilities:
-            each.close()
 
-
-def build_task(config: TrainConfig, run: RunContext) -> Task:
-    """Builds data, model, optimizer and step. Collective: weights become rank 0's.
+@contextlib.contextmanager
+def open_task(config: TrainConfig, run: RunContext) -> Iterator[Task]:
+    """Builds data, model, optimizer and step; at the end features let go of what they keep. Collective: weights become
+    rank 0's.
 
     Raises:
         ConfigError: a `_target_` is not trusted or leads nowhere, or a value does not fit the model.
         DataError: the data set is missing or too small.
     """
+    active = abilities(config)
+    error: BaseException | None = None
+    try:
+        yield _build_task(config, run, active)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        for each in active:
+            each.close(error)
+
+
+def _build_task(config: TrainConfig, run: RunContext, active: Sequence[Ability]) -> Task:
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
-    try_on_parts(config, mesh)
+    for each in active:
+        each.begin(mesh, run)
     train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
-    active = abilities(config)
     building = Building(
         config=config, device=run.device, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run, abilities=active
     )
     loss, decays = build_loss(building)
-    sizes = _find_sizes(building, loss)
+    sizes = building.sizes = _find_sizes(building, loss)
     module = _share(building, run, loss)
     optimizer = make_optimizer(building, loss.model, decays)
     state = TrainState(
@@ -77,7 +87,7 @@ def build_task(config: TrainConfig, run: RunContext) -> Task:
         optimizer=optimizer,
         scaler=build_scaler(config.precision, run.device.type),
         guard=StepGuard(config.train.max_skipped_steps),
-        settings=chosen_settings(config.optim, optimizer),
+        settings=chosen_settings(optimizer),
     )
     make: Callable[..., Stepper] = Stepper
     for each in active:
@@ -153,7 +163,7 @@ def make_optimizer(
         return recipe
 
     config = building.config
-    return build_optimizer(config.optim, model, trust=config.trust, decays=decays, change=change)
+    return build_optimizer(config.optim, model, decays=decays, change=change)
 
 
 def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-
 from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.stop import StopFlag
@@ -18,15 +16,14 @@ from hpc_trainer.state.journal import Journal, restarts_without_progress, succes
 from hpc_trainer.training.checkpoint.objects import load_objects
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.rank_view import RankView
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.saver import Saver
+from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
 from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
-from hpc_trainer.training.telemetry.reporter import Reporter
-from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
+from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0
@@ -72,7 +69,7 @@ class RunContext(RankView):
     attempt: int
     num_steps: int
     seed: int = 0
-    saves: SavePlan = field(default_factory=SavePlan)
+    saves: SaveTimer = field(default_factory=SaveTimer)
     is_asynchronous: bool = True
     """`save_in_background` writes while training goes on; else it waits, as `save` does."""
     keep_best: str | None = None
@@ -91,10 +88,12 @@ class RunContext(RankView):
     _names: frozenset[str] | None = None
     _rng: dict[str, Any] | None = None
     _result: dict[str, float] | None = None
+    _poll: StopPoll = field(init=False)
     _signs: LifeSigns = field(init=False)
     _reporter: Reporter = field(init=False)
 
     def __post_init__(self) -> None:
+        self._poll = StopPoll(self.group, self.stop)
         self._signs = LifeSigns(
             paths=self.paths, env=self.env, attempt=self.attempt, num_steps=self.num_steps,
             every_s=self.heartbeat_every_s, saves=self.saves, stop=self.stop,
@@ -103,7 +102,7 @@ class RunContext(RankView):
         give_way = self._signs.give_way if self.is_rank_zero else _no_watchdog
         self.store.writer.before_commit = give_way
         self.saver = Saver(
-            store=self.store, plan=self.saves, group=self.group, give_way=give_way,
+            store=self.store, timer=self.saves, group=self.group, give_way=give_way,
             is_asynchronous=self.is_asynchronous, keep_best=self.keep_best,
             beat=lambda: self.beat(),  # noqa: PLW0108  (the watchdog comes later)
             meta={"run_id": self.paths.run_id, "attempt": self.attempt},
@@ -165,7 +164,7 @@ class RunContext(RankView):
         """
         self.saver.wait()
         restored = self._load(self.store, self.saver.find_before(before, every_steps), objects)
-        self.saver.went_back(restored.step)
+        self.saver.forget_after(restored.step)
         self._begin_at(restored.step)
         if self.is_rank_zero:
             self._reporter.start(restored.step)
@@ -196,7 +195,7 @@ class RunContext(RankView):
         if self.is_rank_zero:
             self._reporter.start(self.step)
             for record in read_metrics(self.paths.metrics):
-                self.saver.saw_metrics(record["step"], {key: each for key, each in record.items() if each is not None})
+                self.saver.take_score(record["step"], {key: each for key, each in record.items() if each is not None})
             Journal(self.paths).resume(self.attempt, self.step, self.contract.changes)
             restarts = restarts_without_progress(Journal(self.paths).read(), successor_jobs(self.paths))
             print(f"attempt {self.attempt}: {f'resumed at step {self.step}' if is_resumed else 'starts at step 0'}")
@@ -223,7 +222,8 @@ class RunContext(RankView):
         if step == self.num_steps:
             self.heartbeat(step)
             return False
-        wish = self._vote(step, 0.0, lambda votes: votes.item() > 0)
+        self.heartbeat(step)
+        wish = self._poll.ask()
         if wish:
             self.agree_to_stop(step)
         return wish
@@ -235,12 +235,13 @@ class RunContext(RankView):
         last step the signal has to be some seconds old: the run is all but done, and may just make it.
         """
         after_s = _LAST_EVALUATION_S if step == self.num_steps else 0.0
-        return partial(self._vote, step, after_s, LateFlag().read)
+        ask = self._poll.series(after_s)
 
-    def _vote(self, step: int, after_s: float, read: Callable[[torch.Tensor], bool]) -> bool:
-        self.heartbeat(step)
-        wish = self.stop.age_s > after_s
-        return wish if self.world_size == 1 else read(self.group.sum(torch.full((), float(wish), device=self.device)))
+        def vote() -> bool:
+            self.heartbeat(step)
+            return ask()
+
+        return vote
 
     def agree_to_stop(self, step: int) -> None:
         """All ranks know that they stop at this step. For loops that vote in a reduction of their own."""
@@ -295,14 +296,14 @@ class RunContext(RankView):
             return
         numbers = read_numbers(values)
         # What decides what is deleted must be on the disk before.
-        self._reporter.log(step, numbers, sync=self.saver.saw_metrics(step, numbers))
+        self._reporter.log(step, numbers, sync=self.saver.take_score(step, numbers))
         self.heartbeat(step, force=True)
 
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds (`force`: every one); rank 0 only."""
         self.beat()
-        self.saves.saw_step(step)
-        self.saver.look()
+        self.saves.add_step(step)
+        self.saver.tell_when_done()
         if self.is_rank_zero:
             self._signs.tell(step, force=force)
 
@@ -329,7 +330,7 @@ class RunContext(RankView):
             CheckpointError: what was being written could not be saved.
             LoopError: main neither finished nor stopped where all had agreed, or the ranks differ.
         """
-        self.saver.settle()
+        self.saver.finish()
         mine = "finished" if self._result is not None else "left early" if self.stop_step is None else "stopped"
         ends = self.group.gather([mine, self.step])
         if len({how for how, _ in ends}) > 1:

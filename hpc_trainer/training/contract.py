@@ -6,11 +6,9 @@ code. Every checkpoint's manifest holds them, as `meta.made_with`.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,12 +24,11 @@ from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
+from hpc_trainer.runtime.code_digests import code_digests
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo
 
-# A package of more files is data too, or half an environment: its digest would cost seconds on a shared file system.
-_MAX_FILES = 2_000
 # A checkpoint may be handed on: the site's environment and folders are nobody's business, and never matter.
 _NOT_KEPT = frozenset({"cluster", "paths"})
 
@@ -144,35 +141,6 @@ def fingerprint(value: Any) -> Any:
     if callable(own):
         facts["digest"] = own()
     return facts or value
-
-
-def code_digests(packages: Iterable[str]) -> dict[str, str]:
-    """SHA-256 (16 hex digits) over names and contents of all *.py files of each top-level package or module.
-
-    The same for frozen code and for the working folder that it was taken from. 2 MB of sources take 15 ms.
-    """
-    return {name: _code_digest(name) for name in packages}
-
-
-def _code_digest(name: str) -> str:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
-        return "not found"
-    if not spec.submodule_search_locations:
-        origin = Path(spec.origin or "")
-        files = {origin.name: origin} if origin.is_file() else {}
-    else:
-        roots = [Path(each) for each in spec.submodule_search_locations]
-        files = {str(path.relative_to(root)): path for root in roots for path in root.rglob("*.py")}
-    if len(files) > _MAX_FILES:
-        return f"more than {_MAX_FILES} files"
-    digest = hashlib.sha256()
-    for relative, path in sorted(files.items()):
-        digest.update(f"{relative}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 def _packages(config: TrainConfig) -> list[str]:

@@ -6,19 +6,18 @@ import contextlib
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.ability import GoBackError, overridden
-from hpc_trainer.training.build import Task, build_model, build_task
+from hpc_trainer.training.ability import GoBackError
+from hpc_trainer.training.build import Task, open_task
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.device_batches import Batches, on_device
-from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.data.device_batches import on_device
+from hpc_trainer.training.data.loader import BatchIterator, train_batches
 from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.optim.build import set_momentum
 from hpc_trainer.training.optim.schedule import learning_rate, momentum
 from hpc_trainer.training.parallel.fully_sharded import buffers_shared
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import StepResult
-from hpc_trainer.training.telemetry.flops import flops_per_sample, peak_flops
-from hpc_trainer.training.telemetry.memory_report import MemoryReport
 from hpc_trainer.training.telemetry.speed import Speed
 
 
@@ -27,13 +26,12 @@ def train(config: TrainConfig, run: RunContext) -> None:
 
     However it ends, everything is saved: started again it goes on with the same bits.
     """
-    with MemoryReport(config=config, run=run) as memory, contextlib.closing(build_task(config, run)) as task:
-        _train(config, run, task, memory)
+    with open_task(config, run) as task:
+        _train(config, run, task)
 
 
-def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryReport) -> None:
+def _train(config: TrainConfig, run: RunContext, task: Task) -> None:
     state = task.state
-    memory.watch(task)
     state.resume(run.restore(**state.objects()))
     for each in task.abilities:
         each.restored()
@@ -41,7 +39,7 @@ def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryRepor
         batches = open_batches(config, task)
         try:
             run.restore_rng()  # building a loader may draw from the random state
-            _run_steps(config, run, task, batches, memory)
+            _run_steps(config, run, task, batches)
             return
         except GoBackError as error:
             go_back = error.go_back
@@ -50,7 +48,7 @@ def _train(config: TrainConfig, run: RunContext, task: Task, memory: MemoryRepor
         go_back()
 
 
-def open_batches(config: TrainConfig, task: Task) -> Batches:
+def open_batches(config: TrainConfig, task: Task) -> BatchIterator:
     """The batches from the state's step on, past those that are left out."""
     offset = task.state.guard.offset
     loaded = train_batches(
@@ -68,17 +66,17 @@ def open_batches(config: TrainConfig, task: Task) -> Batches:
     return on_device(loaded, task.stepper.device)
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batches, memory: MemoryReport) -> None:
+def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator) -> None:
     state, num_steps = task.state, config.train.num_steps
-    after_steps, looks = (overridden(task.abilities, hook) for hook in ("after_step", "look"))
-    for look in looks:
-        look(state.step)
+    after_steps, to_log, checks = (overridden(task.abilities, hook) for hook in ("after_step", "logged", "check"))
+    for check in checks:
+        check(state.step)
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
     if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
         return
     _mark_best(run, state)
-    speed, peak = _speed(config, run, task, batches), peak_lr(config)
+    speed, peak = Speed(state.step, batches, batch_size=config.train.global_batch_size), peak_lr(config)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
@@ -89,17 +87,19 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: Batche
             after_step(state.step)
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
-            values = _step_metrics(run, result, lr) | speed.figures(state.step)
-            run.log(state.step, values | state.guard.figures())
+            values = _step_metrics(run, result, lr) | speed.figures(state.step) | state.guard.figures()
+            for logged in to_log:
+                logged(state.step, values)
+            speed.restart(state.step)  # what they take is no part of a step
+            run.log(state.step, values)
             state.guard.check(state.step, state.scaler)
-            memory.tell(state.step)
         else:
             run.heartbeat(state.step)
         if state.step < num_steps and result.should_stop:
             run.stop_here(state.step, **state.objects())
             return
-        for look in looks:
-            look(state.step)
+        for check in checks:
+            check(state.step)
         if state.step < num_steps and run.should_save(state.step):
             run.save_in_background(state.step, **state.objects())  # before an evaluation: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
@@ -169,14 +169,3 @@ def _step_metrics(run: RunContext, result: StepResult, lr: float) -> dict[str, f
     if result.grad_norm is not None:
         metrics["grad_norm"] = result.grad_norm.item()
     return metrics
-
-
-def _speed(config: TrainConfig, run: RunContext, task: Task, batches: Batches) -> Speed:
-    peak = peak_flops(config, run.device) if run.is_rank_zero else None  # rank 0 logs
-    return Speed(
-        task.state.step,
-        batches,
-        batch_size=config.train.global_batch_size,
-        peak_flops=None if peak is None else peak * run.world_size,
-        count_flops=lambda: flops_per_sample(lambda: build_model(config, task.train_set), batches.example or ()),
-    )

@@ -74,13 +74,13 @@ class RankMemory:
     gathered: int
     made: int
     """By the optimizer's step, for the while of it."""
-    is_put_back: bool
-    """A step keeps copies of all it changes, if the device may find it bad."""
     is_skipped_by_scaler: bool
     """It may not: the loss scaler skips such a step."""
     checkpoint: int
     num_evaluated_parts: int
     """Of an evaluation's samples."""
+    is_put_back: bool = False
+    """A step keeps copies of all it changes, as the device may find it bad."""
     most_moments: int | None = None
     """So many are on the device at a time, where the others are in host memory."""
     host_share: Fraction | None = None

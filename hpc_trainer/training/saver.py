@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.errors import CheckpointError, LoopError, StorageError
+from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
 from hpc_trainer.training.checkpoint.writer import SaveResult
 from hpc_trainer.training.rng import rng_state
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 
 Objects = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ class Saver:
     """
 
     store: CheckpointStore
-    plan: SavePlan
+    timer: SaveTimer
     group: RankGroup
     beat: Callable[[], None]
     give_way: Callable[[], None]
@@ -63,7 +63,7 @@ class Saver:
 
     def is_due(self, step: int) -> bool:
         """True if a checkpoint of this step is wanted; the same on all ranks. Collective only while `is_wanted`."""
-        return self.plan.is_due(step) or (self.is_wanted and not self._is_running())
+        return self.timer.is_due(step) or (self.is_wanted and not self._is_running())
 
     def save(self, step: int, objects: Objects) -> None:
         """The checkpoint of this step stands when this returns. Raises CheckpointError, LoopError."""
@@ -76,7 +76,7 @@ class Saver:
         self.give_way()
         self.store.save(step, **self._trees(step, objects), beat=self.beat)
         self.saved_step, self.is_wanted, seconds = step, False, time.perf_counter() - begin
-        self.plan.saved(step, seconds, self.group)
+        self.timer.add_save(step, seconds, self.group)
         if self.group.is_rank_zero:
             print(f"step {step}: checkpoint saved in {seconds:.2f} s")
 
@@ -97,7 +97,7 @@ class Saver:
                 return
             self._wait()
         self.is_wanted = False
-        self.plan.began(step)
+        self.timer.begin(step)
         try:
             if not self.is_asynchronous:
                 self.save(step, objects)
@@ -107,7 +107,7 @@ class Saver:
             if self.store.writer.begin(step, **self._trees(step, objects)):
                 self.running_step, self._is_told = step, False
                 self._stall_s = time.perf_counter() - begin
-                self.plan.stalled(self._stall_s, self.group)
+                self.timer.add_stall(self._stall_s, self.group)
             else:
                 self.saved_step = step
         except StorageError as error:
@@ -121,7 +121,7 @@ class Saver:
         running = self.running_step
         if running is not None and (ended := self._wait()).error is None:
             # Rank 0's clock decides: another save takes about as long as the one that was waited for.
-            again_s = (step - running) * (self.plan.pace.typical_step_s or float("inf"))
+            again_s = (step - running) * (self.timer.pace.typical_step_s or float("inf"))
             if self.group.broadcast(again_s <= ended.seconds):
                 if self.group.is_rank_zero:
                     print(f"step {running} is saved: the {step - running} steps after it are sooner done again.")
@@ -141,14 +141,14 @@ class Saver:
             self.save_in_background(step, objects, may_wait=True)
         return None if value is None else float(value)
 
-    def saw_metrics(self, step: int, metrics: Mapping[str, Any]) -> bool:
+    def take_score(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Takes the score of a step, if it is among what was logged; True if it is. Rank 0; not collective."""
         if self.keep_best is None or self.keep_best not in metrics:
             return False
         self.store.writer.scores[step] = float(metrics[self.keep_best])
         return True
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Waits for what is being written. Raises CheckpointError: it was not saved, and nothing later is."""
         if self.running_step is not None:
             error = self._wait().error
@@ -180,7 +180,7 @@ class Saver:
             f"{self.store.folder}."
         )
 
-    def went_back(self, step: int) -> None:
+    def forget_after(self, step: int) -> None:
         """Training goes on from this step, whose checkpoint stands; later ones are put away. Collective."""
         self.store.forget_after(step)
         self.saved_step, self.is_wanted = step, False
@@ -190,7 +190,7 @@ class Saver:
         if self.running_step is not None:
             self._wait()
 
-    def look(self) -> None:
+    def tell_when_done(self) -> None:
         """Rank 0 tells that a save is done, and takes its measure, before anybody asks. Not collective."""
         if self.running_step is not None and not self._is_told:
             self._tell(self.store.writer.seconds)
@@ -216,7 +216,7 @@ class Saver:
             return
         self._is_told = True
         if self.group.is_rank_zero:
-            self.plan.pace.add_save(self._stall_s + seconds)
+            self.timer.pace.add_save(self._stall_s + seconds)
             print(
                 f"step {self.running_step}: checkpoint saved in {self._stall_s + seconds:.2f} s; training stood still "
                 f"for {self._stall_s:.3f} s"
@@ -246,7 +246,7 @@ class Saver:
         self.running_step = None
 
     def _warn(self, step: int, error: Exception) -> None:
-        self.plan.num_failed += 1
+        self.timer.num_failed += 1
         if self.group.is_rank_zero:
             stands = "none is" if self.saved_step is None else f"that of step {self.saved_step} is"
             print(

@@ -28,7 +28,7 @@ class TrainState:
     best_metric: float | None = None
     guard: StepGuard = field(default_factory=StepGuard)
     settings: list[dict[str, Any]] = field(default_factory=list)
-    """Of each group of the optimizer, what the configuration says now (`optim.chosen_settings`)."""
+    """Of each group of the optimizer, what the configuration says now (`chosen_settings`)."""
     more: dict[str, Any] = field(default_factory=dict)
     """State of features, by name."""
 

@@ -15,9 +15,9 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.target_shares import Groups, target_shares
+from hpc_trainer.training.optim import skip
 from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate
 from hpc_trainer.training.optim.clip import are_alike, clip_alike
-from hpc_trainer.training.optim.skip_step import step_unless
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
 from hpc_trainer.training.precision.formats import autocast
@@ -62,6 +62,8 @@ class Stepper:
     after_update: Sequence[Callable[[], None]] = ()
     target_groups: Groups | None = None
     """Who counts the targets of a step together (`target_shares`); None: nobody need."""
+    step_unless: Callable[[torch.optim.Optimizer, torch.Tensor], None] = skip.step_unless
+    """The optimizer's step, which changes nothing where the tensor, a bool scalar on the device, is true."""
     shares_loss: ClassVar[bool] = False
     # Found once: going through a model's modules takes longer than clipping a small one, 12 µs of a step, and autocast
     # looks through what the device can do, 25 µs.
@@ -134,12 +136,18 @@ class Stepper:
         """The optimizer's step, unless it is bad."""
         if state.scaler.is_enabled():
             if state.guard.skips_finite:  # it saw the unscaled gradients: what overflowed is bad too
-                _step(state.optimizer, is_bad)
+                self._step(state.optimizer, is_bad)
             else:
                 state.scaler.step(state.optimizer)  # skipped by the scaler if a gradient overflowed in fp16
             state.scaler.update()
         else:
-            _step(state.optimizer, is_bad)
+            self._step(state.optimizer, is_bad)
+
+    def _step(self, optimizer: torch.optim.Optimizer, is_bad: bool | torch.Tensor) -> None:
+        if isinstance(is_bad, torch.Tensor):
+            self.step_unless(optimizer, is_bad)
+        elif not is_bad:
+            optimizer.step()
 
     def _shares(self, batches: Iterator[Batch], count: int) -> Sequence[Any]:
         return target_shares(batches, count, self.device, self.target_groups)  # type: ignore[arg-type]
@@ -173,10 +181,3 @@ class Stepper:
         if last or not isinstance(self.module, DistributedDataParallel):
             return contextlib.nullcontext()
         return self.module.no_sync()
-
-
-def _step(optimizer: torch.optim.Optimizer, is_bad: bool | torch.Tensor) -> None:
-    if isinstance(is_bad, torch.Tensor):
-        step_unless(optimizer, is_bad)
-    elif not is_bad:
-        optimizer.step()

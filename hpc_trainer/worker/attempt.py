@@ -30,6 +30,7 @@ from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import is_storage_error, write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
+from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
@@ -42,14 +43,13 @@ from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.save_plan import SavePlan
-from hpc_trainer.training.telemetry.device_memory import is_out_of_memory
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
-from hpc_trainer.training.telemetry.tracker import build_tracker
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
+from hpc_trainer.worker.tracker import build_tracker
 
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
@@ -132,7 +132,7 @@ def _context(
         attempt=attempt,
         num_steps=config.train.num_steps,
         seed=config.seed,
-        saves=SavePlan(
+        saves=SaveTimer(
             checkpoint.every_steps,
             is_auto=checkpoint.every is SaveEvery.auto,
             end_time=job_end_time(config.hardware.time_limit_min),

@@ -40,7 +40,7 @@ from hpc_trainer.slurm.preemption import show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.state.journal import Journal, failures_of_storage, failures_untold
-from hpc_trainer.training.save_plan import DEADLINE
+from hpc_trainer.training.save_timer import DEADLINE
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0

@@ -10,17 +10,15 @@ import os
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.lr_range import VARIABLE, DivergenceWatch, from_text
-from hpc_trainer.training.build import build_task
+from hpc_trainer.training.build import open_task
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import open_batches
-from hpc_trainer.training.telemetry.memory_report import MemoryReport
 
 
 def try_rates(config: TrainConfig, run: RunContext) -> None:
     """Logs `loss` (the mean over all ranks) and `lr` of each step of the plan in the environment. Collective."""
     plan, watch = from_text(os.environ[VARIABLE]), DivergenceWatch()
-    with MemoryReport(config=config, run=run) as memory, contextlib.closing(build_task(config, run)) as task:
-        memory.watch(task)
+    with open_task(config, run) as task:
         state = task.state
         run.restore(**state.objects())
         run.saver.stop_is_covered = True  # nobody goes on from here

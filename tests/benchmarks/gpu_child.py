@@ -23,13 +23,13 @@ from torch.nn import functional
 
 from hpc_trainer.config.schema.optim import AdamwConfig, SgdConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_dataset, build_model
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.telemetry.flops import flops_per_sample, peak_flops
 from tests.benchmarks.by_hand import Batch, train_by_hand
 
 _PRODUCTS, _REPEATS = 200, 7  # some 0.3 s on a GPU: clocks settle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -23,10 +24,10 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.build import build_task
+from hpc_trainer.training.build import open_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.loop import open_batches
 
 WORLD_SIZE = 2
 STEPS = 20
@@ -68,22 +69,16 @@ def _seconds(config: TrainConfig, group: RankGroup, folder: Path) -> float:
         paths=RunPaths(folder), env=read_rank_env({}), group=group, stop=StopFlag(), store=store, attempt=0,
         num_steps=STEPS,
     )  # fmt: skip
-    task = build_task(config, run)
-    assert config.train.micro_batch_size is not None
-    batches = train_batches(
-        task.train_set, task.order, first_step=0, num_steps=STEPS, rank=group.rank, world_size=group.world_size,
-        micro_batch_size=config.train.micro_batch_size, grad_accum_steps=task.stepper.grad_accum_steps,
-        num_workers=0, logical_ranks=config.train.logical_ranks,
-    )  # fmt: skip
-    begin = 0.0
-    for step in range(STEPS):
-        if step == 3:  # the first ones lay out buckets and buffers
-            group.barrier()
-            begin = time.perf_counter()
-        task.stepper.step(task.state, batches, lr=1e-3, wish_to_stop=False)
-        task.state.step += 1
-    group.barrier()
-    return (time.perf_counter() - begin) / (STEPS - 3)
+    with open_task(config, run) as task, contextlib.closing(open_batches(config, task)) as batches:
+        begin = 0.0
+        for step in range(STEPS):
+            if step == 3:  # the first ones lay out buckets and buffers
+                group.barrier()
+                begin = time.perf_counter()
+            task.stepper.step(task.state, batches, lr=1e-3, wish_to_stop=False)
+            task.state.step += 1
+        group.barrier()
+        return (time.perf_counter() - begin) / (STEPS - 3)
 
 
 def _rank(rank: int, folder: Path) -> None:

@@ -19,6 +19,7 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.operate.compare_traces import Trace, first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
@@ -26,11 +27,10 @@ from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.checkpoint.folders import committed
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
@@ -94,7 +94,7 @@ def _play(config: TrainConfig, group: RankGroup, folder: Path, ends: list[tuple[
         run = _CountedRun(
             paths=paths, env=_ENV, group=group, stop=StopFlag(), attempt=attempt, num_steps=NUM_STEPS,
             store=CheckpointStore(paths.checkpoints, group=group, keep_last=1, attempt=attempt),
-            saves=SavePlan(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
+            saves=SaveTimer(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
             heartbeat_every_s=60.0, seed=config.seed, end=end, is_kill=is_kill, max_no_progress=99,
             is_asynchronous=False,  # else a slow disk may decide that steps are sooner done again than saved
         )  # fmt: skip

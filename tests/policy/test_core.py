@@ -37,10 +37,23 @@ def test_no_feature_imports_another_ones_ability() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         owners = {each.split(".")[2] for each in imported if each.startswith("hpc_trainer.features.")}
-        assert owners <= {path.parent.name, "memory_estimate"}, path
+        assert owners <= {path.parent.name}, path
 
 
 def test_every_hook_says_what_it_is_for() -> None:
     hooks = [each for name, each in vars(Ability).items() if callable(each) and not name.startswith("_")]
     assert len(hooks) > 10
     assert all(each.__doc__ for each in hooks)
+
+
+def test_the_shared_loop_uses_what_an_own_loop_can() -> None:
+    """Public methods of the RunContext, and docs/own_loop.md has each."""
+    page = (PACKAGE.parent / "docs" / "own_loop.md").read_text(encoding="utf-8")
+    tree = ast.parse((PACKAGE / "training" / "loop.py").read_text(encoding="utf-8"))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "run"
+    }
+    assert {"restore", "save_in_background", "stop_here", "finish"} <= used
+    assert sorted(name for name in used if f"`run.{name}" not in page) == []

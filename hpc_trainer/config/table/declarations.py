@@ -25,15 +25,14 @@ def features() -> tuple[Feature, ...]:
     """Every feature, by name. Imports no torch."""
     package = importlib.import_module(PACKAGE)
     names = sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-    found = {name: getattr(importlib.import_module(f"{PACKAGE}.{name}"), "FEATURE", None) for name in names}
-    # The memory estimate is nobody's choice.
-    return tuple(dataclasses.replace(each, name=name) for name, each in found.items() if each is not None)
+    found = {name: importlib.import_module(f"{PACKAGE}.{name}").FEATURE for name in names}
+    return tuple(dataclasses.replace(each, name=name) for name, each in found.items())
 
 
 @functools.cache
 def declarations() -> tuple[Feature, ...]:
-    """Of the core's own choices, then of the features."""
-    return (*CORE, *features())
+    """Of the core's own choices, then of the features that somebody chooses."""
+    return (*CORE, *(each for each in features() if each.on))
 
 
 def num_threads(config: TrainConfig) -> int:

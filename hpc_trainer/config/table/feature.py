@@ -49,9 +49,9 @@ class Feature:
 
     name: str = ""
     """That of its folder, which is not written down a second time."""
-    on: str
-    """A choice (`config/table/choice.py`)."""
-    example: str
+    on: str = ""
+    """A choice (`config/table/choice.py`). Left out: it is part of each run, and goes with everything."""
+    example: str = ""
     """What one types for it: the test of all pairs does."""
     off: str = ""
     """What one types to be without it; left out where the default of its keys is that."""
@@ -74,4 +74,4 @@ class Feature:
         return self.off or defaults_of(self.on)
 
     def is_on(self, config: TrainConfig) -> bool:
-        return holds(config, self.on)
+        return not self.on or holds(config, self.on)

@@ -19,7 +19,7 @@ from torch import nn
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.training.checkpoint.whole_model import find_whole, set_whole
+from hpc_trainer.training.checkpoint.model_parts import find_whole, set_whole
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.tensors import local_tensor
 

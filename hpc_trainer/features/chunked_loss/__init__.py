@@ -20,5 +20,5 @@ FEATURE = Feature(
         Row("parallel.pipeline_parallel", "nobody has tried both"),
     ),
     problems=_problems,
-    after=("auto_batch",),
+    after=("memory",),
 )

@@ -33,7 +33,7 @@ class CompileAbility(Ability):
         if self._cache is not None:
             self._cache.save_once()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
         if self._cache is not None:
             self._cache.close()
 

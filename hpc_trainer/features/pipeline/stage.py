@@ -15,8 +15,9 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.pipeline.cut import Between, Stage, keep, stages_of
 from hpc_trainer.features.pipeline.step import Place, run_parts
+from hpc_trainer.features.pipeline.whole_model import Whole
 from hpc_trainer.training.ability import Building
-from hpc_trainer.training.checkpoint.whole_model import Whole, set_whole
+from hpc_trainer.training.checkpoint.model_parts import set_whole
 from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh

@@ -25,7 +25,7 @@ class ProfileAbility(Ability):
 
         return make_watched
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
         if self._watcher is not None:
             self._watcher.close()
 

@@ -46,13 +46,13 @@ class SpikeGuardAbility(Ability):
         if self._run.saved_step is None:
             self._run.save(self._state.step, **self._state.objects())
 
-    def look(self, step: int) -> None:
+    def check(self, step: int) -> None:
         """Tells the journal of new spikes. Raises GoBackError if a rollback is wanted.
 
         Raises DivergedError: it is one too many.
         """
         # The attempt before may have been stopped before it could go back.
-        if self._has_begun and not is_time_to_look(self.config, step):
+        if self._has_begun and not is_time_to_check(self.config, step):
             return
         self._has_begun = True
         run, guard = self._run, self._guard
@@ -76,7 +76,7 @@ class SpikeGuardAbility(Ability):
         run, state, guard = self._run, self._state, self._guard
         before, at = guard.counts, state.step
         state.resume(run.rewind(trouble.step, self.config.checkpoint.every_steps, **state.objects()))
-        guard.went_back(before, trouble, state.step)
+        guard.rolled_back(before, trouble, state.step)
         self._has_begun = False
         if run.is_rank_zero:
             text = f"{trouble}. Back from step {at} to {state.step}, and past {trouble.step - state.step} batches"
@@ -84,7 +84,7 @@ class SpikeGuardAbility(Ability):
             print(f"{text} (rollback {guard.rollbacks} of {self.config.train.guard.max_rollbacks}).", flush=True)
 
 
-def is_time_to_look(config: TrainConfig, step: int) -> bool:
+def is_time_to_check(config: TrainConfig, step: int) -> bool:
     """True where the loop reads numbers anyway, and wherever a bad state would be saved or evaluated."""
     every = (config.monitor.log_every_steps, config.checkpoint.every_steps, config.train.eval_every_steps)
     return step == config.train.num_steps or any(each > 0 and step % each == 0 for each in every)

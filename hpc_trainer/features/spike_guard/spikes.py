@@ -127,7 +127,7 @@ class SpikeGuard(StepGuard):
                 f"gradients have become as large as that. {_ADVICE}"
             )
 
-    def went_back(self, before: SpikeGuard.Counts, trouble: Trouble, step: int) -> None:
+    def rolled_back(self, before: SpikeGuard.Counts, trouble: Trouble, step: int) -> None:
         """The state of `step` is loaded; `before` is what counted until then, and counts on."""
         self.rollbacks, self.offset = before.rollbacks + 1, before.offset + trouble.step - step
         self._told = int(self._spikes)

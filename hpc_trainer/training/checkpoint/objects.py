@@ -32,9 +32,9 @@ from torch import nn
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.training.checkpoint.compare import RESUME, check_form, check_forms, check_keys, outline
+from hpc_trainer.training.checkpoint.model_parts import find_whole, module_state
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer, optimizer_tree, weight_names
 from hpc_trainer.training.checkpoint.tensor_files import fill, like, whole_tree
-from hpc_trainer.training.checkpoint.whole_model import has_buffers, module_state
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
 from hpc_trainer.training.tensors import is_sharded
 
@@ -219,8 +219,9 @@ def _buffers(value: Any) -> dict[str, torch.Tensor]:
 
 
 def _has_buffers(value: Any) -> bool:
-    """The same on all ranks: of a pipeline's stages one may have none."""
-    return isinstance(value, nn.Module) and (has_buffers(value) or bool(_buffers(value)))
+    """The same on all ranks: of a model's parts one may have none."""
+    whole = find_whole(value)
+    return isinstance(value, nn.Module) and ((whole is not None and whole[1].has_buffers) or bool(_buffers(value)))
 
 
 def _load_stateful(name: str, value: Any, saved: Any) -> None:

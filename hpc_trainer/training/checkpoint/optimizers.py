@@ -13,7 +13,7 @@ no module that is saved with it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -23,20 +23,21 @@ from torch import nn
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.compare import RESUME, check_forms, check_keys
+from hpc_trainer.training.checkpoint.model_parts import WholeModel, find_whole
 from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, fill, whole_tree
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack, unpack
-from hpc_trainer.training.checkpoint.whole_model import find_whole, merged_optimizer, of_stage
 from hpc_trainer.training.tensors import is_sharded
 
 
 class Names(dict[int, str]):
     """Name of each weight by its id.
 
-    With pipeline stages `of_all` are the trained weights of all, in their order, and `owned` those that this stage
-    writes; else both are empty.
+    Where ranks hold parts of a model (`model_parts`) `of_all` are the trained weights of all, in their order, and
+    `owned` those that this rank's part writes; else both are empty.
     """
 
+    whole: WholeModel | None = None
     of_all: tuple[str, ...] = ()
     owned: frozenset[str] = frozenset()
 
@@ -59,9 +60,10 @@ def weight_names(objects: Mapping[str, Any]) -> Names:
             value.state_dict()
             for key, weight in value.named_parameters():
                 found.setdefault(id(weight), f"{name}.{key}")
-            stage = find_whole(value)
-            if stage is not None:
-                prefix, whole = stage
+            part = find_whole(value)
+            if part is not None:
+                prefix, found.whole = part
+                whole = found.whole
                 found.of_all += tuple(f"{name}.{prefix}{each}" for each in whole.trained)
                 found.owned |= {f"{name}.{prefix}{each}" for each in whole.owned}
     return found
@@ -70,7 +72,7 @@ def weight_names(objects: Mapping[str, Any]) -> Names:
 def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
     """Its state_dict, with names of weights for their numbers.
 
-    Collective with ZeRO and with pipeline stages: ranks tell what they hold.
+    Collective with ZeRO and where ranks hold parts of a model: ranks tell what they hold.
     """
     groups_here = _named_groups(optimizer, names)
     named = [name for group in groups_here for name in group]
@@ -80,8 +82,8 @@ def optimizer_tree(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, 
     else:
         tree = optimizer.state_dict()
         tree = {**tree, "state": {named[key]: value for key, value in tree["state"].items()}}
-    if names.of_all and set(named) <= set(names.of_all):
-        tree["state"], groups_here = merged_optimizer(tree["state"], groups_here, names.of_all, names.owned)
+    if names.whole is not None and set(named) <= set(names.of_all):
+        tree["state"], groups_here = names.whole.optimizer_state(tree["state"], groups_here, names.of_all, names.owned)
     pairs = zip(tree["param_groups"], groups_here, strict=True)
     return {**tree, "param_groups": [{**group, "params": params} for group, params in pairs]}
 
@@ -96,8 +98,8 @@ def load_optimizer(name: str, optimizer: Any, saved: Mapping[str, Any], names: N
         CheckpointError: the first difference, by name.
     """
     here = _named_groups(optimizer, names)
-    if names.of_all and {each for group in here for each in group} <= set(names.of_all):
-        saved = of_stage(name, saved, here, names.of_all)
+    if names.whole is not None and {each for group in here for each in group} <= set(names.of_all):
+        saved = _of_part(name, saved, here, names.of_all)
     _check_groups(name, optimizer, here, saved["param_groups"])
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     by_name = dict(zip([each for group in here for each in group], weights, strict=True))
@@ -167,6 +169,26 @@ def _zero_state(optimizer: Any, names: Names, named: list[str]) -> dict[str, Any
         }
         state |= unpack(parts, told["structure"])
     return {each: state[each] for each in named if each in state}
+
+
+def _of_part(
+    name: str, saved: Mapping[str, Any], here: Sequence[Sequence[str]], names: Sequence[str]
+) -> dict[str, Any]:
+    """What a part needs of a saved optimizer: of the weights that are `here`, by group, of all `names`.
+
+    Raises CheckpointError: weights are saved that no part has.
+    """
+    unknown = sorted({each for group in saved["param_groups"] for each in group["params"]}.difference(names))
+    if unknown:
+        raise CheckpointError(f"{name}: saved but not here: {unknown[:5]} ({len(unknown)} in all). {RESUME}")
+    wanted = {each for group in here for each in group}
+    return {
+        **saved,
+        "state": {each: values for each, values in saved["state"].items() if each in wanted},
+        "param_groups": [
+            {**group, "params": [each for each in group["params"] if each in wanted]} for group in saved["param_groups"]
+        ],
+    }
 
 
 def _is_wider(values: Mapping[str, Any], weight: torch.Tensor) -> bool:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.runs.files import check_trusted
@@ -320,13 +321,7 @@ class SavedTensor:
 
 def whole_tree(tree: Any) -> Any:
     """`tree` with all its tensors read."""
-    if isinstance(tree, SavedTensor):
-        return tree.whole()
-    if isinstance(tree, Mapping):
-        return {key: whole_tree(item) for key, item in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(whole_tree(item) for item in tree)
-    return tree
+    return tree_map(lambda each: each.whole() if isinstance(each, SavedTensor) else each, tree)
 
 
 def fill(goal: torch.Tensor, saved: SavedTensor | torch.Tensor) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.runtime.disk_room import QuotaWatch, free_room
 from hpc_trainer.runtime.rank_errors import attempt, on_each_rank, on_rank_zero, raise_any
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.rank_messages import Mail
-from hpc_trainer.training.checkpoint import folders
-from hpc_trainer.training.checkpoint.disk_room import QuotaWatch, free_room
 from hpc_trainer.training.checkpoint.manifest import NAME, Manifest, RankParts, merge_pieces, parts_of_rank, shard_file
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.tensor_files import FOLDER_MODE, FileRecord, write_bytes, write_tensors

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable
 
 import torch
 
@@ -39,47 +38,12 @@ def copies_to(device: torch.device) -> Callable[[Batch], Batch]:
     return lambda batch: (batch[0].to(device), batch[1].to(device))
 
 
-class DeviceBatches(Iterator[Batch]):
-    """The batches of a loader, on the GPU.
+def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator:
+    """The same; to a GPU each batch is copied when it is asked for.
 
-    A copy runs while the step before is computed: the host is ahead of the GPU by then, so nothing need be fetched
+    The copy runs while the step before is computed: the host is ahead of the GPU by then, so nothing need be fetched
     earlier than it is asked for, and there is no batch in hand that a checkpoint would have to know.
     """
-
-    def __init__(self, batches: BatchIterator, device: torch.device) -> None:
-        self._batches, self._copy = batches, PinnedCopies(device)
-
-    def __next__(self) -> Batch:
-        """The next one, as `PinnedCopies` gives it."""
-        return self._copy(next(self._batches))
-
-    def targets_ahead(self, num_batches: int) -> list[int]:
-        """As the loader's: nothing is copied for it."""
-        return self._batches.targets_ahead(num_batches)
-
-    @property
-    def wait_s(self) -> float:
-        """As the loader's: the host has waited so long for batches."""
-        return self._batches.wait_s
-
-    @property
-    def example(self) -> Batch | None:
-        """As the loader's: a batch's shapes."""
-        return self._batches.example
-
-    @property
-    def tokens_per_sample(self) -> int | None:
-        """As the loader's."""
-        return self._batches.tokens_per_sample
-
-    def close(self) -> None:
-        """Stops the loader's workers."""
-        self._batches.close()
-
-
-Batches: TypeAlias = "BatchIterator | DeviceBatches"
-
-
-def on_device(batches: BatchIterator, device: torch.device) -> Batches:
-    """`batches` on `device`; on the CPU they are there already, and it is the same object."""
-    return DeviceBatches(batches, device) if device.type == "cuda" else batches
+    if device.type == "cuda":
+        batches.copy = PinnedCopies(device)
+    return batches

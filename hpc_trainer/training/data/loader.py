@@ -9,7 +9,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from hpc_trainer.datasets.augment import Augmented
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
-from hpc_trainer.training.data.augment import Augmented, WithEpoch
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -52,7 +52,7 @@ class BatchIterator(Iterator[Batch]):
     """Iterates over (inputs, targets); `close` stops the workers. Also a context manager.
 
     `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
-    types, on no device; None before the first.
+    types, on no device; None before the first. `copy`: brings each to the device (`device_batches`); None: it stays.
     """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
@@ -61,6 +61,7 @@ class BatchIterator(Iterator[Batch]):
         self.workers = workers
         self.wait_s = 0.0
         self.example: Batch | None = None
+        self.copy: Callable[[Batch], Batch] | None = None
         # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
         self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
 
@@ -69,7 +70,7 @@ class BatchIterator(Iterator[Batch]):
         batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
         if self.example is None:
             self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
-        return batch
+        return batch if self.copy is None else self.copy(batch)
 
     def targets_ahead(self, num_batches: int) -> list[int]:
         """Of each of the next batches, the targets that count (are not -100). The batches come when they are asked for.
@@ -149,41 +150,43 @@ def train_batches(
             f"{micro_batch_size * grad_accum_steps * num_parts}."
         )
     steps, parts = range(first_step, num_steps), shares_of(rank, world_size, num_parts)
-    indices: Any = _Indices(order, steps, parts, num_parts, micro_batch_size, grad_accum_steps)
+    is_augmented = isinstance(dataset, AugmentedDataset)
+    indices = _Indices(order, steps, parts, num_parts, micro_batch_size, grad_accum_steps, with_epoch=is_augmented)
     source: Any = dataset
-    if isinstance(dataset, AugmentedDataset):
-        source, indices = Augmented(dataset, order.seed), WithEpoch(indices)
+    if is_augmented:
+        source = Augmented(source, order.seed)
     if num_workers == 0:
         return BatchIterator((source.__getitems__(each) for each in indices), [])
     return _start_workers(source, indices, num_workers)
 
 
 class _Indices:
-    """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used."""
+    """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used.
+
+    `with_epoch`: (epoch, index) for each, as `Augmented` takes them.
+    """
 
     def __init__(
-        self, order: BatchOrder, steps: range, parts: range, num_parts: int, micro_batch_size: int, accum: int
-    ) -> None:
-        self.order = order
+        self, order: BatchOrder, steps: range, parts: range, num_parts: int, micro_batch_size: int, accum: int, *,
+        with_epoch: bool,
+    ) -> None:  # fmt: skip
+        self._order, self._with_epoch = order, with_epoch
         self._steps, self._parts, self._num_parts = steps, parts, num_parts
         self._micro_batch_size, self._grad_accum_steps = micro_batch_size, accum
 
     def __len__(self) -> int:
         return len(self._steps) * len(self._parts) * self._grad_accum_steps
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, indices in self.with_steps())
-
-    def with_steps(self) -> Iterator[tuple[int, list[int]]]:
-        """Each micro-batch with its step."""
+    def __iter__(self) -> Iterator[list[Any]]:
         size = self._micro_batch_size
         places = list(itertools.product(self._parts, range(self._grad_accum_steps)))
         for step in self._steps:  # a product with the steps would hold a tuple of all of them, before the first
             for part, accum in places:
-                found = self.order.micro_indices(
+                found: list[int] = self._order.micro_indices(
                     step, accum=accum, rank=part, world_size=self._num_parts, micro_batch_size=size
-                )
-                yield step, found.tolist()
+                ).tolist()
+                epoch = step // self._order.steps_per_epoch
+                yield [(epoch, each) for each in found] if self._with_epoch else found
 
 
 def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.training.data.device_batches import Batches
+from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.parallel.mesh import Mesh
 
 Groups = Sequence[Any]
@@ -34,7 +34,7 @@ def groups_to_count(dataset: MapDataset, mesh: Mesh, *, num_micro_batches: int) 
     return groups if groups or num_micro_batches > 1 else None
 
 
-def target_shares(batches: Batches, count: int, device: torch.device, groups: Groups | None) -> Sequence[Any]:
+def target_shares(batches: BatchIterator, count: int, device: torch.device, groups: Groups | None) -> Sequence[Any]:
     """For each of the next `count` micro-batches what `VotingLoss` is told of its targets; None if they all count.
 
     Whole numbers on `device`, [2]: the targets that count in this micro-batch, times all micro-batches; those that

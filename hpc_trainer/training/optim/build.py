@@ -11,11 +11,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.optim import AdamwConfig, CustomOptimConfig, OptimConfig, SgdConfig
+from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.optim.custom import check_custom, refusal
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
 from hpc_trainer.training.tensors import is_sharded
@@ -32,10 +30,10 @@ class Recipe:
 
 
 def build_optimizer(
-    config: OptimConfig, model: nn.Module, *, trust: Sequence[str] = (), decays: Collection[bool] | None = None,
+    config: OptimConfig, model: nn.Module, *, decays: Collection[bool] | None = None,
     change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
 ) -> torch.optim.Optimizer:  # fmt: skip
-    """SGD, AdamW or the class of `optim._target_` over the weights of `model` that require gradients, in groups.
+    """SGD, AdamW or a feature's over the weights of `model` that require gradients, in groups.
 
     Weights of two dimensions or more decay; biases, gains of norms and other vectors do not (`decaying`). All
     implementations compute each weight by itself, so all are deterministic (`fastest`).
@@ -46,18 +44,19 @@ def build_optimizer(
         change: what features make of the recipe.
 
     Raises:
-        ConfigError: a value is out of range, the optimizer is unknown or not trusted, or nothing is to be trained.
+        ConfigError: a value is out of range, the optimizer is unknown, or nothing is to be trained.
     """
     try:
-        recipe = change(_recipe(config, model, trust, decays))
+        recipe = change(_recipe(config, model, decays))
         return recipe.make(recipe.groups)
     except ConfigError:  # a ValueError too
         raise
     except (ValueError, TypeError) as error:
-        raise refusal(config, error) from error
+        said = str(error).rstrip(".")
+        raise ConfigError(f"optim={config.name}: {said}.") from error
 
 
-def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays: Collection[bool] | None) -> Recipe:
+def _recipe(config: OptimConfig, model: nn.Module, decays: Collection[bool] | None) -> Recipe:
     decay_of = decaying(model)
     if not decay_of:
         raise ConfigError("the model has no weight that requires a gradient: there is nothing to train.")
@@ -69,19 +68,11 @@ def _recipe(config: OptimConfig, model: nn.Module, trust: Sequence[str], decays:
     elif isinstance(config, AdamwConfig):
         first, second = config.betas
         kind, values = torch.optim.AdamW, {**values, "betas": (first, second), "eps": config.eps}
-    elif isinstance(config, CustomOptimConfig):
-        kind, values = locate("optim._target_", config._target_, trust), config.kwargs
     else:
         kind = partial(_refuse, config)
 
-    def build(groups: list[Group]) -> torch.optim.Optimizer:
-        built: torch.optim.Optimizer = kind(groups, lr=config.lr, **values)
-        if isinstance(config, CustomOptimConfig):
-            check_custom(config, built)
-        return built
-
     def make(groups: list[Group]) -> torch.optim.Optimizer:
-        built = build(groups)
+        built: torch.optim.Optimizer = kind(groups, lr=config.lr, **values)
         begin_momenta(built)
         return built
 
@@ -103,16 +94,13 @@ def fastest(trained: Collection[nn.Parameter]) -> dict[str, bool]:
     return {"fused": is_known, "foreach": False}
 
 
-def chosen_settings(config: OptimConfig, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def chosen_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """What the configuration says about each group, besides its weights and the learning rate.
 
     A checkpoint holds groups as they were when it was saved: loading it would take a changed `optim.weight_decay` back.
-    Of a class by `_target_` the rest may be state of its own.
     """
-    keys = {"weight_decay", *config.kwargs} if isinstance(config, CustomOptimConfig) else None
     return [
-        {key: value for key, value in group.items() if key not in ("params", "lr") and (keys is None or key in keys)}
-        for group in optimizer.param_groups
+        {key: value for key, value in group.items() if key not in ("params", "lr")} for group in optimizer.param_groups
     ]
 
 

@@ -14,7 +14,7 @@ from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.save_plan import DEADLINE, SavePlan
+from hpc_trainer.training.save_timer import DEADLINE, SaveTimer
 
 _FORCED_S = 1.0
 
@@ -35,7 +35,7 @@ class LifeSigns:
     attempt: int
     num_steps: int
     every_s: float
-    saves: SavePlan
+    saves: SaveTimer
     stop: StopFlag
     _first_step: int = 0
     _start_time: float = field(default_factory=time.time)
@@ -49,7 +49,7 @@ class LifeSigns:
         """Training goes on from this step."""
         self._first_step, self._start_time = step, time.time()
 
-    def saw_metrics(self, metrics: Mapping[str, float]) -> None:
+    def show(self, metrics: Mapping[str, float]) -> None:
         """The newest value of each metric is shown, and `steps_per_s` is taken for the speed."""
         self._speed = metrics.get("steps_per_s", self._speed)
         self._metrics |= metrics
@@ -68,7 +68,7 @@ class LifeSigns:
             return
         self._last_time = now
         self.give_way()
-        self.look()
+        self.ask_to_stop()
         done = step - self._first_step
         speed = self._speed or (done / (now - self._start_time) if done > 0 else None)
         beat = {
@@ -86,7 +86,7 @@ class LifeSigns:
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)
 
-    def look(self) -> None:
+    def ask_to_stop(self) -> None:
         """Sets the stop flag for a reason that comes by no signal."""
         if self.paths.marker(CANCEL).exists():
             # `cancel` signals ranks that it can see; one that was just starting finds the marker here.

@@ -5,14 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
-from hpc_trainer.training.telemetry.tracker import NoTracker, Tracker
+
+
+class Tracker(Protocol):
+    """Takes metrics by step."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Adds the values of one step."""
+
+    def close(self) -> None:
+        """Writes what is still held back."""
+
+
+class NoTracker:
+    """metrics.jsonl is enough."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +55,7 @@ class Reporter:
 
     def log(self, step: int, numbers: dict[str, float], *, sync: bool) -> None:
         """A line of metrics.jsonl, one of the log, and a sign of life. `sync`: on the disk when this returns."""
-        self.signs.saw_metrics(numbers)
+        self.signs.show(numbers)
         self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync)
         self._tracker.log(step, numbers)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())

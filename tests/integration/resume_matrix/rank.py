@@ -23,7 +23,7 @@ from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.auto_batch.search import Trials
+from hpc_trainer.features.memory.search import Trials
 from hpc_trainer.operate.compare_traces import read_trace
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
@@ -34,7 +34,7 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, Restored
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
 from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides
@@ -90,7 +90,7 @@ def play(
         run = InterruptedRun(
             paths=paths, env=env, group=group, stop=StopFlag(), attempt=attempt, num_steps=NUM_STEPS,
             store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=attempt),
-            saves=SavePlan(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
+            saves=SaveTimer(config.checkpoint.every_steps), contract=ResumeContract.of(config, group),
             heartbeat_every_s=60.0, seed=config.seed, end=ends[attempt] if attempt < len(ends) else None,
             is_kill=kills and attempt % 2 == 1,
             alone_from=NUM_STEPS if config.parallel.sync is Sync.every_step else config.parallel.sync_warmup_steps,

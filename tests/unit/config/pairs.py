@@ -172,14 +172,16 @@ def home(*features: Feature) -> Ground | None:
 def _changes(words: str) -> dict[_Leaf, Any]:
     """What they change: a key, or all of a section that has kinds; of two for a key the later one."""
     found: dict[_Leaf, Any] = {}
-    for word in words.split():
+    for index, word in enumerate(words.split()):
         key, _, value = word.partition("=")
         if "." in key:
             found[tuple(key.split("."))] = yaml.safe_load(value)
             continue
-        was, now = _composed(())[key], _composed((word,))[key]
+        # A key of the section may have no default.
+        its_own = itertools.takewhile(lambda each: each.startswith(f"{key}."), words.split()[index + 1 :])  # noqa: B023
+        was, now = _composed(())[key], _composed((word, *its_own))[key]
         if key in VARIANTS:
-            found[(key,)] = now
+            found = {leaf: each for leaf, each in found.items() if leaf[0] != key} | {(key,): now}
         else:
             found |= {(key, name): value for name, value in now.items() if value != was[name] or name in _GROUP_KEYS}
     return found

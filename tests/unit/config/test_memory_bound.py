@@ -9,7 +9,7 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.memory_bound import least_bytes, memory_line
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.features.memory_estimate.estimate import estimate
+from hpc_trainer.features.memory.estimate import estimate
 
 _GPT = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x8", "hardware.gpu_type=a100_40gb", "model.num_layers=2"]
 _KNOWN_ALL = (

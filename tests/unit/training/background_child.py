@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_end import leave
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.saver import Saver
+from tests.unit.training.rank_end import leave
 
 GATE = threading.Event()
 REAL_FSYNC = os.fsync
@@ -41,10 +41,10 @@ def fsync(descriptor: int) -> None:
 class Loop:
     def __init__(self, store: CheckpointStore, group: RankGroup) -> None:
         self.weight, self.begun, self.group = torch.zeros(50), list[int](), group
-        plan = SavePlan(5)
+        plan = SaveTimer(5)
         plan.start(0)
         self.saver = Saver(
-            store=store, plan=plan, group=group, beat=lambda: None, give_way=lambda: None, meta={},
+            store=store, timer=plan, group=group, beat=lambda: None, give_way=lambda: None, meta={},
             names=frozenset({"weight", "rng"}),
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ def main(rank: int, folder: Path) -> None:
     loop.wait_for_disk()
     loop.steps(13, 13)
     loop.wait_for_disk()
-    loop.saver.settle()
+    loop.saver.finish()
     said["coalesced"] = [loop.begun[:], loop.saver.saved_step]
 
     # The disk of rank 1 is full: both go on, with one warning; at a stop it is an error on both.
@@ -107,7 +107,7 @@ def main(rank: int, folder: Path) -> None:
 
     # A stop beside a running save: waited for, and not saved twice where steps are cheap by rank 0's clock.
     loop.steps(22, 25)
-    loop.saver.plan.pace.add_step(1e-9 if rank == 0 else 1e9)
+    loop.saver.timer.pace.add_step(1e-9 if rank == 0 else 1e9)
     time.sleep(0.1 * rank)
     loop.saver.save_at_stop(27, loop.objects(27))
     said["stopped"] = loop.saver.saved_step

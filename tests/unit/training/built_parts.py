@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.ability import Building, abilities
+from hpc_trainer.training.ability import Building
 from hpc_trainer.training.build import make_optimizer
+from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.optim.build import Recipe
 from hpc_trainer.training.parallel.mesh import Mesh
 
@@ -22,15 +24,18 @@ ALONE = Mesh(shape=MeshShape(), rank=0)
 def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Building:
     """What hooks are given of a run whose data set does not matter."""
     nobodys: Any = None
-    settings: dict[str, Any] = {"dataset": nobodys, "run": object(), "abilities": abilities(config), **changes}
-    return Building(config=config, device=torch.device("cpu"), mesh=mesh, **settings)
+    settings: dict[str, Any] = {
+        "device": torch.device("cpu"), "dataset": nobodys, "run": object(), "abilities": abilities(config), **changes,
+    }  # fmt: skip
+    return Building(config=config, mesh=mesh, **settings)
 
 
 def optimizer_of(
-    optim: OptimConfig, model: nn.Module, *, zero1: bool = False, mesh: Mesh = ALONE
+    optim: OptimConfig, model: nn.Module, *, zero1: bool = False, mesh: Mesh = ALONE, trust: Sequence[str] = ()
 ) -> torch.optim.Optimizer:
     """Over the weights of `model` as they are now. Collective with ZeRO-1, or where they are in parts."""
-    building = building_of(TrainConfig(optim=optim, parallel=ParallelConfig(zero1=zero1)), mesh)
+    config = TrainConfig(optim=optim, parallel=ParallelConfig(zero1=zero1), trust=list(trust))
+    building = building_of(config, mesh)
     for each in building.abilities:
         each.see_whole(model, building)
     return make_optimizer(building, model)

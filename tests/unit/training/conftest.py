@@ -13,8 +13,6 @@ import torch
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 
-# Children are scripts too, and import their neighbours as such: each test file here can be collected alone.
-sys.path.insert(0, str(Path(__file__).parent))
 _ROOT = str(Path(__file__).resolve().parents[3])
 if _ROOT not in sys.path:  # plain "pytest" does not put the project's folder there
     sys.path.insert(0, _ROOT)

@@ -8,8 +8,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import pytest
 
 from tests import warm
 
@@ -21,16 +24,16 @@ RankEnd: TypeAlias = "tuple[int | None, str]"
 
 
 def child_environment() -> dict[str, str]:
-    """Programs of any folder import what lies beside this file by its bare name."""
-    return {**os.environ, "PYTHONPATH": f"{_ROOT}:{Path(__file__).parent}"}
+    """Programs are scripts, and import from `tests` as tests do."""
+    return {**os.environ, "PYTHONPATH": str(_ROOT)}
 
 
-def two_ranks_say(child: str | Path, folder: Path, timeout_s: float = 120) -> list[dict[str, Any]]:
-    """Runs `child` (a path, or the name of a file beside this one) as rank 0 and rank 1.
+def two_ranks_say(child: Path, folder: Path, timeout_s: float = 120) -> list[dict[str, Any]]:
+    """Runs `child` as rank 0 and rank 1.
 
     Returns what they wrote to said-<rank>.json in `folder`.
     """
-    words, environment = [sys.executable, str(Path(__file__).parent / child)], child_environment()
+    words, environment = [sys.executable, str(child)], child_environment()
     ranks = [warm.Popen([*words, str(rank), str(folder)], env=environment) for rank in range(2)]
     try:
         assert [rank.wait(timeout=timeout_s) for rank in ranks] == [0, 0]
@@ -39,6 +42,27 @@ def two_ranks_say(child: str | Path, folder: Path, timeout_s: float = 120) -> li
             rank.kill()
             rank.wait()
     return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
+
+
+def run_child(program: Path, folder: Path, *words: str) -> None:
+    """Runs `program`, which starts ranks by itself."""
+    env = {**child_environment(), "PYTHONWARNINGS": "ignore"}
+    done = warm.run([sys.executable, str(program), str(folder), *words], text=True, timeout=900, env=env)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def has_long(request: pytest.FixtureRequest) -> bool:
+    """True if any long test of the file that asks was chosen."""
+    return any(item.get_closest_marker("long") for item in request.session.items if item.path == request.path)
+
+
+def said_by(kinds: Mapping[str, tuple[int, Any]], folder: Path) -> dict[str, list[Any]]:
+    """What each rank of the kinds that were played wrote to KIND-RANK.json; `kinds`: with how many ranks."""
+    return {
+        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(world_size)]
+        for kind, (world_size, _) in kinds.items()
+        if (folder / f"{kind}-0.json").exists()
+    }
 
 
 def play_jobs(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]]) -> list[RankEnd]:

@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 
 import torch
-from rank_end import leave
-from world_child import compose
 
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
@@ -22,6 +20,8 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.worker.call_main import run_main
+from tests.unit.training.rank_end import leave
+from tests.unit.training.world_child import compose
 
 WORDS = ["experiment=digits", "model=mlp", "model.hidden_dim=8", "train.num_steps=10000000", "train.eval_every_steps=0",
          "monitor.log_every_steps=1000000", "checkpoint.every_steps=40"]  # fmt: skip

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_end import leave
-from step_builders import batches_of, build_step
 
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
+from tests.unit.training.rank_end import leave
+from tests.unit.training.step_builders import batches_of, build_step
 
 
 def count_reductions(sizes: list[int]) -> Any:

@@ -23,7 +23,8 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
+from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 
 Start = Callable[..., RunContext]
@@ -43,7 +44,7 @@ def start(tmp_path: Path) -> Start:
             attempt, job_id=job_id or f"job-{attempt}", restart_count=0, node="n", pid=os.getpid(), executor="local",
             world_size=1,
         )  # fmt: skip
-        settings: dict[str, Any] = {"num_steps": 20, "saves": SavePlan(5), **changes}
+        settings: dict[str, Any] = {"num_steps": 20, "saves": SaveTimer(5), **changes}
         return RunContext(
             paths=paths, env=read_rank_env({}), group=group, stop=StopFlag(), attempt=attempt,
             store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=attempt), **settings,
@@ -225,10 +226,10 @@ class _Pair(RankGroup):
 
 def test_each_evaluation_has_votes_of_its_own(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last vote of one, read late, is no answer in the next: there a signal may have to be older."""
-    monkeypatch.setattr("hpc_trainer.training.context.LateFlag", _Late)
+    monkeypatch.setattr("hpc_trainer.training.stop_poll.LateFlag", _Late)
     run = start()
     run.restore()
-    run.group = _Pair(world_size=2)
+    monkeypatch.setattr(run, "_poll", StopPoll(_Pair(world_size=2), run.stop))
     vote = run.evaluation_vote(10)
     assert not vote()
     run.stop.request("test")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +14,10 @@ from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import begin_momenta
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.step import Batch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from step_builders import batches_of, build_step
+from tests.unit.training.step_builders import batches_of, build_step
 
 _OFF = torch.amp.GradScaler("cpu", enabled=False)
 

@@ -17,7 +17,10 @@ from torch import nn
 from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
+from hpc_trainer.features.custom_optim import put_back
+from hpc_trainer.features.custom_optim.put_back import PutBack, is_put_back
 from hpc_trainer.features.muon.muon import MuonWithAdamw
 from hpc_trainer.features.muon.sharded import ShardedMuon
 from hpc_trainer.features.spike_guard.spikes import SpikeGuard
@@ -26,13 +29,12 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import IGNORED, BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.optim import skip_step
-from hpc_trainer.training.optim.build import build_optimizer
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+from tests.unit.training.built_parts import building_of, optimizer_of
 
 META = torch.device("meta")
 BATCH = torch.empty(4, 3, 8, 8, device=META), torch.empty(4, dtype=torch.int64, device=META)
@@ -59,9 +61,14 @@ def _build(
     if optim is None:
         optimizer: torch.optim.Optimizer = _Fused(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
     else:
-        optimizer = build_optimizer(optim, model)
+        optimizer = optimizer_of(optim, model)
     state = TrainState(model=model, optimizer=optimizer, scaler=build_scaler(precision, "cpu"), guard=guard)
-    stepper = Stepper(
+    make: Any = Stepper
+    if optim is not None:
+        building = building_of(TrainConfig(optim=optim), device=torch.device("cuda"))  # as it is told of a GPU
+        for each in building.abilities:
+            make = each.stepper(make, state, building)
+    stepper: Stepper = make(
         module=loss, vote=StopVote(loss, RankGroup(device=META)), precision=precision, device=META,
         grad_accum_steps=accum, max_grad_norm=max_grad_norm,
         after_update=[] if ema is None else [AveragedWeights(model, ema).update],
@@ -122,7 +129,7 @@ def test_nor_does_one_whose_optimizer_knows_no_bad_steps(target: str, monkeypatc
         sent.append(bad)
         return lambda: False
 
-    monkeypatch.setattr(skip_step, "read_late", late)
+    monkeypatch.setattr(put_back, "read_late", late)
     optim = CustomOptimConfig(_target_=target, kwargs=_CUSTOM[target], weight_decay=0.1)
     state, stepper = _build(StepGuard(10), 1.0, 1, None, optim)
     for _ in range(3):
@@ -192,8 +199,10 @@ def test_an_optimizer_with_a_state_of_its_own_waits(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(devices._KINDS, "meta", devices.CudaKind())
     weight = nn.Parameter(torch.empty(3, device=META))
     weight.grad = torch.empty(3, device=META)
+    optimizer = _OwnState([weight], lr=0.1)
+    assert not is_put_back(optimizer)
     with pytest.raises(RuntimeError, match="meta"):
-        step_unless(_OwnState([weight], lr=0.1), torch.empty((), dtype=torch.bool, device=META))
+        step_unless(optimizer, torch.empty((), dtype=torch.bool, device=META))
 
 
 def test_the_guard_makes_no_tensor_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,13 +262,14 @@ def test_on_a_gpu_weights_are_averaged_and_swapped_without_a_wait() -> None:
 def test_on_a_gpu_steps_are_put_back_without_a_wait(bads: tuple[bool, ...]) -> None:
     weights = [nn.Parameter(torch.ones(3, device="cuda")) for _ in range(2)]
     mine, plain = (torch.optim.RAdam([weight], lr=0.1) for weight in weights)
+    put_back = PutBack(mine)
     flags = [torch.full((), bad, device="cuda") for bad in bads]
     for flag, bad in zip(flags, bads, strict=True):
         for weight in weights:
             weight.grad = torch.full_like(weight, float("nan") if bad else 1.0)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            step_unless(mine, flag)
+            put_back.step_unless(flag)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         if not bad:

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from hpc_trainer.errors import CheckpointError, LoopError
+from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint import folders
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.saver import Saver
 
 MakeStore = Callable[..., CheckpointStore]
@@ -51,13 +51,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 class Run:
     """A loop in miniature: one weight that is its step."""
 
-    def __init__(self, store: CheckpointStore, plan: SavePlan | None = None, **settings: Any) -> None:
+    def __init__(self, store: CheckpointStore, timer: SaveTimer | None = None, **settings: Any) -> None:
         self.weight = torch.zeros(1000)
         self.beats = 0
-        self.plan = plan or SavePlan(5)
-        self.plan.start(0)
+        self.timer = timer or SaveTimer(5)
+        self.timer.start(0)
         self.saver = Saver(
-            store=store, plan=self.plan, group=RankGroup(), beat=self.beat, give_way=lambda: None,
+            store=store, timer=self.timer, group=RankGroup(), beat=self.beat, give_way=lambda: None,
             meta={}, names=frozenset({"weight"}), **settings,
         )  # fmt: skip
         self.begun: list[int] = []
@@ -99,7 +99,7 @@ def test_the_state_is_that_of_the_save_step(make_store: MakeStore, disk: SlowDis
     assert saved(run.saver.store.folder) == {}, "the disk has not said that it has it"
     assert run.saver.saved_step is None
     disk.let_go.set()
-    run.saver.settle()
+    run.saver.finish()
     assert run.saver.saved_step == 5
     assert saved(run.saver.store.folder) == {5: 5.0}
 
@@ -115,7 +115,7 @@ def test_requests_while_one_is_written_become_one_at_the_first_step_after(
     run.steps(24, 24)
     run.wait_for_disk()
     run.steps(25, 26)
-    run.saver.settle()
+    run.saver.finish()
     assert run.begun == [5, 24, 25]
     assert saved(run.saver.store.folder) == {5: 5.0, 24: 24.0, 25: 25.0}
 
@@ -138,8 +138,8 @@ def test_a_refusing_disk_is_a_loud_warning_and_the_run_goes_on(
     assert os.strerror(errno.EDQUOT) in said
     disk.error = 0
     run.steps(16, 20)
-    run.saver.settle()
-    assert run.plan.figures()["failed_saves"] == 2
+    run.saver.finish()
+    assert run.timer.figures()["failed_saves"] == 2
     assert saved(run.saver.store.folder) == {5: 5.0, 20: 20.0}
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_saved_at_all_is_an_error_at_once(make_store: MakeStore) 
     with pytest.raises(LoopError, match="must be the same"):
         run.saver.save_in_background(5, {"weights": 1})
     run.steps(1, 5)
-    run.saver.settle()
+    run.saver.finish()
     assert saved(run.saver.store.folder) == {5: 5.0}
 
 
@@ -166,7 +166,7 @@ def test_without_memory_for_a_copy_training_waits(
         patched.setattr(torch, "empty", no_memory)
         run.steps(1, 6)
     assert "training waits for this save. DefaultCPUAllocator" in warnings_seen[0]
-    run.saver.settle()
+    run.saver.finish()
     assert saved(run.saver.store.folder) == {5: 5.0}
 
 
@@ -176,7 +176,7 @@ def test_a_failed_save_at_the_end_is_an_error(make_store: MakeStore, disk: SlowD
     run.steps(1, 5)
     disk.let_go.set()
     with pytest.raises(CheckpointError, match="Input/output error"):
-        run.saver.settle()
+        run.saver.finish()
     with pytest.raises(CheckpointError, match="Input/output error"):
         run.saver.save(6, {"weight": run.weight})
     disk.error = 0
@@ -199,7 +199,7 @@ def test_a_stop_waits_for_the_save_that_runs_and_saves_again_only_if_that_is_che
 ) -> None:
     run = Run(make_store())
     run.steps(1, 7)
-    run.plan.pace.add_step(step_s)
+    run.timer.pace.add_step(step_s)
     disk.let_go.set()
     run.saver.save_at_stop(7, {"weight": run.weight})
     assert saved(run.saver.store.folder) == expected
@@ -242,18 +242,18 @@ def test_the_measure_of_a_save_is_until_it_stands_and_comes_before_anybody_asks(
     begin = time.perf_counter()
     run.steps(1, 5)
     stall_s = time.perf_counter() - begin
-    run.saver.look()
-    assert run.plan.pace.save_s is None
+    run.saver.tell_when_done()
+    assert run.timer.pace.save_s is None
     threading.Timer(0.3, disk.let_go.set).start()
     run.wait_for_disk()
-    run.saver.look()
-    run.saver.look()
-    assert run.plan.pace.save_s is not None
-    assert run.plan.pace.stall_s is not None
-    assert run.plan.pace.save_s >= 0.3
-    assert run.plan.pace.stall_s <= stall_s
+    run.saver.tell_when_done()
+    run.saver.tell_when_done()
+    assert run.timer.pace.save_s is not None
+    assert run.timer.pace.stall_s is not None
+    assert run.timer.pace.save_s >= 0.3
+    assert run.timer.pace.stall_s <= stall_s
     assert capsys.readouterr().out.count("step 5: checkpoint saved in") == 1
-    run.saver.settle()
+    run.saver.finish()
     assert capsys.readouterr().out == "", "it is said once"
 
 
@@ -265,7 +265,7 @@ def test_what_stands_is_known_before_anybody_asks(make_store: MakeStore, disk: S
     disk.let_go.set()
     run.wait_for_disk()
     assert (run.saver.saved_step, run.saver.standing_step) == (None, 5)
-    run.saver.settle()
+    run.saver.finish()
     assert (run.saver.saved_step, run.saver.standing_step) == (5, 5)
 
 
@@ -276,7 +276,7 @@ def test_waiting_is_a_sign_of_life_only_while_bytes_are_written(
     run = Run(make_store())
     run.steps(1, 5)
     threading.Timer(0.5, disk.let_go.set).start()
-    run.saver.settle()
+    run.saver.finish()
     assert 1 <= run.beats < 10, "a disk that hangs for 50 waits must look hung to the watchdog"
 
 
@@ -298,22 +298,22 @@ def test_without_asynchronous_a_regular_save_waits_and_its_failure_is_a_warning_
 def test_the_best_is_saved_though_no_save_is_due_and_never_put_off(make_store: MakeStore, disk: SlowDisk) -> None:
     run = Run(make_store(keep_last=1), keep_best="eval_loss")
     run.steps(1, 6)
-    run.saver.saw_metrics(6, {"eval_loss": 0.5})
+    run.saver.take_score(6, {"eval_loss": 0.5})
     threading.Timer(0.05, disk.let_go.set).start()
     assert run.saver.save_best(6, {"weight": run.weight}) == 0.5
     run.steps(7, 8)
-    run.saver.saw_metrics(8, {"eval_loss": 0.7})
+    run.saver.take_score(8, {"eval_loss": 0.7})
     assert run.saver.save_best(8, {"weight": run.weight}) == 0.5
     for last in (8, 10, 15):
         run.steps(last, last)
-        run.saver.settle()
+        run.saver.finish()
     assert set(saved(run.saver.store.folder)) == {6, 15}
 
 
 def test_a_best_metric_that_nobody_logs_is_said(make_store: MakeStore, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(make_store(), keep_best="accuracy")
     assert run.saver.save_best(1, {"weight": run.weight}) is None
-    run.saver.settle()
+    run.saver.finish()
     assert "checkpoint.keep_best=accuracy: no metric of that name" in capsys.readouterr().out
 
 
@@ -321,7 +321,7 @@ def test_a_later_attempt_keeps_a_running_save_from_its_name(make_store: MakeStor
     run = Run(make_store(keep_last=1))
     disk.let_go.set()
     run.steps(1, 5)
-    run.saver.settle()
+    run.saver.finish()
 
     def refuse() -> None:
         raise RuntimeError("attempt 1 has begun")
@@ -329,7 +329,7 @@ def test_a_later_attempt_keeps_a_running_save_from_its_name(make_store: MakeStor
     run.saver.store.writer.before_commit = refuse
     run.saver.save_in_background(8, {"weight": run.weight})
     with pytest.raises(CheckpointError, match="attempt 1 has begun"):
-        run.saver.settle()
+        run.saver.finish()
     assert [path.name for path in run.saver.store.folder.iterdir()] == ["step-00000005"]
 
 
@@ -355,5 +355,5 @@ def test_processes_that_are_forked_while_a_save_is_written_live(make_store: Make
         for child in children:
             child.join(30)
             assert child.exitcode == 0
-        run.saver.settle()
+        run.saver.finish()
     assert run.saver.saved_step == 50

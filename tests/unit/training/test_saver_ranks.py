@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.dist
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return two_ranks_say("background_child.py", tmp_path_factory.mktemp("ranks"))
+    return two_ranks_say(Path(__file__).with_name("background_child.py"), tmp_path_factory.mktemp("ranks"))
 
 
 def test_a_slow_disk_of_one_rank_puts_the_next_save_off_on_both(said: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.unit.training.ranks import child_environment
 
 CHILD = Path(__file__).with_name("skewed_child.py")
 
@@ -24,7 +25,7 @@ def test_ranks_agree_whenever_the_signals_come(tmp_path: Path, num_stops: int) -
         command = [sys.executable, str(CHILD), str(rank), str(tmp_path), str(seed)]
         with (tmp_path / f"rank-{rank}.log").open("w") as log:
             command.append(str(num_stops))
-            ranks.append(warm.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+            ranks.append(warm.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=child_environment()))
     try:
         codes = [rank.wait(timeout=200 + 4 * num_stops) for rank in ranks]
     finally:

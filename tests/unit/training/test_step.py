@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,9 +9,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import set_precision
-
-sys.path.insert(0, str(Path(__file__).parent))
-from step_builders import batches_of, build_step
+from tests.unit.training.step_builders import batches_of, build_step
 
 
 def _weights(grad_accum_steps: int, num_steps: int = 5) -> torch.Tensor:

@@ -12,9 +12,8 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from tests import warm
-
-sys.path.insert(0, str(Path(__file__).parent))
-from step_builders import batches_of, build_step
+from tests.unit.training.ranks import child_environment
+from tests.unit.training.step_builders import batches_of, build_step
 
 pytestmark = pytest.mark.dist
 CHILD = Path(__file__).with_name("step_child.py")
@@ -24,7 +23,10 @@ CHILD = Path(__file__).with_name("step_child.py")
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder, world_size = tmp_path_factory.mktemp("ranks"), request.param
     words = [sys.executable, str(CHILD)]
-    ranks = [warm.Popen([*words, str(rank), str(world_size), str(folder)]) for rank in range(world_size)]
+    ranks = [
+        warm.Popen([*words, str(rank), str(world_size), str(folder)], env=child_environment())
+        for rank in range(world_size)
+    ]
     try:
         assert [rank.wait(timeout=120) for rank in ranks] == [0] * world_size
     finally:

@@ -21,7 +21,7 @@ from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 
 
 def config_of(*words: str) -> TrainConfig:
@@ -61,7 +61,7 @@ def train_here(
     run = RunContext(
         paths=paths, env=read_rank_env({}), group=group, stop=stop, attempt=attempt, num_steps=config.train.num_steps,
         store=CheckpointStore(paths.checkpoints, group=group, keep_last=2, attempt=attempt), seed=config.seed,
-        saves=SavePlan(config.checkpoint.every_steps), contract=ResumeContract.of(config, group), beat=beat,
+        saves=SaveTimer(config.checkpoint.every_steps), contract=ResumeContract.of(config, group), beat=beat,
         is_asynchronous=False, max_no_progress=10,
     )  # fmt: skip
     torch.use_deterministic_algorithms(config.train.deterministic)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_end import leave
 
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
@@ -22,8 +21,9 @@ from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
+from tests.unit.training.rank_end import leave
 
 
 class StopAt(StopFlag):
@@ -72,7 +72,7 @@ def play(config: TrainConfig, folder: Path, group: RankGroup, attempt: int, stop
         )  # fmt: skip
     run = Run(
         paths=paths, env=env, group=group, stop=stop, attempt=attempt, num_steps=config.train.num_steps,
-        seed=config.seed, saves=SavePlan(config.checkpoint.every_steps), is_asynchronous=False,
+        seed=config.seed, saves=SaveTimer(config.checkpoint.every_steps), is_asynchronous=False,
         store=CheckpointStore(paths.checkpoints, group=group, keep_last=9, attempt=attempt),
     )  # fmt: skip
     stop.run, stop.step = run, stop_at

@@ -18,7 +18,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Attempt, Journal
 from hpc_trainer.state.submissions import read_submissions
-from hpc_trainer.training.save_plan import DEADLINE
+from hpc_trainer.training.save_timer import DEADLINE
 from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_spec

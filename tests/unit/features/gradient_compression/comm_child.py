@@ -27,8 +27,8 @@ from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Batch, Stepper
+from tests.unit.training.parallel.shard_builders import start_group
 from tests.unit.training.rank_end import leave
-from tests.unit.training.shard_builders import start_group
 
 NUM_STEPS, WISH, BATCH = 8, 4, 8
 START = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from tests.unit.training import mesh_builders
+from tests.unit.training.parallel import mesh_builders
 
 # Name -> (ranks, how they share the work).
 KINDS: dict[str, tuple[int, ParallelConfig]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from hpc_trainer.config.schema.optim import LionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.lion import ability as lion
 from hpc_trainer.features.lion.ability import Lion
-from hpc_trainer.features.memory_estimate.estimate import estimate
-from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
+from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
+from tests.unit.features.optimizer_checks import give_gradients, goes_on_from_what_was_saved
 from tests.unit.training.built_parts import optimizer_of
 
 RATES = (0.02, 0.01, 0.005, 0.02)
@@ -27,12 +26,6 @@ RATES = (0.02, 0.01, 0.005, 0.02)
 def _model() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.LayerNorm(11), nn.Linear(11, 5))
-
-
-def _give_gradients(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for weight in model.parameters():
-        weight.grad = torch.randn(weight.shape, generator=generator)
 
 
 def _built(model: nn.Module, **values: Any) -> Lion:
@@ -62,7 +55,7 @@ def test_updates_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     gradients: list[list[torch.Tensor]] = []
     for step, rate in enumerate(RATES):
-        _give_gradients(model, step)
+        give_gradients(model, step)
         gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
         set_learning_rate(optimizer, rate)
         optimizer.step()
@@ -92,8 +85,8 @@ def test_a_step_that_the_device_calls_bad_changes_no_bit(first: bool) -> None:
     model, twin = _model(), _model()
     optimizer, plain = _built(model), _built(twin)
     for bad, seed in ((first, 1), (not first, 2), (False, 3)):
-        _give_gradients(model, seed)
-        _give_gradients(twin, seed)
+        give_gradients(model, seed)
+        give_gradients(twin, seed)
         if bad:
             for weight in model.parameters():
                 assert weight.grad is not None
@@ -127,21 +120,8 @@ def test_a_loss_scaler_may_leave_the_division_to_it() -> None:
 
 
 def test_a_fresh_one_goes_on_from_what_was_saved() -> None:
-    model, other = _model(), _model()
-    optimizer, loaded = _built(model), _built(other)
-    for step in range(3):
-        _give_gradients(model, step)
-        optimizer.step()
-    _give_gradients(other, 9)
-    loaded.step()
-    shared, own = to_trees({"model": model, "optimizer": optimizer})
-    from_trees({"model": other, "optimizer": loaded}, copy.deepcopy(shared), own)
-    for each, of in ((model, optimizer), (other, loaded)):
-        _give_gradients(each, 5)
-        of.step()
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-        assert torch.equal(optimizer.state[mine]["exp_avg"], loaded.state[theirs]["exp_avg"])
+    loaded = goes_on_from_what_was_saved(_model, _built)
+    assert all(state.keys() == {"exp_avg"} for state in loaded.state.values())
 
 
 def test_one_cycle_cycles_its_first_beta() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.features.lion.lion_ways import KINDS
-from tests.unit.training.test_reshard_ranks import run_child, said_by
+from tests.unit.training.ranks import run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 

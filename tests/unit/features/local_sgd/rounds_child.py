@@ -27,8 +27,8 @@ from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.training.built_parts import building_of
+from tests.unit.training.parallel.shard_builders import start_group
 from tests.unit.training.rank_end import leave
-from tests.unit.training.shard_builders import start_group
 from tests.unit.training.step_builders import batches_of
 
 NUM_STEPS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from tests.unit.training import mesh_builders
+from tests.unit.training.parallel import mesh_builders
 
 FSDP = ParallelConfig(strategy=Strategy.fsdp)
 # Name -> (ranks, how they share the work).

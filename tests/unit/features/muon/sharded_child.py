@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,17 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.features.muon.sharded import ShardedMuon
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
-from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.features.muon.muon_ways import KINDS, MUON
-from tests.unit.training import mesh_builders, shard_builders
+from tests.unit.features.optimizer_checks import load, play, save
 from tests.unit.training.built_parts import optimizer_of
-from tests.unit.training.given_gradients import give_gradients, one_rank
-from tests.unit.training.mesh_step_child import whole
-from tests.unit.training.reshard_child import on_ranks
+from tests.unit.training.optim.given_gradients import give_gradients, one_rank
+from tests.unit.training.parallel import mesh_builders, shard_builders
+from tests.unit.training.parallel.mesh_step_child import whole
 
 NUM_STEPS, SAVED_STEP = 5, 5
 LAYOUTS = [
@@ -58,9 +55,7 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
         norms.append(result.grad_norm.item())
     weights = {name: whole(weight).flatten().tolist() for name, weight in state.model.named_parameters()}
     state.more.clear()  # of one kind in two: the others load what is saved
-    shared, own = to_trees(state.objects())
-    store = CheckpointStore(folder / f"saved-{kind}", group=group, keep_last=1, attempt=0)
-    store.save(SAVED_STEP, replicated=shared, per_rank=own, meta={})
+    save(state, SAVED_STEP, folder, kind, group)
     saved = shard_builders.digests(state, group)["shared"]
     return {"losses": losses, "norms": norms, "weights": weights, "saved": saved}
 
@@ -156,48 +151,39 @@ def exchange(group: RankGroup) -> dict[str, Any]:
     return {"wrong": wrong, "num_seen": len(seen), "num_weights": len(weights)}
 
 
-def load(kind: str, source: str, folder: Path, group: RankGroup) -> Any:
+def loaded(kind: str, source: str, folder: Path, group: RankGroup) -> Any:
     """The state as it was loaded, into a model with other weights; and the losses of two steps on from there."""
     state, stepper, mesh = build(kind, group, seed=77)
     state.more.clear()
     stepper.after_update = ()
-    store = CheckpointStore(folder / f"saved-{source}", group=group, keep_last=1, attempt=0)
-    info = store.newest_valid()
-    assert info is not None
-    store.load(info, partial(from_trees, state.objects(), is_same_world=False))
+    load(state, folder, source, group)
     found = shard_builders.digests(state, group)["shared"]
     batches = mesh_builders.batches_of(mesh, 2)
     losses = [stepper.step(state, batches, lr=0.01, wish_to_stop=False).mean_loss(group) for _ in range(2)]
     return {"found": found, "losses": losses}
 
 
+def tell(kind: str, folder: Path, group: RankGroup) -> dict[str, Any]:
+    said: dict[str, Any] = {"steps": steps(kind, group, folder), "overflow": overflow(kind, group)}
+    state, _, _ = build(kind, group)
+    said |= {"bits": bits(state), "work": work(state)}
+    if kind in shard_builders.KINDS:  # rows that do not divide by the ranks, tied and frozen weights
+        hard, _ = shard_builders.build(kind, group, seed=5, has_norm=False, optim=MUON)
+        said["hard"] = bits(hard)
+    exchanged = folder / f"exchange-{group.rank}.json"
+    if group.world_size == 4 and not exchanged.exists():
+        exchanged.write_text(json.dumps(exchange(group)))
+    return said
+
+
 def main(folder: Path, kinds: list[str]) -> None:
-    torch.set_num_threads(1)
-    by_world: dict[int, list[str]] = {}
-    for kind in kinds:
-        by_world.setdefault(KINDS[kind][0], []).append(kind)
-
-    def act(group: RankGroup) -> None:
-        for kind in by_world[group.world_size]:
-            said: dict[str, Any] = {"steps": steps(kind, group, folder), "overflow": overflow(kind, group)}
-            state, _, _ = build(kind, group)
-            said |= {"bits": bits(state), "work": work(state)}
-            if kind in shard_builders.KINDS:  # rows that do not divide by the ranks, tied and frozen weights
-                hard, _ = shard_builders.build(kind, group, seed=5, has_norm=False, optim=MUON)
-                said["hard"] = bits(hard)
-            (folder / f"{kind}-{group.rank}.json").write_text(json.dumps(said))
-        if group.world_size == 4:
-            (folder / f"exchange-{group.rank}.json").write_text(json.dumps(exchange(group)))
-
-    def load_all(group: RankGroup) -> None:
-        for kind in by_world[group.world_size]:
-            said = {source: load(kind, source, folder, group) for source in kinds}
-            if group.is_rank_zero:
-                (folder / f"loaded-{kind}.json").write_text(json.dumps(said))
-
-    for action in (act, load_all):
-        for world_size in by_world:
-            on_ranks(world_size, folder, action)
+    play(
+        folder,
+        kinds,
+        KINDS,
+        lambda kind, group: tell(kind, folder, group),
+        lambda kind, source, group: loaded(kind, source, folder, group),
+    )
 
 
 if __name__ == "__main__":

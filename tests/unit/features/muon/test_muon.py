@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +14,9 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.muon import MuonWithAdamw, split_weights
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
-from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import set_learning_rate
-from hpc_trainer.training.optim.skip_step import step_unless
+from hpc_trainer.training.optim.skip import step_unless
+from tests.unit.features.optimizer_checks import give_gradients, goes_on_from_what_was_saved
 from tests.unit.training.built_parts import optimizer_of
 
 _HIDDEN = ("attention.query_key_value", "attention.out", "mlp_in", "mlp_out")
@@ -31,12 +30,6 @@ def _gpt() -> Gpt:
 def _mlp() -> Mlp:
     torch.manual_seed(3)
     return Mlp(MlpConfig(hidden_dim=12, dropout=0.0), input_shape=(1, 4, 4), num_classes=5)
-
-
-def _give_gradients(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for weight in model.parameters():
-        weight.grad = torch.randn(weight.shape, generator=generator)
 
 
 def _built(model: nn.Module, **values: object) -> MuonWithAdamw:
@@ -103,8 +96,8 @@ def test_updates_are_those_of_torchs_two(scale: MuonScale) -> None:
     vectors = {"params": [each for each in others if each.ndim == 1], "weight_decay": 0.0}
     adamw = torch.optim.AdamW([matrices, vectors], betas=(0.9, 0.95), fused=True)
     for step, share in enumerate((1.0, 0.5, 0.25)):
-        _give_gradients(model, step)
-        _give_gradients(twin, step)
+        give_gradients(model, step)
+        give_gradients(twin, step)
         set_learning_rate(optimizer, 0.02 * share)
         set_learning_rate(muon, 0.02 * share)
         set_learning_rate(adamw, 0.02 * share * (0.003 / 0.02))
@@ -115,24 +108,7 @@ def test_updates_are_those_of_torchs_two(scale: MuonScale) -> None:
 
 
 def test_a_fresh_one_goes_on_from_what_was_saved() -> None:
-    """Through the trees of a checkpoint, into a model and an optimizer that have made steps of their own."""
-    model, other = _gpt(), _gpt()
-    optimizer, loaded = _built(model), _built(other)
-    for step in range(3):
-        _give_gradients(model, step)
-        optimizer.step()
-    _give_gradients(other, 9)
-    loaded.step()
-    shared, own = to_trees({"model": model, "optimizer": optimizer})
-    from_trees({"model": other, "optimizer": loaded}, copy.deepcopy(shared), own)
-    for each, of in ((model, optimizer), (other, loaded)):
-        _give_gradients(each, 5)
-        set_learning_rate(of, 0.01)
-        of.step()
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-        for key, value in optimizer.state[mine].items():
-            assert torch.equal(value, loaded.state[theirs][key])
+    loaded = goes_on_from_what_was_saved(_gpt, _built)
     assert loaded.muon.state is loaded.state is loaded.adamw.state
 
 
@@ -142,8 +118,8 @@ def test_a_step_that_the_device_calls_bad_changes_no_bit(first: bool) -> None:
     model, twin = _gpt(), _gpt()
     optimizer, plain = _built(model), _built(twin)
     for bad, seed in ((first, 1), (not first, 2), (False, 3)):
-        _give_gradients(model, seed)
-        _give_gradients(twin, seed)
+        give_gradients(model, seed)
+        give_gradients(twin, seed)
         if bad:
             for weight in model.parameters():
                 assert weight.grad is not None

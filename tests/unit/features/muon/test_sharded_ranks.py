@@ -14,7 +14,7 @@ from torch import nn
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon import sharded as sharded_muon
 from tests.unit.features.muon.muon_ways import KINDS
-from tests.unit.training.test_reshard_ranks import has_long, run_child, said_by
+from tests.unit.training.ranks import has_long, run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
 Said = dict[str, list[dict[str, Any]]]

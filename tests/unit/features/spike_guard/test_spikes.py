@@ -123,7 +123,7 @@ def test_what_counted_before_a_rollback_counts_on() -> None:
     guard.offset, guard.rollbacks = 5, 1
     before = guard.counts
     guard.load_state_dict(saved)
-    guard.went_back(before, trouble, 6)
+    guard.rolled_back(before, trouble, 6)
     assert (guard.rollbacks, guard.offset, guard.trouble) == (2, 7, None)
 
 

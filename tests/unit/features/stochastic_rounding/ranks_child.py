@@ -24,10 +24,10 @@ from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
 from tests.unit.features.stochastic_rounding.ways import KINDS
 from tests.unit.training.built_parts import building_of
-from tests.unit.training.given_gradients import give_gradients
-from tests.unit.training.mesh_step_child import whole
-from tests.unit.training.reshard_child import on_ranks
-from tests.unit.training.shard_builders import Hard
+from tests.unit.training.checkpoint.reshard_child import on_ranks
+from tests.unit.training.optim.given_gradients import give_gradients
+from tests.unit.training.parallel.mesh_step_child import whole
+from tests.unit.training.parallel.shard_builders import Hard
 
 
 def build(parallel: ParallelConfig, group: RankGroup) -> tuple[TrainState, Stepper]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.features.stochastic_rounding.ways import KINDS
-from tests.unit.training.test_reshard_ranks import run_child, said_by
+from tests.unit.training.ranks import run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 Said = dict[str, list[dict[str, Any]]]

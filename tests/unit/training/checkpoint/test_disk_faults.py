@@ -16,8 +16,8 @@ from hpc_trainer.errors import StorageError
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from tests.unit.training import crash
-from tests.unit.training.disk import Disk
+from tests.unit.training.checkpoint import crash
+from tests.unit.training.checkpoint.disk import Disk
 from tests.unit.training.world_child import compose, play
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -1,0 +1,11 @@
+"""`optim=custom`: any optimizer that a person names; its rules are those of config/rules/custom_optim.py."""
+
+from hpc_trainer.config.table.feature import Feature
+
+FEATURE = Feature(
+    on="optim=custom",
+    off="optim=adamw",
+    example="optim=custom optim._target_=torch.optim.RAdam",
+    after=("local_sgd", "logical_ranks", "pipeline", "tensor_parallel"),
+    before=("profile", "zero1"),
+)

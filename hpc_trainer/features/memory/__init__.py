@@ -1,0 +1,31 @@
+"""What a step needs of memory: told before there is a GPU (`plan --memory`), and the largest micro-batch that fits.
+
+The choice `train.micro_batch_size=auto` turns the search on. It asks the estimate for what is not there yet.
+"""
+
+from collections.abc import Iterator
+
+from hpc_trainer.config.checks import between
+from hpc_trainer.config.schema.train import AUTO, TrainConfig
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    train = config.train
+    yield from between("train.memory_margin", train.memory_margin, 0, 1, high_open=True)
+    if isinstance(train.micro_batch_size, str) and not train.is_batch_auto:
+        yield f"train.micro_batch_size={train.micro_batch_size!r} must be a number ≥ 1, auto or null. Use {AUTO}."
+
+
+FEATURE = Feature(
+    on="train.micro_batch_size=auto",
+    example="train.micro_batch_size=auto",
+    excludes=(
+        Row("train.grad_accum_steps", "it finds that too"),
+        Row("train.logical_ranks", "those promise the same bits on any hardware, and what fits depends on it"),
+        OF_SHARED_LOOP,
+        Row("parallel.tensor_parallel", "it tries the whole model on one rank"),
+        Row("hardware.device=mps|xla", "nobody counts the memory of such a device"),
+    ),
+    problems=_problems,
+)

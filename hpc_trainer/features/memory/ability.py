@@ -1,0 +1,27 @@
+"""The sizes that were found, in place of those that were given."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hpc_trainer.features.memory.search import find_sizes
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.parallel.share import VotingLoss
+
+_NOTE = "the figures are of two samples, and the run takes as many as fit"
+
+
+class AutoBatchAbility(Ability):
+    def sizes(self, sizes: BatchSizes, loss: VotingLoss, building: Building) -> BatchSizes:
+        """Collective. An estimate, which has no memory to try, takes as many samples for an evaluation."""
+        if building.run is None:
+            return dataclasses.replace(sizes, eval_batch_size=sizes.micro_batch_size)
+        return find_sizes(loss, building)
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        held.note = held.note or f"train.micro_batch_size=auto: {_NOTE}"
+
+
+ABILITY = AutoBatchAbility

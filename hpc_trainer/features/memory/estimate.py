@@ -1,0 +1,272 @@
+"""What a step needs of a GPU's memory, found without one: the step runs on tensors that have shapes and no content.
+
+    python -m hpc_trainer.features.memory.estimate < frozen-configurations.jsonl    a line of JSON for each
+
+torch's FakeTensorMode allocates nothing, so a model of any size takes a second or some. Counted are weights, gradients,
+optimizer state, averaged weights, the batch, and what a forward and a backward pass hold at their peak, which with a
+large vocabulary is in the backward pass of the loss; not the CUDA context, workspaces of kernels, and what the
+allocator cannot use. The step is the eager one: what the compiler fuses away is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
+from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.mesh import mesh_shape
+from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
+from hpc_trainer.training.ability import Building
+from hpc_trainer.training.build import build_dataset, build_loss, make_optimizer
+from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.hooks import abilities
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.parallel.fully_sharded import blocks, bytes_added_up, bytes_gathered
+from hpc_trainer.training.parallel.mesh import Mesh
+from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.tensors import num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes on one rank; `checkpoint` is that of a whole checkpoint. `micro_batch_size`: what it was found for."""
+
+    micro_batch_size: int
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+    gathered: int
+    """FSDP: weights that are whole at a time, those of the two largest blocks and all that belong to none; or all of
+    them, without reshard_after_forward. In param_dtype."""
+    checkpoint: int
+    update: int = 0
+    """What the optimizer's step makes besides (Muon's matrices; copies by which a bad step is put back), as
+    far as that is more than activations and gathered weights, which are gone by then."""
+    communication: int = 0
+    """What ranks keep for what they send: PowerSGD's errors, compressed gradients, DiLoCo's weights and momenta."""
+    evaluation: int = 0
+    """What a batch of an evaluation needs, as far as that is more than gradients, activations and update, which are
+    gone by then. Of a pipeline it is not known."""
+    host: int = 0
+    """Of optimizer state that is in host memory (optim.offload)."""
+    num_evaluated_parts: int = 1
+    """Of an evaluation's samples a rank takes one of so many parts."""
+    note: str | None = None
+    """What is a guess, and why."""
+
+
+def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEstimate:
+    """Runs one micro-batch and one update without memory. `config` is validated, `dataset` its training samples.
+
+    Of a size that is still to be found it is what two samples take. Of pipeline stages the largest counts.
+
+    Raises:
+        HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
+    """
+    shape = mesh_shape(config.parallel, config.hardware.world_size)
+    dataset = dataset or build_dataset(config, "train")
+    samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
+    firsts = range(0, shape.world_size, shape.world_size // shape.pp)  # of each stage the first rank
+    found = [_on_rank(config, dataset, samples, Mesh(shape=shape, rank=rank)) for rank in firsts]
+    seen: set[str] = set()
+    checkpoint = 0
+    for each, sizes in found:
+        new = sum(size for name, size in sizes.items() if name not in seen)
+        checkpoint += int(each.checkpoint * (new / max(1, sum(sizes.values()))))
+        seen |= sizes.keys()
+    largest = max((each for each, _ in found), key=_total)
+    return dataclasses.replace(largest, checkpoint=checkpoint)
+
+
+def _total(found: MemoryEstimate) -> int:
+    parts = (found.weights, found.gradients, found.optimizer, found.average, found.gathered)
+    return sum(parts) + found.activations + found.update
+
+
+def _on_rank(
+    config: TrainConfig, dataset: MapDataset, samples: Sequence[torch.Tensor], mesh: Mesh
+) -> tuple[MemoryEstimate, dict[str, int]]:
+    """(of one rank, bytes of its model's tensors by name)."""
+    building = _building(config, dataset, samples, mesh)
+    micro = config.train.given_micro_batch_size or 2  # batch norm takes no single sample
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        trial: nn.Module
+        batch: Sequence[torch.Tensor] = [torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples]
+        loss, decays = build_loss(building)
+        optimizer = make_optimizer(building, loss.model, decays)
+        trial = loss
+        for each in building.abilities:
+            trial, batch = each.trial(trial, batch, building)
+        found = measure(config, trial, batch, building.shares, mesh.shape.dp_shard)
+        made, guess = _update(config, optimizer)
+    held = _held(building, loss.model, optimizer, found, num_bytes(batch), made, guess)
+    for each in building.abilities:
+        each.memory(held, building)
+    there = held.trained // held.num_parts + held.optimizer_here
+    is_put_back = held.is_put_back and not held.is_skipped_by_scaler
+    return MemoryEstimate(
+        micro_batch_size=micro,
+        communication=held.communication,
+        host=held.host,
+        weights=held.weights // held.num_parts + held.buffers,
+        gradients=held.gradients,
+        optimizer=held.optimizer_here,
+        average=held.average,
+        activations=held.activations,
+        gathered=held.gathered,
+        update=max(0, held.made + there * is_put_back - held.activations - held.gathered),
+        checkpoint=held.checkpoint,
+        num_evaluated_parts=held.num_evaluated_parts,
+        note=held.note,
+    ), {name: each.nbytes for name, each in loss.model.state_dict().items()}
+
+
+def _building(config: TrainConfig, dataset: MapDataset, samples: Sequence[torch.Tensor], mesh: Mesh) -> Building:
+    return Building(
+        config=config, device=torch.device("cpu"), dataset=dataset, samples=samples, mesh=mesh,
+        abilities=abilities(config),
+    )  # fmt: skip
+
+
+def _held(
+    building: Building, model: nn.Module, optimizer: torch.optim.Optimizer, found: PassBytes, batch: int, made: int,
+    guess: str | None,
+) -> RankMemory:  # fmt: skip
+    """Without features. `made`: by a step, of the whole model; `guess`: why its moments are one."""
+    config, shape, shares = building.config, building.mesh.shape, building.shares
+    train, parallel = config.train, config.parallel
+    weights, buffers = shares.num_bytes(model.parameters()), num_bytes(model.buffers())
+    trained = shares.num_bytes(weight for weight in model.parameters() if weight.requires_grad)
+    sizes = sorted((shares.num_bytes(block.parameters()) for block in blocks(model)), reverse=True)
+    of_all = _bytes_of_moments(model, optimizer, is_guess=guess is not None)
+    whole = sum(sizes[:2]) + weights - sum(sizes) if parallel.reshard_after_forward else weights
+    return RankMemory(
+        model=model,
+        optimizer=optimizer,
+        shares=shares,
+        num_parts=shape.dp_shard,
+        note=guess,
+        blocks=sizes,
+        weights=weights,
+        buffers=buffers,
+        trained=trained,
+        moments=sum(size // shares.share_of(weight) for weight, size in of_all.items()),
+        all_moments=sum(of_all.values()),
+        moment_parts=shape.dp_shard,
+        # While gradients are accumulated FSDP keeps them whole.
+        gradients=trained // shape.dp_shard if train.grad_accum_steps == 1 else bytes_added_up(trained, config),
+        has_gradients=holds_gradients(config, train.grad_accum_steps),
+        kept=found.kept,
+        peak=found.peak,
+        growing=found.growing,
+        batch=batch,
+        gathered=bytes_gathered(whole, config) if parallel.strategy is Strategy.fsdp else 0,
+        made=made // shape.dp_shard,
+        is_skipped_by_scaler=config.precision.compute_dtype is Dtype.fp16,
+        checkpoint=num_bytes(model.parameters()) + buffers * (shape.world_size // shape.pp) + sum(of_all.values()),
+        num_evaluated_parts=shape.num_data_ranks,
+    )
+
+
+def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimate:
+    """`found` with what its evaluations need.
+
+    Raises: as `estimate`.
+    """
+    shape = mesh_shape(config.parallel, config.hardware.world_size)
+    if shape.pp > 1:
+        return found
+    dataset = build_dataset(config, "eval")
+    samples = dataset.__getitems__(range(1))
+    building = _building(config, dataset, samples, Mesh(shape=shape, rank=0))
+    building.eval_set = dataset
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        loss, _ = build_loss(building)
+    sizes = BatchSizes.of(found.micro_batch_size, config.train.grad_accum_steps or 1)
+    for each in building.abilities:
+        sizes = each.sizes(sizes, loss, building)
+    size = min(sizes.eval_batch_size, -(-len(dataset) // found.num_evaluated_parts))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs, targets = (torch.empty((size, *each.shape[1:]), dtype=each.dtype) for each in samples)
+        model = loss.model.eval()
+        with as_gathered(config, model, [inputs]) as (cast,):
+            known = [*model.parameters(), *model.buffers(), cast, targets]
+            with LiveBytes(known, building.shares) as live, torch.no_grad(), autocast(config.precision, "cpu"):
+                logits = model(cast).flatten(0, -2)
+                functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+    gone = found.activations + found.update + (0 if has_buckets(config) else found.gradients)
+    return dataclasses.replace(found, evaluation=max(0, live.peak + num_bytes([inputs, targets]) - gone))
+
+
+def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int, str | None]:
+    """Steps with the gradients that are there, for the state that the optimizer makes in its first one.
+
+    Returns:
+        What the next step makes besides, bytes of the whole model; and why there is no state, if it needs numbers.
+    """
+    try:
+        optimizer.step()
+    except DataDependentOutputException:
+        return 0, f"optimizer is a guess (two moments): {type(optimizer).__name__} looks at numbers in its first step"
+    if config.hardware.device_type == "cuda":
+        for group in optimizer.param_groups:
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True  # as torch chooses on a GPU: temporaries of all weights at a time
+    inner = getattr(optimizer, "optim", optimizer)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    there = [*weights, *(weight.grad for weight in weights), *tree_leaves(list(inner.state.values()))]
+    known = [each for each in there if isinstance(each, torch.Tensor)]
+    with contextlib.suppress(DataDependentOutputException), LiveBytes(known) as live:
+        optimizer.step()
+        return live.peak, None
+    return 0, None
+
+
+def _bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer, *, is_guess: bool) -> dict[torch.Tensor, int]:
+    """Of each weight's state after `update`, whole; of two moments, if that could not tell (`is_guess`)."""
+    if is_guess:
+        return {weight: 2 * num_bytes([weight]) for weight in model.parameters() if weight.requires_grad}
+    return {
+        weight: num_bytes(each for each in state.values() if isinstance(each, torch.Tensor))
+        for weight, state in optimizer.state.items()
+    }
+
+
+def main() -> None:
+    """Reads configurations and prints estimates, or {"error": ..}, a line each."""
+    for line in sys.stdin:
+        print(json.dumps(_answer(line)), flush=True)
+
+
+def _answer(line: str) -> dict[str, Any]:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # a person's own model may print
+            config = from_plain(json.loads(line))
+            mesh = Mesh(shape=mesh_shape(config.parallel, config.hardware.world_size), rank=0)
+            for each in abilities(config):
+                each.begin(mesh, None)
+            return asdict(with_evaluation(config, estimate(config)))
+    except Exception as error:  # a person's own code may raise anything, and the other configurations want an answer
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""`train.micro_batch_size=auto`: the largest micro-batch that every rank's memory holds.
+
+Sizes are tried on the bare model, before DDP, FSDP or the compiler see it, so a trial has no collective in it: a rank
+whose memory ends in the middle of a backward pass is late for nothing. After each trial all ranks tell how theirs went,
+and a size counts if it fits on all of them. A trial is a forward and a backward pass; the optimizer's state, which is
+not there yet, is added as torch's fake tensors count it. Nothing is left of a trial: gradients, buffers and random
+states are as they were, and the run has the bits of one that was given the size.
+
+A size is searched for once: it stands in the run's journal, and every later attempt takes it from there, unless the
+number of ranks or the kind of device is another one, or memory ended all the same: then a smaller one is looked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.batch import divisors
+from hpc_trainer.config.held_gradients import holds_gradients
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.errors import ConfigError, TooLargeError
+from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
+from hpc_trainer.runs.states import OUT_OF_MEMORY
+from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.training.ability import Building
+from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
+from hpc_trainer.training.data.loader import train_batches
+from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.hooks import overridden
+from hpc_trainer.training.parallel.share import VotingLoss
+from hpc_trainer.training.precision.formats import autocast
+from hpc_trainer.training.rng import rng_state, set_rng_state
+from hpc_trainer.training.tensors import num_bytes
+
+if TYPE_CHECKING:
+    from hpc_trainer.features.memory.estimate import MemoryEstimate
+
+_LEAST_COUNTED = 2  # batch norm takes no single sample
+_MOST_REFUSED = 3
+_FITS, _TOO_LARGE = "fits", "too large"
+
+
+def find_sizes(loss: VotingLoss, building: Building) -> BatchSizes:
+    """The sizes that this run once found, or finds now. Collective.
+
+    Args:
+        loss: model and loss on the device, bare, with blocks that recompute if they are to.
+
+    Raises:
+        TooLargeError: not even the smallest micro-batch fits on some rank.
+        ConfigError: the model's forward pass is collective by itself.
+    """
+    run, config = building.run, building.config
+    assert run is not None
+    _check_trial_is_possible(loss)
+    place = {
+        "global_batch_size": config.train.global_batch_size,
+        "world_size": run.world_size,
+        "devices": sorted(set(run.group.gather(device_name(run.device)))),
+    }
+    known = run.group.broadcast(_recorded(run, place) if run.is_rank_zero else None)
+    found = known.get("found")
+    sizes = _sizes(found) if found else _find(loss, building, place, known.get("below"))
+    run.describe(fit={"micro_batch_size": sizes.micro_batch_size, "grad_accum_steps": sizes.grad_accum_steps})
+    return sizes
+
+
+def _check_trial_is_possible(loss: nn.Module) -> None:
+    for name, module in loss.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"train.micro_batch_size=auto tries sizes on each rank by itself, and {name} (SyncBatchNorm) waits for "
+                "the other ranks in its forward pass. Use a number."
+            )
+
+
+def _recorded(run: RunContext, place: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's part: {"found": ..}, or {"below": size} if that was too large after all, or {}."""
+    journal = Journal(run.paths)
+    here = [each for each in journal.fits() if all(each[1].get(key) == value for key, value in place.items())]
+    if not here:
+        return {}
+    attempt, found = here[-1]
+    ended = [each.cause for each in journal.read() if each.attempt >= attempt]
+    return {"below": found["micro_batch_size"]} if OUT_OF_MEMORY in ended else {"found": found}
+
+
+def _sizes(found: dict[str, Any]) -> BatchSizes:
+    return BatchSizes(**{each.name: int(found[each.name]) for each in dataclasses.fields(BatchSizes)})
+
+
+def _find(loss: VotingLoss, building: Building, place: dict[str, Any], below: int | None) -> BatchSizes:
+    """Searches, and records what was found. Collective."""
+    run, config = building.run, building.config
+    assert run is not None
+    share = config.train.global_batch_size // run.world_size
+    choice = divisors(share)
+    if below is not None:
+        choice = [size for size in choice if size < below] or choice[:1]
+    trials = Trials(
+        config=config, run=run, loss=loss, dataset=building.dataset, probe=probe_of(run.device, config.hardware),
+        prepare=overridden(building.abilities, "inputs"),
+    )  # fmt: skip
+    with trials.unseen():
+        micro = largest(choice, trials.fits)
+        # Batch norm takes no single sample; whatever else is wrong with small batches is wrong with all.
+        for least in choice[: _MOST_REFUSED - 1]:
+            if micro is None and least in trials.refusals:
+                micro = largest(choice[choice.index(least) + 1 :], trials.fits)
+        if micro is None:
+            raise trials.failure()
+        wished = max(LEAST_EVALUATED, micro)
+        evaluated = wished if trials.fits(wished, is_evaluation=True) else micro
+    sizes = BatchSizes(micro_batch_size=micro, grad_accum_steps=share // micro, eval_batch_size=evaluated)
+    if run.is_rank_zero:
+        Journal(run.paths).fit(run.attempt, {**place, **dataclasses.asdict(sizes)})
+        print(
+            f"train.micro_batch_size=auto: {micro} of the {share} samples of a rank fit ({trials.figures(micro)}); "
+            f"grad_accum_steps={sizes.grad_accum_steps}. Tried: {', '.join(map(str, sorted(trials.needs)))}."
+        )
+    return sizes
+
+
+def largest(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The largest of `sizes` (ascending) that fits, found by doubling and then by halving the distance; None: none.
+
+    What fits is taken to fit in all smaller sizes too.
+    """
+    good, bad, at = -1, len(sizes), 0
+    while bad - good > 1:
+        if fits(sizes[at]):
+            good = at
+        else:
+            bad = at
+        if bad < len(sizes):
+            at = (good + bad) // 2
+        else:
+            at = min(max(good + 1, bisect_left(sizes, 2 * sizes[good])), len(sizes) - 1)
+    return sizes[good] if good >= 0 else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Trials:
+    """Passes of one size after the other, and what all ranks made of them.
+
+    `needs`: size -> bytes that this rank needs with it, everything included, as far as that was found out. `refusals`:
+    size -> what some rank's pass raised, other than that memory was not enough.
+    """
+
+    config: TrainConfig
+    run: RunContext
+    loss: VotingLoss
+    dataset: MapDataset
+    probe: MemoryProbe
+    prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
+    needs: dict[int, int] = field(default_factory=dict)
+    refusals: dict[int, str] = field(default_factory=dict)
+    _sample: tuple[torch.Tensor, torch.Tensor] | None = None
+    _state: int = 0
+    _update: int = 0
+    _is_countable: bool = True
+    _least_too_large: int | None = None
+
+    def unseen(self) -> _Unseen:
+        """Within it trials are made; what they changed is as before after it."""
+        unseen = _Unseen(self.loss)
+        (self._state, self._update), self._sample = self._bytes_besides(), self._one_sample()
+        return unseen
+
+    def fits(self, size: int, *, is_evaluation: bool = False) -> bool:
+        """True if this size fits on all ranks. Collective; every rank comes here, however its own trial went."""
+        self.run.beat()
+        verdict = self._try(size, is_evaluation)
+        verdicts = self.run.group.gather(verdict)
+        if _TOO_LARGE in verdicts and not is_evaluation:
+            self._least_too_large = min(size, self._least_too_large or size)
+        others = sorted({each for each in verdicts if each not in (_FITS, _TOO_LARGE)})
+        if others:
+            self.refusals[size] = others[0]
+            if self.run.is_rank_zero:
+                print(f"train.micro_batch_size=auto: {size} samples cannot be used: {others[0]}")
+        return all(each == _FITS for each in verdicts)
+
+    def failure(self) -> Exception:
+        """Why no size could be used."""
+        if self._least_too_large is None:
+            return ConfigError(f"train.micro_batch_size=auto found no size that the model takes: {self.refusals}")
+        size = self._least_too_large
+        memory = {"need": self.needs.get(size), "limit": self.probe.limit(), "micro_batch_size": size}
+        return TooLargeError(
+            f"train.micro_batch_size=auto: not even {size} sample(s) fit on each rank ({self.figures(size)}).", memory
+        )
+
+    def figures(self, size: int) -> str:
+        """`12.1 of 79.2 GB, 10 % of it left free`."""
+        need = f"{self.needs[size] / 1e9:.3g}" if size in self.needs else "more than the"
+        margin = self.config.train.memory_margin
+        return f"{need} of {self.probe.limit() / 1e9:.3g} GB on this rank, {margin:.0%} to be left free"
+
+    def _try(self, size: int, is_evaluation: bool) -> str:
+        """The verdict of this rank alone. Not collective."""
+        self.probe.clear()
+        held = self.probe.held()
+        try:
+            run = (lambda: self._forward(size)) if is_evaluation else (lambda: self._pass(size))
+            passing = self.probe.measure(run, lambda: self._kept(size, is_evaluation))
+            need = held + self._state + (passing if is_evaluation else max(passing, self._update))
+            if not is_evaluation:
+                self.needs[size] = need
+            return _FITS if need <= self.probe.limit() * (1 - self.config.train.memory_margin) else _TOO_LARGE
+        except Exception as error:
+            verdict = _TOO_LARGE if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the pass
+            return verdict
+        finally:
+            for weight in self.loss.parameters():
+                weight.grad = None
+            self.probe.clear()
+
+    def _accum(self, size: int) -> int:
+        """Forward passes of a step, with this size."""
+        return max(1, self.config.train.global_batch_size // self.run.world_size // size)
+
+    def _pass(self, size: int) -> None:
+        if holds_gradients(self.config, self._accum(size)):  # a step's later passes begin with those of the earlier
+            for weight in self.loss.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        inputs, targets = self._batch(size)
+        with autocast(self.config.precision, self.run.device.type):
+            loss = self.loss(inputs, targets)
+        loss.backward()
+
+    def _forward(self, size: int) -> None:
+        modes = [(module, module.training) for module in self.loss.modules()]
+        self.loss.eval()
+        try:
+            with torch.no_grad(), autocast(self.config.precision, self.run.device.type):
+                self.loss(*self._batch(size))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _kept(self, size: int, is_evaluation: bool) -> int:
+        """Of the pass, for a device that does not count: its peak, gradients and batch included."""
+        if is_evaluation:
+            return size * num_bytes(self._batch(1))
+        trained = [weight for weight in self.loss.parameters() if weight.requires_grad]
+        found = self._estimate(size)
+        if found is not None:
+            return found.activations + max(found.gradients, num_bytes(trained))  # FSDP cuts up no trial
+        from hpc_trainer.features.memory.live_bytes import measure
+
+        batch = self._batch(size)
+        return measure(self.config, self.loss, list(batch)).peak + num_bytes(batch) + num_bytes(trained)
+
+    def _batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._sample is not None
+        inputs, targets = (
+            each.to(self.run.device).repeat(size, *[1] * (each.ndim - 1)) for each in self._sample
+        )  # fmt: skip
+        for prepare in self.prepare:
+            inputs = prepare(inputs)
+        return inputs, targets
+
+    def _one_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the loader would hand it over, augmented if it is."""
+        train, run = self.config.train, self.run
+        order = BatchOrder(len(self.dataset), train.global_batch_size, self.config.seed)
+        layout = {"rank": run.rank, "world_size": run.world_size, "num_workers": 0}
+        accum = train.global_batch_size // run.world_size
+        with train_batches(
+            self.dataset, order, first_step=0, num_steps=1, micro_batch_size=1, grad_accum_steps=accum, **layout
+        ) as batches:
+            return next(batches)
+
+    def _bytes_besides(self) -> tuple[int, int]:
+        """(what will be held besides when training goes on, what a step's update needs beside that at least).
+
+        Held are the optimizer's state, the average, and FSDP's parts for whole weights.
+        """
+        weights, buffers = num_bytes(self.loss.model.parameters()), num_bytes(self.loss.model.buffers())
+        found = self._estimate(_LEAST_COUNTED)
+        if found is not None:
+            held = found.optimizer + found.average + found.gathered + found.weights - weights - buffers
+            return held, found.gradients + found.activations + found.update if found.update else 0
+        averaged = 0 if self.config.train.ema_decay is None else weights + buffers
+        return 2 * weights + averaged, 0
+
+    def _estimate(self, size: int) -> MemoryEstimate | None:
+        """Without memory; None if the model does not run on fake tensors, as one of a person's own need not."""
+        from hpc_trainer.features.memory.estimate import (
+            estimate,  # late: it imports the loop, and fake tensors
+        )
+
+        if not self._is_countable:
+            return None
+        train = dataclasses.replace(self.config.train, micro_batch_size=size, grad_accum_steps=self._accum(size))
+        state = rng_state()
+        try:
+            return estimate(dataclasses.replace(self.config, train=train), self.dataset)
+        except Exception as error:
+            if size != _LEAST_COUNTED:
+                return None
+            self._is_countable = False
+            print(f"train.micro_batch_size=auto: two moments a weight are assumed ({type(error).__name__}: {error}).")
+            return None
+        finally:
+            set_rng_state(state)
+
+
+class _Unseen:
+    """Puts back what passes change by themselves: random states, and buffers as those of batch norm."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        self._rng = rng_state()
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
+
+    def __enter__(self) -> None:
+        """It was all noted when this was made."""
+
+    def __exit__(self, *exception: object) -> None:
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        set_rng_state(self._rng)

@@ -1,0 +1,5 @@
+"""What a rank's memory holds, in memory.json and in the log. Part of each run."""
+
+from hpc_trainer.config.table.feature import Feature
+
+FEATURE = Feature()

@@ -1,0 +1,117 @@
+"""MFU: operations of a sample, counted and by hand; the peak of a GPU; and what becomes of both in a run."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.features.mfu import ability, flops
+from hpc_trainer.features.mfu.ability import FLOPS_FAILED, MfuAbility
+from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
+from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.rng import rng_state
+from tests.unit.training.built_parts import building_of
+from tests.unit.training.world_child import compose
+
+IMAGES = torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64)
+
+
+def _at_work(monkeypatch: pytest.MonkeyPatch, *, is_rank_zero: bool = True) -> MfuAbility:
+    """On one of two GPUs whose peak is 5e10."""
+    monkeypatch.setattr(ability, "peak_flops", lambda config, device: 5e10)
+    config = TrainConfig()
+    found = MfuAbility(config)
+    run = Mock(is_rank_zero=is_rank_zero, world_size=2)
+    found.on_state(
+        Mock(),
+        torch.nn.Identity(),
+        building_of(config, run=run, dataset=SimpleNamespace(__getitems__=lambda _: IMAGES)),
+    )
+    return found
+
+
+def test_mfu_is_what_was_done_of_what_could_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def count(*_: object) -> float:
+        asked.append(1)
+        return 1e9
+
+    monkeypatch.setattr(ability, "flops_per_sample", count)
+    mfu = _at_work(monkeypatch)
+    for step in (1, 2):
+        mfu.logged(step, values := {"samples_per_s": 20.0})
+        assert values["mfu"] == pytest.approx(20 * 1e9 / 1e11)
+    assert asked == [1]
+    _at_work(monkeypatch, is_rank_zero=False).logged(1, values := {"samples_per_s": 20.0})
+    assert "mfu" not in values, "rank 0 logs"
+
+
+def test_a_model_that_cannot_be_counted_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count(*_: object) -> float:
+        raise ValueError("numbers wanted")
+
+    monkeypatch.setattr(ability, "flops_per_sample", count)
+    mfu = _at_work(monkeypatch)
+    for step in (1, 2):
+        mfu.logged(step, values := {"samples_per_s": 20.0})
+        assert "mfu" not in values
+    output = capsys.readouterr().out
+    assert output.count(FLOPS_FAILED) == 1
+    assert "numbers wanted" in output
+
+
+def _counted(words: list[str]) -> tuple[TrainConfig, float]:
+    config = compose(words, 1)
+    dataset = build_dataset(config, "train")
+    before = rng_state()
+    found = flops_per_sample(lambda: build_model(config, dataset), dataset.__getitems__(range(1)))
+    after = rng_state()
+    assert torch.equal(before["torch"], after["torch"])
+    assert torch.equal(before["python"]["words"], after["python"]["words"])
+    return config, found
+
+
+def test_a_perceptron_by_hand() -> None:
+    _, found = _counted(["experiment=digits", "model=mlp", "model.hidden_dim=32", "model.num_layers=2"])
+    # Forward, and backward twice as much; nobody wants the gradient of the pixels.
+    assert found == 2 * 64 * 32 * 2 + 2 * (32 * 32 + 32 * 10) * 3
+
+
+def test_a_transformer_by_hand() -> None:
+    words = ["experiment=gpt_bytes", "model.num_layers=2", "model.embed_dim=32", "data.seq_len=24",
+             "train.recompute=full", "precision=bf16"]  # fmt: skip
+    _, found = _counted(words)
+    # 6 N + 12 L d T a token (Chowdhery et al. 2022, appendix B), whatever is computed again.
+    assert found == 24 * (6 * (12 * 2 * 32 * 32 + 256 * 32) + 12 * 2 * 32 * 24)
+
+
+class Told(torch.nn.Module):
+    """Says itself what it costs."""
+
+    def flops_per_sample(self) -> float:
+        return 123.0
+
+
+def test_a_model_may_tell_its_own_figure() -> None:
+    assert flops_per_sample(Told, IMAGES) == 123.0
+
+
+def test_a_peak_is_the_gpus_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["experiment=digits", "precision=bf16"], 1)
+    config.hardware.gpu_type = "a100"
+    assert peak_flops(config, torch.device("cpu")) is None
+    names = itertools.chain(["NVIDIA H100 PCIe"], itertools.repeat("Graphics Device"))
+    monkeypatch.setattr(flops.torch.cuda, "get_device_name", lambda device: next(names))
+    gpu = torch.device("cuda", 0)
+    assert peak_flops(config, gpu) == 756e12
+    assert peak_flops(config, gpu) == 312e12  # the profile's, where CUDA's name says nothing
+    config.hardware.gpu_type = None
+    assert peak_flops(config, gpu) is None

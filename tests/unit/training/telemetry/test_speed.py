@@ -1,0 +1,142 @@
+"""Figures of speed: from clocks alone, the wait for data among them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training import build
+from hpc_trainer.training.ability import Ability
+from hpc_trainer.training.data.loader import BatchIterator
+from hpc_trainer.training.telemetry import speed
+from hpc_trainer.training.telemetry.speed import Speed
+from tests.unit.training.world_child import compose, play
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+IMAGES = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+TEXT = torch.zeros(4, 32, dtype=torch.int64), torch.zeros(4, 32, dtype=torch.int64)
+
+
+class Clock:
+    """Stands where code says `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(speed, "time", clock)
+    monkeypatch.setattr("hpc_trainer.training.data.loader.time", clock)
+    return clock
+
+
+def _batches(batch: Batch, clock: Clock, wait_s: float) -> BatchIterator:
+    def make() -> Iterator[Batch]:
+        while True:
+            clock.now += wait_s
+            yield batch
+
+    return BatchIterator(make(), [])
+
+
+def test_figures_are_of_the_steps_since_the_last(clock: Clock) -> None:
+    batches = _batches(IMAGES, clock, wait_s=0.02)
+    seen = Speed(10, batches, batch_size=64)
+    for _ in range(5):
+        next(batches)
+        clock.now += 0.08
+    assert seen.figures(15) == pytest.approx(
+        {"steps_per_s": 10.0, "step_time_s": 0.1, "samples_per_s": 640.0, "data_wait_s": 0.02, "data_wait_share": 0.2}
+    )
+    clock.now += 0.5
+    assert seen.figures(16)["step_time_s"] == pytest.approx(0.5)
+    assert seen.figures(17)["data_wait_s"] == 0.0
+
+
+def test_what_passes_between_is_left_out(clock: Clock) -> None:
+    batches = _batches(IMAGES, clock, wait_s=0.25)
+    seen = Speed(0, batches, batch_size=1)
+    next(batches)
+    clock.now += 60.0  # an evaluation
+    seen.restart(1)
+    clock.now += 1.0
+    assert seen.figures(3)["step_time_s"] == pytest.approx(0.5)
+
+
+def test_accumulated_batches_are_waited_for_together(clock: Clock) -> None:
+    batches = _batches(IMAGES, clock, wait_s=0.1)
+    seen = Speed(0, batches, batch_size=1)
+    for _ in range(6):
+        next(batches)
+    figures = seen.figures(2)
+    assert (figures["data_wait_s"], figures["data_wait_share"]) == (pytest.approx(0.3), 1.0)
+
+
+def test_tokens_are_counted_where_targets_are_sequences(clock: Clock) -> None:
+    batches = _batches(TEXT, clock, wait_s=0.5)
+    seen = Speed(0, batches, batch_size=8)
+    next(batches)
+    assert seen.figures(1)["tokens_per_s"] == pytest.approx(8 * 32 / 0.5)
+
+
+def test_a_batch_counts_its_wait_and_leaves_its_shapes() -> None:
+    def slow() -> Iterator[Batch]:
+        time.sleep(0.05)
+        yield TEXT
+
+    batches = BatchIterator(slow(), [])
+    assert batches.tokens_per_sample is None
+    next(batches)
+    assert 0.05 <= batches.wait_s < 5
+    assert batches.tokens_per_sample == 32
+    assert batches.example is not None
+    assert [each.device.type for each in batches.example] == ["meta", "meta"]
+    assert [each.dtype for each in batches.example] == [torch.int64, torch.int64]
+
+
+def test_the_figures_of_a_real_run(tmp_path: Path) -> None:
+    words = ["experiment=gpt_bytes", "model.num_layers=1", "model.embed_dim=16", "data.seq_len=16",
+             "schedule.warmup_steps=0", "train.num_steps=4", "monitor.log_every_steps=2",
+             "train.eval_every_steps=0", "data.eval_fraction=0.01"]  # fmt: skip
+    assert play(compose(words, 1), tmp_path / "run", RankGroup(), 0, None) == "done"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in logged] == [2, 4]
+    for line in logged:
+        assert line["tokens_per_s"] == pytest.approx(16 * line["samples_per_s"])
+        assert line["step_time_s"] == pytest.approx(1 / line["steps_per_s"])
+        assert 0 < line["data_wait_s"] <= line["step_time_s"]
+        assert 0 < line["data_wait_share"] <= 1
+        assert "mfu" not in line  # of a CPU nobody knows the peak
+    beat = json.loads((tmp_path / "run" / "heartbeat.json").read_text())
+    assert beat["metrics"]["tokens_per_s"] == logged[-1]["tokens_per_s"]
+
+
+class _Slow(Ability):
+    """Takes its time with what it adds to a log."""
+
+    def logged(self, step: int, values: dict[str, float]) -> None:
+        time.sleep(1.0)
+        values["more"] = step
+
+
+def test_what_is_added_to_a_log_is_blamed_on_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "abilities", lambda config: [_Slow(config)])
+    words = ["experiment=digits", "model=mlp", "train.num_steps=4", "monitor.log_every_steps=2",
+             "schedule.warmup_steps=0", "train.eval_every_steps=0"]  # fmt: skip
+    assert play(compose(words, 1), tmp_path / "run", RankGroup(), 0, None) == "done"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" in line]
+    assert [line["more"] for line in logged] == [2, 4]
+    assert logged[1]["step_time_s"] < 0.25, "0.5 s of each of its two steps"
