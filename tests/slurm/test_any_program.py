@@ -25,7 +25,13 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
     return Driver(slurm, tmp_path)
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+_LONG = ("scikit-learn", "lightning")
+"""They begin in ten seconds; shell and torchrun take the same ways."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=pytest.mark.long if each in _LONG else ()) for each in COMMANDS]
+)
 def test_a_preempted_program_goes_on_from_its_own_checkpoint(driver: Driver, kind: str) -> None:
     file, command, more = COMMANDS[kind]
     shutil.copy(PROGRAMS / file, driver.folder)
