@@ -209,6 +209,41 @@ def logs(
 
 
 @app.command()
+def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+    """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
+    from hpc_trainer.cli.show_verbs import run_sweeps
+
+    run_sweeps(runs_dir, as_json=as_json)
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.")],
+    every_key: Annotated[bool, typer.Option("--all", "-a", help="Keys at their default too.")] = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run was frozen with: its configuration, where each value came from, command and code."""
+    from hpc_trainer.cli.show_verbs import run_show
+
+    run_show(run, sweep, runs_dir, every_key=every_key, as_json=as_json)
+
+
+@app.command()
+def diff(
+    names: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs, by their ids or parts of them.")],
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the keys in which runs differ, and whether their frozen code does."""
+    from hpc_trainer.cli.show_verbs import run_diff
+
+    run_diff(names, sweep, runs_dir, as_json=as_json)
+
+
+@app.command()
 def log(
     words: Annotated[list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="What to tell.")],
 ) -> None:

@@ -216,12 +216,13 @@ class _Rank:
 
     def end_program(self) -> None:
         """Leaves nothing of the program behind."""
-        if self._program is not None and self._program.is_alive:
-            self._program.send(signal.SIGTERM)
-            deadline = time.monotonic() + _LEFT_BEHIND_S
-            while self._program.is_alive and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
-            self._program.send(signal.SIGKILL)
+        if self._program is None:
+            return
+        self._program.send(signal.SIGTERM)
+        deadline = time.monotonic() + _LEFT_BEHIND_S
+        while self._program.is_alive and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        self._program.send(signal.SIGKILL)
 
     def _must_stop(self) -> bool:
         """True once this rank has been asked to stop: by a signal, the cancel marker, or another rank.
