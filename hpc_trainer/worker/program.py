@@ -160,7 +160,7 @@ class _Rank:
         """Until the program and all that it started have ended; hands a stop on to it."""
         told_time: float | None = None
         left_time: float | None = None
-        while program.is_alive:
+        while program.is_alive():
             now = time.monotonic()
             if self._must_stop():
                 if told_time is None:
@@ -216,11 +216,11 @@ class _Rank:
 
     def end_program(self) -> None:
         """Leaves nothing of the program behind."""
-        if self._program is None:
+        if self._program is None or not self._program.is_alive():
             return
         self._program.send(signal.SIGTERM)
         deadline = time.monotonic() + _LEFT_BEHIND_S
-        while self._program.is_alive and time.monotonic() < deadline:
+        while self._program.is_alive() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self._program.send(signal.SIGKILL)
 

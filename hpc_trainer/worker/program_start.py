@@ -165,7 +165,6 @@ class Program:
         """What the program itself ended with, negative for a signal; None while it runs."""
         return self._process.poll()
 
-    @property
     def is_alive(self) -> bool:
         """True while it, or anything that it started and that stayed in its group, runs."""
         if self._process.poll() is None:
