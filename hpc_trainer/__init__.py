@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpc_trainer.api import plan, submit
+    from hpc_trainer.runs.told_metrics import log_metrics
     from hpc_trainer.training.context import RunContext
 
 __version__: str
 
-__all__ = ["RunContext", "__version__", "plan", "submit"]
+__all__ = ["RunContext", "__version__", "log_metrics", "plan", "submit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from hpc_trainer import api
 
         return getattr(api, name)
+    if name == "log_metrics":
+        from hpc_trainer.runs.told_metrics import log_metrics
+
+        return log_metrics
     if name == "RunContext":
         from hpc_trainer.training.context import RunContext
 

@@ -95,6 +95,11 @@ def _trials(
     specs = freeze_grid(here, config_dirs=config_dirs, trust=trust).specs
     if len(specs) != 1:
         raise ConfigError(f"certify takes one configuration, and this is a grid of {len(specs)}. Choose one point.")
+    if specs[0].config["train"].get("command") is not None:
+        raise ConfigError(
+            "certify looks at the tensors of a training, and train.command is a program of its own. Interrupt it on "
+            "Slurm by: hpc-trainer drill preempt RUN."
+        )
     num_steps = max(_FEWEST_STEPS, min(steps, specs[0].num_steps))
     every_steps = max(1, num_steps // 8)
     short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={every_steps}"]

@@ -50,8 +50,8 @@ def run_find_lr_verb(
             f"find-lr takes one configuration, and this is a grid of {len(grid.specs)}. Choose one point."
         )
     (spec,) = grid.specs
-    if spec.config["train"]["main"] is not None:
-        raise ConfigError("find-lr takes steps of the shared loop, and train.main is your own.")
+    if spec.is_own_loop:
+        raise ConfigError("find-lr takes steps of the shared loop, and train.main or train.command is your own.")
     if not as_json:
         print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
     plan = LrRange(first=first, last=last, num_steps=steps)

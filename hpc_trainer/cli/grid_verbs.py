@@ -147,7 +147,8 @@ def run_train(
     arrays = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv).arrays
     if not as_json:
         if arrays:
-            print(f"{spec.run_id}: {spec.shape.world_size} rank(s), {spec.num_steps} steps. Run folder: {paths.folder}")
+            steps = f", {spec.num_steps} steps" if spec.num_steps else ""
+            print(f"{spec.run_id}: {spec.shape.world_size} rank(s){steps}. Run folder: {paths.folder}")
         elif state is RunState.COMPLETED:
             print(f"{spec.run_id}: all is done. `--fresh` begins anew. Run folder: {paths.folder}")
         else:
@@ -161,7 +162,7 @@ def run_train(
         )  # fmt: skip
     else:
         metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
-        console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.step}/{spec.num_steps}  {metrics}")
+        console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.progress}  {metrics}")
         if run.warning is not None:
             print(as_typed(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}"))
     _exit_by_outcome(grid, status, quiet=as_json)

@@ -151,8 +151,14 @@ def _watch_bars(looks: Iterator[SweepStatus], status: SweepStatus, run_ids: set[
             silence.tell(status := each)
             for run in _news(status, run_ids, done):
                 if run.run_id not in bars:
-                    bars[run.run_id] = progress.add_task(run.run_id, total=run.spec.num_steps, state="", note="")
-                progress.update(bars[run.run_id], completed=run.step, state=state_markup(run.state), note=_note(run))
+                    bars[run.run_id] = progress.add_task(run.run_id, total=run.num_steps or None, state="", note="")
+                progress.update(
+                    bars[run.run_id],
+                    completed=run.step,
+                    total=run.num_steps or None,
+                    state=state_markup(run.state),
+                    note=_note(run),
+                )
     return status
 
 
@@ -170,7 +176,7 @@ def _watch_lines(looks: Iterator[SweepStatus], status: SweepStatus, run_ids: set
             if before != stands or moving:
                 told[run.run_id] = (stands, now)
                 print(
-                    f"{run.run_id}  {run.state.value}  {run.step}/{run.spec.num_steps}  {_note(run)}".rstrip(),
+                    f"{run.run_id}  {run.state.value}  {run.progress}  {_note(run)}".rstrip(),
                     flush=True,
                 )
     print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.", flush=True)

@@ -56,6 +56,10 @@ ConfigDir = Annotated[
     list[Path] | None,
     typer.Option("--config-dir", help="A folder of your own conf/ files; may be repeated."),
 ]
+Command = Annotated[
+    str | None,
+    typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
@@ -65,9 +69,19 @@ SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A 
 SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
 
 
+def _with_command(overrides: list[str] | None, command: str | None) -> list[str]:
+    if command is None:
+        return overrides or []
+    from hpc_trainer.config.compose.composer import override_value
+
+    # OmegaConf would look for what ${...} names; it is the program's.
+    return [*(overrides or []), f"train.command={override_value(command.replace('${', chr(92) + '${'))}"]
+
+
 @app.command()
 def train(
     overrides: Overrides = None,
+    command: Command = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folder is set aside.")] = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -76,12 +90,13 @@ def train(
     """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
     from hpc_trainer.cli.grid_verbs import run_train
 
-    run_train(overrides or [], config_dir or [], trust or [], fresh=fresh, as_json=as_json)
+    run_train(_with_command(overrides, command), config_dir or [], trust or [], fresh=fresh, as_json=as_json)
 
 
 @app.command()
 def plan(
     overrides: Overrides = None,
+    command: Command = None,
     script: Annotated[bool, typer.Option("--script", help="Show the batch script of each array.")] = False,
     memory: Annotated[
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
@@ -95,7 +110,7 @@ def plan(
     from hpc_trainer.cli.grid_verbs import run_plan
 
     run_plan(
-        overrides or [],
+        _with_command(overrides, command),
         config_dir or [],
         trust or [],
         script=script,
@@ -108,6 +123,7 @@ def plan(
 @app.command()
 def submit(
     overrides: Overrides = None,
+    command: Command = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
@@ -120,7 +136,7 @@ def submit(
 
     if dry_run:
         run_plan(
-            overrides or [],
+            _with_command(overrides, command),
             config_dir or [],
             trust or [],
             script=False,
@@ -130,7 +146,7 @@ def submit(
         )
     else:
         run_submit(
-            overrides or [],
+            _with_command(overrides, command),
             config_dir or [],
             trust or [],
             wait=wait,
@@ -190,6 +206,51 @@ def logs(
 
     chosen = None if all_ranks else (rank or 0)
     run_logs(run, sweep, runs_dir, rank=chosen, follow=follow, tail=tail, as_json=as_json)
+
+
+@app.command()
+def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+    """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
+    from hpc_trainer.cli.show_verbs import run_sweeps
+
+    run_sweeps(runs_dir, as_json=as_json)
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.")],
+    every_key: Annotated[bool, typer.Option("--all", "-a", help="Keys at their default too.")] = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a run was frozen with: its configuration, where each value came from, command and code."""
+    from hpc_trainer.cli.show_verbs import run_show
+
+    run_show(run, sweep, runs_dir, every_key=every_key, as_json=as_json)
+
+
+@app.command()
+def diff(
+    names: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs, by their ids or parts of them.")],
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the keys in which runs differ, and whether their frozen code does."""
+    from hpc_trainer.cli.show_verbs import run_diff
+
+    run_diff(names, sweep, runs_dir, as_json=as_json)
+
+
+@app.command()
+def log(
+    words: Annotated[list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="What to tell.")],
+) -> None:
+    """Tell, from inside a program that runs as a run, which step it has done and its metrics."""
+    from hpc_trainer.cli.log_verb import run_log
+
+    run_log(words)
 
 
 @app.command()

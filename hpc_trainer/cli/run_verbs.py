@@ -70,7 +70,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
                 "run_id": run.run_id,
                 "state": run.state.value,
                 "step": run.step,
-                "num_steps": run.spec.num_steps,
+                "num_steps": run.num_steps,
                 "attempt": len(run.attempts),
                 "job_id": run.job_id,
                 "cause": run.cause,
@@ -119,7 +119,7 @@ def _print_runs(runs: Sequence[RunStatus]) -> None:
             [
                 run.run_id,
                 run.state,
-                f"{run.step}/{run.spec.num_steps}",
+                run.progress,
                 short_duration(run.eta_s),
                 speed_words(run.speed),
                 str(len(run.attempts)),

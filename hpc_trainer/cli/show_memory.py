@@ -21,7 +21,7 @@ def print_needs(needs: Sequence[Need]) -> None:
     """A line for each kind of training, and a warning for each that its GPU cannot hold."""
     out = console()
     if not needs:
-        out.print("Memory: nothing is known of a loop of your own (train.main).")
+        out.print("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
         return
     shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
     out.print(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")

@@ -11,6 +11,7 @@ from typing import Any
 from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.program import program_name
 from hpc_trainer.config.schema.key import Identity
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -95,7 +96,8 @@ def _any_train_text(name: str, train: Mapping[str, Any]) -> str:
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:
-    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`; `<train.main>-s<seed>-<10 hex digits>` of a person's own loop.
+    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`; `<train.main>-s<seed>-<10 hex digits>` of a person's own loop,
+    `<program>-<params>-s<seed>-<10 hex digits>` of a program.
 
     The label depends on the configuration alone, never on the other points of the grid: a grid that grows by an
     axis or a value keeps the runs it has. Ten digits: two of 10,000 points
@@ -109,6 +111,9 @@ def run_label(config: TrainConfig) -> str:
     label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}"
     if config.train.main is not None:
         label = config.train.main.removesuffix(".main")
+    if config.train.command is not None:
+        given = [f"{name}{value}" for name, value in config.params.items() if isinstance(value, (int, float, str))]
+        label = "-".join([program_name(config.train.command), *given])
     return re.sub(r"[^A-Za-z0-9._-]", "_", label)
 
 

@@ -41,8 +41,7 @@ def to_typed(composed: DictConfig) -> TrainConfig:
         missing = sorted(OmegaConf.missing_keys(composed))
         if missing:
             raise ConfigError(f"{missing[0]} has no value: it must be set, as {missing[0]}=VALUE.")
-        OmegaConf.resolve(composed)
-        config = OmegaConf.to_object(composed)
+        config = OmegaConf.to_object(composed)  # resolves too; once more would read what `\\${` had kept from it
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'configuration'}: {error.msg or error}") from error
     except AttributeError as error:  # `++` adds a key to a typed section, and only the dataclass notices

@@ -35,7 +35,7 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
     """
     parallel, optim = plain["parallel"], plain["optim"]
     count = _num_weights(plain)
-    if count is None or plain["train"]["main"] is not None:
+    if count is None or plain["train"]["main"] is not None or plain["train"].get("command") is not None:
         return None
     divided = parallel["tensor_parallel"] * parallel["pipeline_parallel"]
     if parallel["strategy"] == "fsdp":

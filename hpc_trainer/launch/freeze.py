@@ -15,6 +15,7 @@ from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.point_values import PointValues
+from hpc_trainer.config.rules.command_rules import unread_overrides
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.cluster import Executor
@@ -86,6 +87,8 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                 except ConfigError as error:
                     problems.update(dict.fromkeys(str(error).splitlines()))
                     continue
+                if config.train.command is not None:
+                    problems.update(dict.fromkeys(unread_overrides(config, point.overrides)))
                 spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
                 if composed.way == "plain" and not point.exclude:
                     twins.keep(split, config, spec)

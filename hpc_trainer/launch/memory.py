@@ -81,11 +81,12 @@ def find_needs(specs: Sequence[RunSpec], sweep: SweepPaths | None = None) -> lis
 
     With `sweep`, what its runs have measured stands beside what is estimated.
 
-    Own loops (`train.main`) are left out: nobody knows what they build. What could not be found out is a `problem`.
+    Own loops and programs (`train.main`, `train.command`) are left out: nobody knows what they build. What could not be
+    found out is a `problem`.
     """
     kinds: dict[str, list[RunSpec]] = {}
     for spec in specs:
-        if spec.config["train"]["main"] is None:
+        if not spec.is_own_loop:
             kinds.setdefault(_kind(spec.config), []).append(spec)
     ordered = sorted(kinds.values(), key=len, reverse=True)
     if not ordered:

@@ -132,7 +132,7 @@ def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_st
         state=run.state.value,
         cause=run.warning or run.reason,
         step=run.step,
-        num_steps=run.spec.num_steps,
+        num_steps=run.num_steps,
         attempts=len(run.attempts),
         gpu_hours=round(gpu_hours(run), 4),
         metrics=metrics,

@@ -70,8 +70,9 @@ def newest_metrics(
 
 
 def outcome_metrics(run: RunStatus) -> dict[str, Any]:
-    """The run's metrics that tell an outcome, as eval_accuracy."""
-    return {key: value for key, value in run.metrics.items() if key not in _PASSING}
+    """The run's metrics that tell an outcome, as eval_accuracy; of one that is done, what it ended with."""
+    passing = SPEED if run.state is RunState.COMPLETED else _PASSING
+    return {key: value for key, value in run.metrics.items() if key not in passing}
 
 
 def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -137,6 +137,9 @@ BY_CAUSE: dict[str, Verdict] = {
         "What it was asked to do cannot be, which only the run itself could see: the rule, and what can be, are below.",
         ("change what it names, then submit: that is another run", _RETRY + " if the change is in your own code"),
     ),
+    "program": Verdict(
+        "Your program ended with an error: started again it would do so again, so it was not.", (_LOGS, _MEND)
+    ),
     "diverged": Verdict(
         "The training diverged: gradients were NaN or inf, or spikes, more often than train.max_skipped_steps and "
         "train.guard allow.",

@@ -128,13 +128,14 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
         frames = [
             line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
         ]
+        yield from (f"  {line}" for line in str(error.get("output", "")).splitlines()[-_TRACEBACK_LINES:])
         if run.cause not in REFUSALS:
             yield from frames[-_TRACEBACK_LINES:]
     elif run.warning is not None:
         yield run.warning
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
-    yield f"step {run.step} of {run.spec.num_steps}, {len(run.attempts)} attempt(s)"
+    yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)"
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in log_files(status, run)[-1:])
 

@@ -11,7 +11,7 @@ from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, read_js
 
 _FIELDS = {
     "rank": as_count, "node": as_text, "exit_code": as_count, "type": as_text, "message": as_text,
-    "traceback": as_text, "time": as_time, "cause": as_text, "start": as_text,
+    "traceback": as_text, "output": as_text, "time": as_time, "cause": as_text, "start": as_text,
 }  # fmt: skip
 
 

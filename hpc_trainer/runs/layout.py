@@ -130,6 +130,18 @@ class RunPaths:
         """What one rank of one attempt printed."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
 
+    def told_metrics(self, attempt: int) -> Path:
+        """What a program of the person's own tells in one attempt (`$HPC_TRAINER_METRICS`); the program appends."""
+        return self.logs / f"attempt-{attempt:03d}.metrics.jsonl"
+
+    def program_end(self, attempt: int, rank: int) -> Path:
+        """Says that the program of a rank ended well; that rank writes it, rank 0 waits for it."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.end"
+
+    def program_stop(self, attempt: int) -> Path:
+        """Says that a rank's program has to stop, and so all: the first that knows writes it."""
+        return self.logs / f"attempt-{attempt:03d}.stop"
+
     def trace(self, rank: int) -> Path:
         """What a rank's state was after each step; only of runs that `certify` starts; the rank appends."""
         return self.folder / f"trace.rank-{rank}.jsonl"

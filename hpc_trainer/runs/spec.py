@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.schema.cluster import ClusterConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -71,18 +72,18 @@ class Shape:
 
 def shape_of(config: TrainConfig) -> Shape:
     """The shape of a validated configuration."""
-    return _shape(config.hardware, config.cluster)
+    return _shape(config.hardware, config.cluster, is_one_a_node(config))
 
 
-def _shape(hardware: HardwareConfig, cluster: ClusterConfig) -> Shape:
+def _shape(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: bool = False) -> Shape:
     # Slurm may send the signal up to 60 s early (sbatch --signal) and KillWait follows: 120 s covers a save of
     # seconds; a short job keeps three quarters of its time.
     lead_s = cluster.signal_lead_s or max(1, min(120, hardware.time_limit_min * 60 // 4))
     return Shape(
         num_nodes=hardware.num_nodes,
-        tasks_per_node=hardware.ranks_per_node,
+        tasks_per_node=1 if is_one_a_node else hardware.ranks_per_node,
         gpus_per_node=hardware.gpus_per_node,
-        cpus_per_task=hardware.cpus_per_rank,
+        cpus_per_task=hardware.cpus_per_rank * (hardware.ranks_per_node if is_one_a_node else 1),
         mem_gb_per_node=hardware.mem_gb_per_node,
         mem_gb_per_gpu=hardware.mem_gb_per_gpu,
         mem_gb_per_cpu=hardware.mem_gb_per_cpu,
@@ -117,6 +118,12 @@ class RunSpec:
     def is_lost(self) -> bool:
         """True for what stands in the place of a spec that cannot be read (`lost_spec`)."""
         return not self.digest
+
+    @property
+    def is_own_loop(self) -> bool:
+        """True if the shared loop has no part in it: a loop of a person's own, or a program."""
+        train = self.config["train"]
+        return train.get("main") is not None or train.get("command") is not None
 
     def typed(self) -> TrainConfig:
         """The configuration as dataclasses.
@@ -169,7 +176,7 @@ def freeze(
         digest=digest,
         axes=axes,
         overrides=overrides,
-        shape=memo.of(_shape, config.hardware, config.cluster),
+        shape=memo.of(_shape, config.hardware, config.cluster, is_one_a_node(config)),
         hardware=config.hardware.name,
         num_steps=config.train.num_steps,
         config=plain,
@@ -346,7 +353,10 @@ _KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "cluster": {
         "executor": str, "setup": list, "python": (str, type(None)), "srun_args": list, "array_parallelism": int,
     },
-    "train": {"num_steps": int, "global_batch_size": (int, type(None)), "main": (str, type(None))},
+    "train": {
+        "num_steps": int, "global_batch_size": (int, type(None)), "main": (str, type(None)),
+        "command": (str, type(None)), "command_dir": (str, type(None)),
+    },
     "local": {"max_parallel": int},
     "paths": {"group_readable": bool},
 }  # fmt: skip

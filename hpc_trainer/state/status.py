@@ -57,6 +57,8 @@ class RunStatus:
     steps_per_s: float | None
     eta_s: float | None
     age_s: float | None
+    num_steps: int
+    """Of the whole run; 0 if nobody knows."""
     speed: Mapping[str, float] = field(default_factory=dict)
     """The newest figures of `runs.metrics_log.SPEED`, of a run that works or is complete."""
     failure: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +81,11 @@ class RunStatus:
     def run_id(self) -> str:
         """The run's id."""
         return self.spec.run_id
+
+    @property
+    def progress(self) -> str:
+        """Steps as a table shows them: `120/200`; `120` of a program that has not said how many there are."""
+        return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step)
 
     @property
     def error(self) -> Mapping[str, Any]:
@@ -365,6 +372,7 @@ def _status_of(
         eta_s=beat.get("eta_s") if running else None,
         speed=_speed(beat) if running or state is RunState.COMPLETED else {},
         age_s=None if seen is None else max(0.0, time.time() - seen),
+        num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
         stop_s=_stop_s(beat),
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpc_trainer.runtime.pace import Pace, mean_time_between_interruptions, must_stop, steps_between_saves
-from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.state.journal import Attempt
+
+if TYPE_CHECKING:  # it brings torch, which a run of a person's own program does without (worker/program.py)
+    from hpc_trainer.runtime.rank_group import RankGroup
 
 DEADLINE = "deadline"
 """What the journal has as the signal of a stop that nobody asked for: the time limit is near."""

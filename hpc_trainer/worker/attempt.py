@@ -17,17 +17,8 @@ from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
-from hpc_trainer.errors import (
-    ConfigError,
-    DivergedError,
-    ExitCode,
-    HpcTrainerError,
-    IncompatibleResumeError,
-    PeerLostError,
-    StuckError,
-)
-from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import is_storage_error, write_json
+from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError, StuckError
+from hpc_trainer.runs.files import is_storage_error
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
@@ -46,7 +37,8 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
-from hpc_trainer.worker.conclude import Stop, conclude_failure, conclude_start, conclude_stop
+from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.failure import conclude_error
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
 from hpc_trainer.worker.tracker import build_tracker
@@ -207,40 +199,8 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
     if is_out_of_memory(error):
         record |= {"cause": OUT_OF_MEMORY, "memory": getattr(error, "memory", {})}
     try:
-        first = record
-        try:
-            first = _first_failure(stop.paths, stop.attempt, record)
-        except OSError as full:  # the disk is the failure, most likely; the journal may still take a line
-            print(f"the error could not be recorded: {full}", file=sys.stderr)
-        cause = first.get("cause") or _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
-        conclude_failure(stop, cause=cause, error=first, is_first=first is record)
+        conclude_error(stop, record)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
-
-
-_CAUSES = {
-    StuckError.__name__: "stuck",
-    PeerLostError.__name__: "peer_lost",
-    DivergedError.__name__: "diverged",
-    IncompatibleResumeError.__name__: "incompatible_resume",
-    ConfigError.__name__: "invalid_config",
-}
-_CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
-
-
-def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Keeps the first failing rank's error; later ones are mostly its echo (connection closed by peer)."""
-    path = paths.failure(attempt)
-    mine = path.with_name(f".{path.name}.{record['rank']}.tmp")
-    write_json(mine, record)
-    try:
-        os.link(mine, path)  # fails if there is one: the first stays
-    except FileExistsError:
-        return {**record, **read_failure(path)}
-    except OSError:  # a file system without links: the last one stays
-        mine.replace(path)
-    finally:
-        mine.unlink(missing_ok=True)
-    return record

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
@@ -31,7 +31,6 @@ from hpc_trainer.runtime.decide import (
     decide_successor,
 )
 from hpc_trainer.runtime.rank_env import RankEnv
-from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.commands import has_slurm
@@ -41,6 +40,9 @@ from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.states import AT_WORK
 from hpc_trainer.state.journal import Journal, failures_of_storage, failures_untold
 from hpc_trainer.training.save_timer import DEADLINE
+
+if TYPE_CHECKING:
+    from hpc_trainer.runtime.rank_group import RankGroup
 
 # sbatch asks a busy controller again and again; a job that is being killed has KillWait (30 s by default) anyway.
 _SUCCESSOR_TIMEOUT_S = 120.0
@@ -157,7 +159,9 @@ def _conclude(stop: Stop) -> ExitCode:
             break
     took = "" if stop.flag.time is None else f", {time.time() - stop.flag.time:.1f} s after the signal"
     what = "before the first step" if stop.saved_step is None else f"at step {stop.saved_step}, saved"
-    print(f"stopped {what}: {decision.cause} ({stop.flag.signal_name}){took}.")
+    if stop.config.train.command is not None:  # what it has saved is its own business
+        what = "" if stop.saved_step is None else f"after step {stop.saved_step}"
+    print(f"stopped{what and ' '}{what}: {decision.cause} ({stop.flag.signal_name}){took}.")
     ended = _bring_back(stop, decision)
     if Action.successor in (decision.action, ended.action) or ended != decision:
         # A second record of the same end: the first one's promise did not hold, or came true another way.

@@ -28,10 +28,13 @@ class LateStop:
 
     Args:
         saved_step: says what is saved by now.
+        leave: ends what works in this rank besides this process, before the run is brought back.
     """
 
-    def __init__(self, stop: Stop, saved_step: Callable[[], int | None]) -> None:
-        self._stop, self._saved_step = stop, saved_step
+    def __init__(
+        self, stop: Stop, saved_step: Callable[[], int | None], leave: Callable[[], None] = lambda: None
+    ) -> None:
+        self._stop, self._saved_step, self._leave = stop, saved_step, leave
         self._is_on_slurm = stop.env.job_id[:1].isdecimal()
         self._last_moment: float | None = None
         self._has_asked = False
@@ -46,6 +49,7 @@ class LateStop:
             self._has_asked, self._last_moment = True, self._ask(flag.time)
         if self._last_moment is None or time.time() < self._last_moment:
             return
+        self._leave()
         saved_step = self._saved_step()
         kept = "no checkpoint" if saved_step is None else f"the checkpoint of step {saved_step}"
         print(

@@ -84,6 +84,10 @@ def _start_attempt(config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env:
     _redirect_output(paths, attempt, env)
 
     os.environ.update(config.cluster.env)
+    if config.train.command is not None:
+        from hpc_trainer.worker.program import run_program
+
+        return run_program(config, paths, env, stop, attempt)
     # cuBLAS keeps its workspace fixed, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from hpc_trainer.worker.attempt import run_attempt

@@ -69,6 +69,13 @@ def test_own_loop_goes_on_and_takes_values_of_its_own(tmp_path: Path) -> None:
     assert '"params": {"width": 16}' in specs.read_text()
 
 
+def test_any_program_runs_as_it_is(tmp_path: Path) -> None:
+    printed = _run_job("any_program.sh", folder=tmp_path)
+    assert "2 COMPLETED" in printed
+    results = [json.loads(each.read_text()) for each in (tmp_path / "runs").glob("any_program/*/result.json")]
+    assert [each["metrics"]["error"] < 1e-3 for each in results] == [True, True]
+
+
 @pytest.mark.parametrize("job", sorted((ROOT / "jobs").glob("*.sh")), ids=lambda path: path.name)
 def test_jobs_are_short_and_say_what_to_expect(job: Path) -> None:
     text = job.read_text()
@@ -119,7 +126,7 @@ def _plan_words(words: list[str]) -> list[str]:
     kept = []
     rest = iter(words)
     for word in rest:
-        if word in ("--config-dir", "--trust"):
+        if word in ("--config-dir", "--trust", "--command"):
             kept += [word, next(rest)]
         elif not word.startswith("-"):
             kept.append(word)

@@ -18,6 +18,7 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems
+from hpc_trainer.config.rules.command_rules import command_problems, with_command
 from hpc_trainer.config.rules.effect_rules import effect_problems
 from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.metric_rules import metric_problems
@@ -64,6 +65,9 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     problems = list(find_problems(config, memo))
     if problems:
         raise ConfigError("\n".join(problems))
+    if config.train.command is not None:
+        config.train = memo.of(with_command, config.train)
+        return
     config.train = memo.of(with_batch, config.train, config.hardware, config.parallel)
     config.schedule = memo.of(with_schedule, config.schedule)
     config.data = memo.of(_with_absolute_path, config.data)
@@ -101,6 +105,11 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
+    yield from _snapshot(config.snapshot)
+    yield from memo.of(param_problems, config.params)
+    if config.train.command is not None:  # what it trains is its own business
+        yield from command_problems(config)
+        return
     yield from mesh_problems(config)
     yield from batch_problems(config)
     yield from optim_problems(config)
@@ -109,9 +118,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from metric_problems(config)
     yield from memo.of(_model_problems, config.model)
     yield from _data(config)
-    yield from _snapshot(config.snapshot)
     yield from target_problems(config)
-    yield from memo.of(param_problems, config.params)
     yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)
 

@@ -34,6 +34,23 @@ from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 
+
+class CommandPer(str, enum.Enum):
+    """How often `train.command` is started."""
+
+    rank = "rank"
+    node = "node"
+
+
+class CommandSignal(str, enum.Enum):
+    """What the program hears when the run must stop."""
+
+    TERM = "TERM"
+    INT = "INT"
+    USR1 = "USR1"
+    USR2 = "USR2"
+
+
 AUTO = "auto"
 """`train.micro_batch_size=auto`: the run finds the size itself."""
 
@@ -76,6 +93,16 @@ class LoopConfig:
 
     main: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE)
     """Dotted name of your own `main(config, run)`, trusted by --trust (docs/own_loop.md); null: the shared loop."""
+    command: str | None = key(None, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
+    """A program of your own in place of a training of ours (docs/any_program.md), as `python train.py --lr {params.lr}
+    --out {run.dir}`: words with placeholders, no shell. `submit --command` sets it."""
+    command_per: CommandPer = key(CommandPer.rank, only_with("train.command"), ONCE_SET, INCOMPATIBLE, in_graph=False)
+    """rank: the program is started once a rank, that is once a GPU. node: once a node, with all its GPUs and cores, for
+    programs that start their own ranks, as torchrun, accelerate launch and mpirun do."""
+    command_signal: CommandSignal = key(CommandSignal.TERM, only_with("train.command"), APART, SAFE, in_graph=False)
+    """What the program and its children hear when the run must stop: save then, and exit."""
+    command_dir: str | None = key(None, only_with("train.command"), APART, SAFE, in_graph=False)
+    """Folder that the program starts in; null: the one in which the run is submitted."""
     num_steps: int = key(200, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
     """Optimizer steps of the whole run."""
     global_batch_size: int = key(64, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")

@@ -318,6 +318,9 @@ def use_frozen_code(archive: Path) -> None:
     given = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     outside = [each for each in frozen_path(given, folder, manifest["roots"]) if each not in ours]
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in [*ours, *outside] if os.pathsep not in each)
+    # For a program that is started by the path of its file (worker/program_start.py): where its copy is.
+    copies = {root["source"]: str(folder / root["name"]) for root in manifest["roots"]}
+    os.environ["HPC_TRAINER_FROZEN_CODE"] = json.dumps(copies)
 
 
 def start(path: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """Freezes the code at submit: runs/<sweep>/code/<digest>.zip, from which waiting and requeued runs start.
 
 Frozen is what a person edits: the checkout or folder that holds the packages which the runs' `_target_` and
-`train.main` name, and hpc_trainer itself where it runs from a checkout. What pip installed (site-packages) is not.
+`train.main` name, or the scripts that `train.command` runs, and hpc_trainer itself where it runs from a checkout. What
+pip installed (site-packages) is not.
 docs/decisions/0008-frozen-code.md has the reasons.
 """
 
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import hpc_trainer
+from hpc_trainer.config.program import module_names, script_files, split_words
 from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError
@@ -129,14 +131,25 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
         runs_dir=os.path.realpath(runs_dir),
         max_files=config["max_files"],
     )
+    configs = [spec.config for spec in specs]
     targets = {target for spec in specs for target in targets_of(spec.config).values()}
     packages = {target.split(".", 1)[0] for target in targets} | set(config["packages"])
-    roots = _find_roots(packages - {"hpc_trainer"}, rules, prefer_git=config["mode"] == SnapshotMode.git.value)
+    scripts: list[Path] = []
+    for command, folder in {(each["train"].get("command"), each["train"].get("command_dir")) for each in configs}:
+        words = split_words(command or "")
+        packages |= {module.split(".", 1)[0] for module in module_names(words)}
+        scripts += [Path(folder or ".", word) for word in script_files(words)]
+    prefer_git = config["mode"] == SnapshotMode.git.value
+    roots = _find_roots(packages - {"hpc_trainer"}, scripts, rules, prefer_git=prefer_git)
     return _read(roots, config) if roots else None
 
 
-def _find_roots(packages: Iterable[str], rules: Rules, *, prefer_git: bool) -> list[Root]:
+def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, *, prefer_git: bool) -> list[Root]:
     roots: dict[str, Root] = {}
+    for path in sorted(scripts):
+        if path.is_file() and not _is_installed(path.resolve()):
+            name = path.name.removesuffix(".py")  # its folder is on the path of imports, as Python has it for a script
+            _add_root(roots, name, path.absolute(), rules, prefer_git=prefer_git)
     for package in sorted(packages):
         for location in _locations(package):
             if not _is_installed(location):
@@ -191,7 +204,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
                 return
     # No checkout, or git ignores the package.
     root = roots.get(str(entry)) or Root(source=str(entry), how="copy")
-    root.files = sorted({*root.files, *importable_files(entry, [package], rules)})
+    script = [real.name] if real.is_file() else []
+    root.files = sorted({*root.files, *importable_files(entry, [package], rules), *script})
     root.secrets = sorted({*root.secrets, *_taken(rules)})
     if not _provides(root, package, real):
         raise ConfigError(

@@ -1,0 +1,90 @@
+"""show, diff and sweeps: what was submitted, read from files alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_trainer.cli.common import print_json, print_next, print_table, resolve_runs_dir
+from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
+
+_WIDEST = 60
+
+
+def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: bool, as_json: bool) -> None:
+    """The configuration of one run; without `every_key` what is not at its default."""
+    run = find_run(resolve_runs_dir(runs_dir), name, sweep)
+    found = values(run.spec)
+    folder = run.sweep.run(run.spec.run_id).folder
+    if as_json:
+        facts = {"run_id": run.spec.run_id, "sweep": run.sweep.name, "folder": str(folder), "command": run.command}
+        print_json({**facts, "code": run.code, "values": [dataclasses.asdict(each) for each in found]})
+        return
+    print(as_typed(f"{run.spec.run_id}, of sweep {run.sweep.name}"))
+    print(as_typed(f"Folder: {folder}"))
+    print(
+        as_typed(f"Command: {shlex.join(run.command)}" if run.command else "Command: an earlier submit than the last")
+    )
+    print(f"Frozen code: {run.code[:12] if run.code else 'none'}")
+    shown = [each for each in found if every_key or each.source != DEFAULT]
+    print_table(
+        ["KEY", "VALUE", "FROM"],
+        [[each.key, _cut(as_text(each.value)), each.said or each.source] for each in shown],
+    )
+    if len(shown) < len(found):
+        print(f"{len(found) - len(shown)} keys at their default are left out: --all shows them.")
+
+
+def run_diff(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
+    """The keys in which runs differ.
+
+    Raises:
+        ConfigError: fewer than two runs are named.
+    """
+    if len(names) < 2:
+        raise ConfigError("diff compares runs. Name two or more, as: hpc-trainer diff RUN RUN")
+    folder = resolve_runs_dir(runs_dir)
+    runs = [find_run(folder, name, sweep) for name in names]
+    rows = difference(runs)
+    if as_json:
+        print_json([{"key": key, **dict(zip(names, found, strict=True))} for key, found in rows])
+    elif rows:
+        print_table(
+            ["KEY", *(run.spec.run_id for run in runs)],
+            [[key, *(_cut(as_text(value)) for value in found)] for key, found in rows],
+        )
+    else:
+        print("They differ in nothing: the same configuration and the same frozen code.")
+
+
+def run_sweeps(runs_dir: Path | None, *, as_json: bool) -> None:
+    """A line for each sweep."""
+    folder = resolve_runs_dir(runs_dir)
+    lines = sweep_lines(folder)
+    if as_json:
+        print_json([dataclasses.asdict(each) for each in lines])
+        return
+    if not lines:
+        print(as_typed(f"{folder} holds no sweep of yours. $HPC_TRAINER_RUNS or --runs-dir names another folder."))
+        return
+    print_table(
+        ["SWEEP", "RUNS", "SUBMITTED", "BY", "COMMAND"],
+        [
+            [
+                each.name, str(each.num_runs),
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time)) if each.time else "-",
+                each.executor, _cut(shlex.join(each.command)) or "-",
+            ]
+            for each in lines
+        ],
+    )  # fmt: skip
+    print_next(f"status {lines[0].name}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."

@@ -1,0 +1,95 @@
+"""`train.command`: what is wrong with it, as far as a plan can know."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from hpc_trainer.config import script_words
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.program import RUN_PLACES, placeholders, script_files, split_words, values_of
+from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
+from hpc_trainer.errors import ConfigError
+
+# What a program run has of the configuration, whether its command names it or not.
+_OF_EVERY_RUN = frozenset({
+    "experiment", "experiment_name", "sweep_name", "seed", "hardware", "cluster", "params", "snapshot", "local",
+    "paths", "sweep", "budget", "trust", "debug",
+})  # fmt: skip
+_KEYS = frozenset({
+    "train.command", "train.command_per", "train.command_signal", "train.command_dir", "monitor.heartbeat_every_s",
+    "parallel.timeout_s",
+})  # fmt: skip
+
+
+def command_problems(config: TrainConfig) -> Iterator[str]:
+    """What is wrong with the command, a line each."""
+    command = config.train.command or ""
+    if config.train.main is not None:
+        yield (
+            f"train.command and train.main={config.train.main} are two programs for one run. Keep one: a "
+            "main(config, run) of your own, or a program that is started."
+        )
+    yield from script_words.argument_problem("train.command", command)
+    try:
+        words, names = split_words(command), list(placeholders(command))
+    except ValueError as error:
+        yield (
+            f"train.command={script_words.shown(command)}: {error}. Quote words as a shell would; {{{{ and }}}} are "
+            "braces that are no placeholder."
+        )
+        return
+    if not words or words[0].startswith("-"):
+        yield (
+            f"train.command={script_words.shown(command)} must begin with a program, as: "
+            "python train.py --lr {params.lr}"
+        )
+        return
+    value_of = values_of(to_plain(config), dict.fromkeys(RUN_PLACES, ""))
+    yield from (problem for name in dict.fromkeys(names) for problem in _wrong_place(name, value_of))
+    folder = Path(config.train.command_dir or ".").expanduser()
+    if not folder.is_dir():
+        yield f"train.command_dir={config.train.command_dir} must be a folder; there is none."
+        return
+    for name in script_files(words):
+        if not (folder / name).is_file():
+            yield (
+                f"train.command runs {name}, and {folder.absolute()} has no such file. Submit from the folder that it "
+                "is relative to, name that by train.command_dir, or write the whole path."
+            )
+
+
+def _wrong_place(name: str, value_of: Callable[[str], str]) -> Iterator[str]:
+    try:
+        value_of(name)
+    except ConfigError as error:
+        yield str(error)
+
+
+def unread_overrides(config: TrainConfig, overrides: Iterable[str]) -> Iterator[str]:
+    """Overrides that change nothing: the command reads no such key, and the run would only get another name."""
+    read = set(placeholders(config.train.command or ""))
+    for line in overrides:
+        key = line.lstrip("+~").partition("=")[0].partition("@")[0]
+        head = key.replace("/", ".").partition(".")[0]
+        is_read = any(name == key or name.startswith(f"{key}.") for name in read)
+        if head in _OF_EVERY_RUN or key in _KEYS or is_read or ("." not in key and head not in _SECTIONS):
+            continue
+        yield (
+            f"{line} has no effect: the run is train.command, which does not read it. Leave it out, or hand it on: "
+            f"{{{key}}}; values of your own are params.NAME=VALUE."
+        )
+
+
+_SECTIONS = frozenset(each.name for each in dataclasses.fields(TrainConfig))
+
+
+def with_command(train: LoopConfig) -> LoopConfig:
+    """The folder that the program starts in, and how many steps it has: none that we know, unless it is told them."""
+    told = "train.num_steps" in placeholders(train.command or "")
+    return dataclasses.replace(
+        train,
+        command_dir=str(Path(train.command_dir or ".").expanduser().absolute()),
+        num_steps=train.num_steps if told else 0,
+    )

@@ -1,0 +1,165 @@
+"""What a run was frozen with: every key, where its value came from, and what two runs differ in. Asks no scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.load import plain_value
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.find import find_sweep, fits, list_sweeps
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.reading import Faults, list_folder, read_json
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.state.lost import known_specs
+from hpc_trainer.state.submissions import Ledger, latest_of_each_run, read_ledger
+
+LINE, FILE, FILLED, DEFAULT = "command line", "file", "filled in", "default"
+# What `validate` works out where nobody says it (config/rules/validate.py).
+_FILLED_IN = ("train.micro_batch_size", "train.grad_accum_steps", "train.command_dir", "schedule.warmup_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A run as its sweep's files have it."""
+
+    sweep: SweepPaths
+    spec: RunSpec
+    code: str | None
+    """Digest of the frozen code of its newest submission; None if nothing was frozen, or it was never submitted."""
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of the sweep's newest submit, if that named this run."""
+        found = read_json(self.sweep.sweep) or {}
+        words = found.get("command") if self.spec.run_id in (found.get("run_ids") or ()) else None
+        return [str(word) for word in words] if isinstance(words, list) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A key of a run's configuration."""
+
+    key: str
+    value: Any
+    source: str
+    """`LINE`, `FILE` (a file of conf/ or of your own says so), `FILLED` (it follows from others), or `DEFAULT`."""
+    said: str = ""
+    """The words of the command line."""
+
+
+def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
+    """The one run that `name` is the id of, or the beginning or the end of its id; in the newest sweep that has it.
+
+    Raises:
+        RunStateError: there is none, or there are several.
+    """
+    sweeps = [find_sweep(runs_dir, sweep)] if sweep is not None else list_sweeps(runs_dir)
+    for paths in sweeps:
+        ledger = read_ledger(paths, may_fail=True)
+        specs = known_specs(paths, ledger, list_folder(paths.folder, Faults()) or (), Faults())
+        found = [name] if name in specs else [run_id for run_id in specs if fits(run_id, name)]
+        if len(found) > 1:
+            raise RunStateError(f"{name} may be {', '.join(found[:5])}. Write more of the id.")
+        if found:
+            return Known(sweep=paths, spec=specs[found[0]], code=_code(ledger, found[0]))
+    raise RunStateError(f"no run is named {name!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
+
+
+def _code(ledger: Ledger, run_id: str) -> str | None:
+    newest = latest_of_each_run(ledger.submissions).get(run_id)
+    return None if newest is None else newest[0].code
+
+
+def values(spec: RunSpec) -> list[Value]:
+    """Every key of the run, in the order of the configuration."""
+    said = {_key(line): line for line in spec.overrides}
+    fresh = dict(_flat(_defaults(spec)))
+    return [_value(key, value, said, fresh) for key, value in _flat(spec.config)]
+
+
+def _defaults(spec: RunSpec) -> dict[str, Any]:
+    """What the schemas of the run's sections have; of a section that needs values, those of the run itself."""
+    config = spec.typed()
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(TrainConfig):
+        part = getattr(config, each.name)
+        kind: Any = type(part)
+        with contextlib.suppress(TypeError):
+            part = kind() if dataclasses.is_dataclass(part) else getattr(TrainConfig(), each.name)
+        found[each.name] = plain_value(part)
+    return found
+
+
+def _value(key: str, value: Any, said: Mapping[str, str], fresh: Mapping[str, Any]) -> Value:
+    parts = key.split(".")
+    named = next((said[name] for count in range(len(parts), 1, -1) if (name := ".".join(parts[:count])) in said), None)
+    if named is None and (len(parts) == 1 or parts[1:] == ["name"]):  # model=cnn is the choice of model.name
+        named = said.get(parts[0])
+    if named is not None:
+        return Value(key, value, LINE, named)
+    if key in fresh and value == fresh[key]:
+        return Value(key, value, DEFAULT)
+    if key in _FILLED_IN:
+        return Value(key, value, FILLED)
+    return Value(key, value, FILE, said.get(parts[0], "") if len(parts) > 1 else "")
+
+
+def _key(line: str) -> str:
+    return line.lstrip("+~").partition("=")[0]
+
+
+def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def difference(runs: Sequence[Known]) -> list[tuple[str, list[Any]]]:
+    """(key, its value in each run) of the keys that are not the same in all; None where a run has no such key."""
+    flat = [{**dict(_flat(run.spec.config)), "frozen code": run.code and run.code[:12]} for run in runs]
+    keys = dict.fromkeys(key for each in flat for key in each)
+    rows = [(key, [each.get(key) for each in flat]) for key in keys]
+    return [(key, found) for key, found in rows if any(value != found[0] for value in found)]
+
+
+def as_text(value: Any) -> str:
+    """A value as the command line has it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepLine:
+    """A sweep, by its files alone."""
+
+    name: str
+    num_runs: int
+    time: float
+    """When it was submitted last, seconds since the epoch; 0.0 if nobody knows."""
+    executor: str
+    command: list[str]
+
+
+def sweep_lines(runs_dir: Path) -> list[SweepLine]:
+    """Every sweep of yours, the one submitted last first."""
+    return [_line(paths) for paths in list_sweeps(runs_dir)]
+
+
+def _line(paths: SweepPaths) -> SweepLine:
+    ledger = read_ledger(paths, may_fail=True)
+    specs = known_specs(paths, ledger, list_folder(paths.folder, Faults()) or (), Faults())
+    newest = ledger.submissions[-1] if ledger.submissions else None
+    words = (read_json(paths.sweep) or {}).get("command")
+    return SweepLine(
+        name=paths.name, num_runs=len(specs), time=newest.time if newest else 0.0,
+        executor=newest.executor if newest else "-",
+        command=[Path(str(words[0])).name, *map(str, words[1:])] if isinstance(words, list) and words else [],
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""What a program of a person's own tells of itself: JSON lines in the file that `$HPC_TRAINER_METRICS` names.
+
+    {"step": 10, "loss": 0.31, "num_steps": 1000}
+
+A program writes them by itself, by `hpc_trainer.log_metrics`, or by `hpc-trainer log` from a shell. Each attempt has a
+file of its own; the worker of rank 0 takes what is new into metrics.jsonl and the heartbeat (worker/program_story.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpc_trainer.runs.files import to_json
+from hpc_trainer.runs.reading import as_count, metric_values, parse_record
+
+VARIABLE = "HPC_TRAINER_METRICS"
+# A line is one write, and read whole: names and numbers of some hundred metrics.
+MAX_LINE_BYTES = 2**16
+_NOT_METRICS = ("step", "num_steps", "time")
+
+
+class Told(NamedTuple):
+    """One line."""
+
+    step: int
+    num_steps: int | None
+    """Of the whole run, if the program says so."""
+    metrics: dict[str, float]
+
+
+def log_metrics(
+    step: int, metrics: Mapping[str, Any] | None = None, *, num_steps: int | None = None, **more: Any
+) -> bool:
+    """Tells hpc_trainer how far the program is: `status`, `results` and `report` show it.
+
+    Needs nothing but Python: no torch, no configuration. One line is one write, from the first rank alone.
+
+    Args:
+        step: how many steps are done, ≥ 0.
+        metrics: name -> a number, or what has an `item()` that gives one. `more` are metrics too.
+        num_steps: steps of the whole run, for the progress bar and the ETA.
+
+    Returns:
+        False where nobody listens: outside of a run, and on ranks other than 0.
+
+    Raises:
+        TypeError, ValueError: a metric is no number.
+    """
+    path = os.environ.get(VARIABLE)
+    if not path or os.environ.get("RANK", "0") != "0":
+        return False
+    numbers = {
+        key: float(getattr(value, "item", lambda value=value: value)())
+        for key, value in {**(metrics or {}), **more}.items()
+    }
+    line = {"step": int(step), **({} if num_steps is None else {"num_steps": int(num_steps)}), **numbers}
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{to_json(line)}\n".encode())
+    finally:
+        os.close(descriptor)
+    return True
+
+
+class NewLines:
+    """Reads such a file while it grows; what cannot be read is told in `problems`, each kind once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.problems: list[str] = []
+
+    def read(self) -> Iterator[Told]:
+        """The lines since the last call, whole ones only."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(64 * MAX_LINE_BYTES)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._tell(f"{self._path.name} cannot be read: {error}")
+            return
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) > MAX_LINE_BYTES:
+            self._tell(f"a line is longer than {MAX_LINE_BYTES} bytes")
+            end = len(data)
+        self._offset += end
+        for line in data[:end].splitlines():
+            told = self._parse(line)
+            if told is not None:
+                yield told
+
+    def _parse(self, line: bytes) -> Told | None:
+        if not line.strip():
+            return None
+        try:
+            record = parse_record(line)
+            step = as_count(record["step"])
+            num_steps = None if record.get("num_steps") is None else as_count(record["num_steps"])
+        except KeyError:
+            self._tell('a line has no "step"')
+            return None
+        except ValueError as error:
+            self._tell(f"a line is no metrics: {error}")
+            return None
+        numbers = {
+            key: value for key, value in metric_values(record).items() if key not in _NOT_METRICS and value is not None
+        }
+        lost = sorted(set(record) - set(numbers) - set(_NOT_METRICS))
+        if lost:
+            self._tell(f"{', '.join(lost[:5])}: no number, left out")
+        return Told(step, num_steps, numbers)
+
+    def _tell(self, problem: str) -> None:
+        if problem not in self.problems and len(self.problems) < 20:
+            self.problems.append(problem)
+            print(f'{VARIABLE}: {problem}. A line is JSON, as {{"step": 10, "loss": 0.3}}.', flush=True)  # noqa: T201

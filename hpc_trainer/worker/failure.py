@@ -1,0 +1,56 @@
+"""The end of a rank by an error: who failed first is recorded, and brought back if it may pass. No torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from hpc_trainer.errors import (
+    ConfigError,
+    DivergedError,
+    ExitCode,
+    IncompatibleResumeError,
+    PeerLostError,
+    StuckError,
+)
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.worker.conclude import Stop, conclude_failure
+
+_CAUSES = {
+    StuckError.__name__: "stuck",
+    PeerLostError.__name__: "peer_lost",
+    DivergedError.__name__: "diverged",
+    IncompatibleResumeError.__name__: "incompatible_resume",
+    ConfigError.__name__: "invalid_config",
+}
+_CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
+
+
+def conclude_error(stop: Stop, record: dict[str, Any]) -> None:
+    """Records the error of this rank, unless another one failed before, and concludes the attempt by the first."""
+    first = record
+    try:
+        first = _first_failure(stop.paths, stop.attempt, record)
+    except OSError as full:  # the disk is the failure, most likely; the journal may still take a line
+        print(f"the error could not be recorded: {full}", file=sys.stderr)
+    cause = first.get("cause") or _CAUSES.get(first["type"]) or _CAUSES_BY_CODE.get(first["exit_code"], "exception")
+    conclude_failure(stop, cause=cause, error=first, is_first=first is record)
+
+
+def _first_failure(paths: RunPaths, attempt: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Keeps the first failing rank's error; later ones are mostly its echo (connection closed by peer)."""
+    path = paths.failure(attempt)
+    mine = path.with_name(f".{path.name}.{record['rank']}.tmp")
+    write_json(mine, record)
+    try:
+        os.link(mine, path)  # fails if there is one: the first stays
+    except FileExistsError:
+        return {**record, **read_failure(path)}
+    except OSError:  # a file system without links: the last one stays
+        mine.replace(path)
+    finally:
+        mine.unlink(missing_ok=True)
+    return record

@@ -1,0 +1,265 @@
+"""One rank of a run whose work is a program of the person's own (`train.command`): starts it, hears it, concludes.
+
+What the program ends with decides (docs/any_program.md): 0 is done; 75, or any end after a stop signal, goes on later;
+everything else has failed. No torch: a program in another framework shares its node with none of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError
+from hpc_trainer.runs.files import is_storage_error, write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
+from hpc_trainer.state.journal import Attempt, Journal, log_header, newest_chain, successor_jobs
+from hpc_trainer.training.telemetry.life_signs import SupersededError
+from hpc_trainer.worker.conclude import Stop, conclude_start
+from hpc_trainer.worker.failure import conclude_error
+from hpc_trainer.worker.late_stop import LateStop
+from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, words_of
+from hpc_trainer.worker.program_story import Story
+
+ASKED = "exit 75"
+"""What the journal has as the signal of a stop that the program asked for itself."""
+_POLL_S = 0.1
+# Between looks at files that other ranks or commands write: of 512 ranks some 100 stats a second.
+_LOOK_S, _LOOK_PER_RANK_S = 1.0, 0.03
+# What the program has started and left behind when it ended is given so long, then SIGTERM, then SIGKILL.
+_LEFT_BEHIND_S = 5.0
+# A program on one's own machine that does not hear: Slurm has its KillWait for that, 30 s by default.
+_DEAF_S = 30.0
+_LAST_LINES, _LAST_BYTES = 25, 8_000
+_STOPS = (*STOP_SIGNALS, signal.SIGINT)
+_STARTS = "the program starts in "
+"""How the line of the log begins before what the program prints."""
+
+
+class NoProgressError(HpcTrainerError):
+    """The program was started again and again, and got no further."""
+
+    exit_code = ExitCode.NO_PROGRESS
+
+
+class _PeerFailed(Exception):  # noqa: N818  (no error of this rank)
+    """Another rank of this attempt has failed, and has recorded it."""
+
+
+def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
+    """Runs the program as one rank and returns the exit code of this rank."""
+    journal = Journal(paths)
+    if env.rank == 0:
+        journal.start(
+            attempt, job_id=env.job_id, restart_count=env.restart_count, node=env.node, pid=os.getpid(),
+            executor=env.launcher, world_size=env.world_size,
+        )  # fmt: skip
+    rank = _Rank(config, paths, env, stop, attempt)
+    try:
+        if env.rank == 0:
+            _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
+        return rank.run()
+    except SupersededError as error:
+        print(error)
+        return ExitCode.REQUEUED
+    except _PeerFailed:
+        print("another rank has failed: this one ends.")
+        lost = rank.record(ExitCode.FAILED, type=PeerLostError.__name__, message="another rank has failed")
+        conclude_error(rank.as_stop, lost)  # by the record of that one
+        return ExitCode.FAILED
+    except Exception as error:
+        traceback.print_exc()
+        code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
+        code = ExitCode.STORAGE if is_storage_error(error) else code
+        code = ExitCode.CONFIG if code is ExitCode.USAGE else code
+        text = "".join(traceback.format_exception(error))[-_LAST_BYTES:]
+        conclude_error(
+            rank.as_stop, rank.record(code, type=type(error).__name__, message=str(error)[:4000], traceback=text)
+        )
+        return code
+    finally:
+        rank.end_program()
+
+
+def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: int) -> None:
+    """Raises NoProgressError: the starts before this one ended at one step, or asked to come back and told none."""
+    ended = newest_chain(attempts, successors)[:-1]
+    same = 0
+    for each in reversed(ended):
+        if each.step != ended[-1].step or (each.step is None and each.signal != ASKED):
+            break
+        same += 1
+    if same > most:
+        where = "without a step told" if ended[-1].step is None else f"at step {ended[-1].step}"
+        raise NoProgressError(
+            f"the program ended {same} times in a row {where}, and cluster.max_no_progress={most}: it got no further, "
+            "and is not started again. A program that tells its steps ($HPC_TRAINER_METRICS) is judged by them."
+        )
+
+
+class _Rank:
+    """The program of one rank, from its start to its end."""
+
+    def __init__(self, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> None:
+        self._config, self._paths, self._env, self._stop, self._attempt = config, paths, env, stop, attempt
+        self._story = Story(config, paths, env, attempt, stop) if env.rank == 0 else None
+        self._program: Program | None = None
+        self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size) if env.world_size > 1 else _LOOK_S
+        self._looked, self._has_stopped = 0.0, False
+        self._late = LateStop(self.as_stop, lambda: self._step, leave=self.end_program)
+
+    @property
+    def as_stop(self) -> Stop:
+        """What concluding needs to know of this attempt."""
+        return Stop(
+            config=self._config, paths=self._paths, env=self._env, flag=self._stop, attempt=self._attempt,
+            saved_step=self._step,
+        )  # fmt: skip
+
+    @property
+    def _step(self) -> int | None:
+        return None if self._story is None else self._story.step
+
+    def run(self) -> int:
+        """Starts the program and follows it to its end; the exit code of this rank."""
+        place = meeting_place(self._config, self._paths, self._env, self._must_stop)
+        if place is None or self._must_stop():
+            return conclude_start(self.as_stop)
+        make_folder(self._paths.own_checkpoints)
+        words = words_of(self._config, self._paths)
+        environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
+        print(f"{_STARTS}{self._config.train.command_dir}: {words}", flush=True)
+        self._program = Program(words, environ, self._config.train.command_dir)
+        self._follow(self._program)
+        code = self._program.code
+        if self._story is not None:
+            self._story.look()
+        if code is not None and -code in _STOPS and not self._stop.is_set:
+            time.sleep(1.0)  # some sites signal every process of a job: ours is told in this moment
+        if code == ExitCode.REQUEUED and not self._stop.is_set:
+            self._stop.request(ASKED)
+            self._tell_stop()
+        if self._must_stop():
+            print(f"the program ended with {_told(code)} after {self._stop.signal_name}: it goes on later.")
+            return conclude_start(self.as_stop)
+        if code != 0:
+            self._fail(code)
+            return ExitCode.FAILED
+        return self._finish()
+
+    def _follow(self, program: Program) -> None:
+        """Until the program and all that it started have ended; hands a stop on to it."""
+        told_time: float | None = None
+        left_time: float | None = None
+        while program.is_alive():
+            now = time.monotonic()
+            if self._must_stop():
+                if told_time is None:
+                    told_time = now
+                    self._tell_stop()
+                    print(f"{self._stop.signal_name}: the program gets SIG{self._config.train.command_signal.value}.")
+                    program.send(getattr(signal, f"SIG{self._config.train.command_signal.value}"))
+                self._late.look(float("inf"))
+                if self._env.launcher != "slurm" and now - told_time > _DEAF_S:
+                    program.send(signal.SIGKILL)
+            elif program.code is not None:
+                left_time = left_time or now
+                if now - left_time > _LEFT_BEHIND_S:
+                    program.send(signal.SIGKILL if now - left_time > 2 * _LEFT_BEHIND_S else signal.SIGTERM)
+            if self._story is not None:
+                self._story.look()
+            time.sleep(_POLL_S)
+
+    def _finish(self) -> int:
+        """The program is done here. Rank 0 waits for the others, and says that the run is."""
+        if self._story is None:
+            write_json(self._paths.program_end(self._attempt, self._env.rank), {"time": time.time()})
+            return ExitCode.OK
+        missing = {self._paths.program_end(self._attempt, rank) for rank in range(1, self._env.world_size)}
+        while missing := {each for each in missing if not each.exists()}:
+            if self._must_stop():
+                return conclude_start(self.as_stop)
+            self._story.look()
+            time.sleep(self._look_s)
+        cause = self._story.conclude()
+        Journal(self._paths).end(
+            self._attempt, state=RunState.COMPLETED, cause=cause, step=self._step, saved_step=self._step
+        )
+        return ExitCode.OK
+
+    def _fail(self, code: int | None) -> None:
+        is_killed = code == -signal.SIGKILL
+        output = _last_lines(self._paths.log(self._attempt, self._env.rank))
+        message = f"the program ended with {_told(code)}"
+        print(f"{message}: {self._program.words if self._program else ''}", file=sys.stderr, flush=True)
+        record = self.record(
+            ExitCode.FAILED, type="ProgramError", message=message, cause="killed" if is_killed else "program",
+            output=output,
+        )  # fmt: skip
+        conclude_error(self.as_stop, record)
+
+    def record(self, exit_code: ExitCode, **fields: Any) -> dict[str, Any]:
+        """What the failure file has of this rank."""
+        return {
+            "rank": self._env.rank, "node": self._env.node, "exit_code": int(exit_code), "time": time.time(),
+            "start": log_header(self._attempt, self._env.job_id, self._env.restart_count), **fields,
+        }  # fmt: skip
+
+    def end_program(self) -> None:
+        """Leaves nothing of the program behind."""
+        if self._program is None or not self._program.is_alive():
+            return
+        self._program.send(signal.SIGTERM)
+        deadline = time.monotonic() + _LEFT_BEHIND_S
+        while self._program.is_alive() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        self._program.send(signal.SIGKILL)
+
+    def _must_stop(self) -> bool:
+        """True once this rank has been asked to stop: by a signal, the cancel marker, or another rank.
+
+        Raises _PeerFailed: srun ends us with the signal of a preemption, and the failing rank has told it before.
+        """
+        now, is_one = time.monotonic(), self._env.world_size == 1
+        if now - self._looked >= self._look_s or (self._stop.is_set and not self._has_stopped):
+            self._looked, self._has_stopped = now, self._stop.is_set
+            if not is_one and self._paths.failure(self._attempt).exists():
+                raise _PeerFailed
+            if self._paths.marker(CANCEL).exists():
+                self._stop.request("CANCEL marker")
+            elif not is_one and self._paths.program_stop(self._attempt).exists():
+                self._stop.request("another rank")
+        return self._stop.is_set
+
+    def _tell_stop(self) -> None:
+        if self._env.world_size > 1:
+            write_json(self._paths.program_stop(self._attempt), {"why": self._stop.signal_name}, sync=False)
+
+
+def _told(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_lines(log: Path) -> str:
+    """What the program printed last."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rpartition(_STARTS)[2].splitlines()[1:][-_LAST_LINES:])

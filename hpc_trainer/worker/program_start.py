@@ -1,0 +1,191 @@
+"""A person's program (`train.command`): its words, its environment, and its processes. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.program import fill, is_one_a_node, script_files, split_words, values_of
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import ConfigError, RankEnvError
+from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.told_metrics import VARIABLE
+from hpc_trainer.runtime.rank_env import RankEnv
+
+_COPIES = "HPC_TRAINER_FROZEN_CODE"
+_LOOPBACK = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PYTHON = re.compile(r"python[0-9.]*")
+
+
+def words_of(config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The words of the program of this run, with every placeholder filled in.
+
+    A script of the person's, where the code was frozen, is the frozen copy; `python -m` finds modules there too, and
+    not in the folder that the program starts in.
+    """
+    places = {"run.id": paths.run_id, "run.dir": str(paths.folder), "run.checkpoints": str(paths.own_checkpoints)}
+    value_of = values_of(to_plain(config), places)
+    raw = split_words(config.train.command or "")
+    scripts, copies = set(script_files(raw)), json.loads(environ.get(_COPIES, "{}"))
+    folder = config.train.command_dir or os.curdir
+    words = [_frozen(word, folder, copies) if word in scripts else fill(word, value_of) for word in raw]
+    if copies and sys.version_info >= (3, 11):  # 3.10 has no -P: there the current folder comes first with -m
+        for place, (word, after) in enumerate(itertools.pairwise(words)):
+            if after == "-m" and _PYTHON.fullmatch(Path(word).name):
+                words.insert(place + 1, "-P")
+                break
+    return words
+
+
+def _frozen(word: str, folder: str, copies: Mapping[str, str]) -> str:
+    path = os.path.normpath(Path(folder, word))
+    for real in (path, os.path.realpath(path)):
+        for source, copy in copies.items():
+            if real.startswith(f"{source}{os.sep}"):
+                found = Path(copy, os.path.relpath(real, source))
+                if found.is_file():
+                    return str(found)
+    return word
+
+
+def environment_of(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, place: tuple[str, int]
+) -> dict[str, str]:
+    """What the program finds in its environment (docs/any_program.md).
+
+    Args:
+        place: address and port on rank 0's node, free when it was looked for.
+    """
+    address, port = place
+    own = {
+        "HPC_TRAINER_RUN_ID": paths.run_id,
+        "HPC_TRAINER_RUN_DIR": str(paths.folder),
+        "HPC_TRAINER_CHECKPOINTS": str(paths.own_checkpoints),
+        "HPC_TRAINER_ATTEMPT": str(attempt),
+        VARIABLE: str(paths.told_metrics(attempt)),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+    if is_one_a_node(config):
+        # What torchrun takes for options that it is not given: a bare `torchrun train.py` is right on any profile.
+        ranks = config.hardware.ranks_per_node
+        own |= {"NODE_RANK": str(env.node_rank), "PET_NODE_RANK": str(env.node_rank), "PET_NNODES": str(env.num_nodes)}
+        own |= {"PET_NPROC_PER_NODE": str(ranks), "PET_MASTER_ADDR": address, "PET_MASTER_PORT": str(port)}
+    else:
+        own |= {
+            "RANK": str(env.rank), "LOCAL_RANK": str(env.local_rank), "WORLD_SIZE": str(env.world_size),
+            "LOCAL_WORLD_SIZE": str(env.local_world_size), "GROUP_RANK": str(env.node_rank),
+            "NODE_RANK": str(env.node_rank),
+        }  # fmt: skip
+    inherited = {key: value for key, value in os.environ.items() if key != _COPIES}
+    # `python`, `torchrun`, `accelerate` are those beside the Python that runs us: cluster.python, or who submitted.
+    path = [str(Path(sys.executable).parent), *inherited.get("PATH", os.defpath).split(os.pathsep)]
+    return {
+        "PYTHONUNBUFFERED": "1",  # else the last lines of a program that is killed are lost
+        **inherited,
+        "PATH": os.pathsep.join(dict.fromkeys(path)),
+        **own,
+    }
+
+
+def meeting_place(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, should_stop: Callable[[], bool]
+) -> tuple[str, int] | None:
+    """Where the programs of all ranks may meet: rank 0 chooses, and tells it by a file. None: a stop came first.
+
+    Raises:
+        RankEnvError: rank 0 did not say it in `parallel.timeout_s` seconds.
+    """
+    if env.rank == 0:
+        address = config.cluster.master_addr or (_LOOPBACK if env.num_nodes == 1 else socket.gethostname())
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+        if env.world_size > 1:
+            told = {"incarnation": env.incarnation, "address": address, "port": port}
+            write_json(paths.rendezvous, told, sync=False)
+        return address, port
+    deadline = time.monotonic() + config.parallel.timeout_s
+    while time.monotonic() < deadline:
+        found = read_json(paths.rendezvous) or {}
+        if found.get("incarnation") == env.incarnation:
+            return str(found["address"]), int(found["port"])
+        if should_stop():
+            return None
+        time.sleep(0.1)
+    raise RankEnvError(
+        f"rank {env.rank} waited {config.parallel.timeout_s} s for rank 0 in vain (parallel.timeout_s): it did not "
+        "start, or its node does not see the folder of runs."
+    )
+
+
+class Program:
+    """The program and all that it starts, as one process group: a signal reaches all of it, and its end is the group's.
+
+    If this process dies the program is asked to end (SIGTERM): nobody would bring back, or end, what it goes on with.
+    """
+
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], folder: str | None) -> None:
+        """Raises ConfigError: there is no such program, or it cannot be started."""
+        libc = ctypes.CDLL(None)
+
+        def in_own_group() -> None:
+            os.setpgid(0, 0)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+        self.words = list(words)
+        try:
+            self._process = subprocess.Popen(
+                words, env=environ, cwd=folder, stdin=subprocess.DEVNULL,
+                preexec_fn=in_own_group,  # noqa: PLW1509  (no other thread runs yet)
+            )  # fmt: skip
+        except OSError as error:
+            where = f"It is looked for in PATH={environ['PATH']}." if "/" not in words[0] else ""
+            raise ConfigError(
+                f"train.command: {words[0]} cannot be started in {folder}: {error.strerror or error}. {where} Name it "
+                "by its whole path, or put it on PATH by cluster.setup or cluster.env."
+            ) from error
+
+    @property
+    def code(self) -> int | None:
+        """What the program itself ended with, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def is_alive(self) -> bool:
+        """True while it, or anything that it started and that stayed in its group, runs."""
+        if self._process.poll() is None:
+            return True
+        try:
+            os.killpg(self._process.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return _has_living(self._process.pid)
+
+    def send(self, number: int) -> None:
+        """Sends a signal to all of it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _has_living(group: int) -> bool:
+    """True if a process of the group is no zombie: in a container nobody may collect those whose parent has gone."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, _, its_group, *_ = path.read_text(errors="replace").rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False

@@ -1,0 +1,70 @@
+"""What rank 0 makes of what a person's program tells: metrics.jsonl, heartbeat.json, and at the end result.json."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.metrics_log import MetricsLog
+from hpc_trainer.runs.states import DONE
+from hpc_trainer.runs.told_metrics import NewLines, Told
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.telemetry.life_signs import LifeSigns
+from hpc_trainer.training.telemetry.metrics import cause_of_end
+
+
+class Story:
+    """Of one attempt; for rank 0 alone."""
+
+    def __init__(self, config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag) -> None:
+        self.step: int | None = None
+        """The last that the program told; None: it has told none yet."""
+        self._paths, self._attempt, self._world_size = paths, attempt, env.world_size
+        self._lines = NewLines(paths.told_metrics(attempt))
+        self._metrics: dict[str, float] = {}
+        self._log = MetricsLog(paths.metrics)
+        self._signs = LifeSigns(
+            paths=paths, env=env, attempt=attempt, num_steps=config.train.num_steps,
+            every_s=config.monitor.heartbeat_every_s, saves=SavePlan(), stop=stop,
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """Takes in what is new, and gives a sign of life. Raises SupersededError: a later attempt has begun."""
+        for told in self._lines.read():
+            self._take(told)
+        self._signs.tell(self.step or 0)
+
+    def _take(self, told: Told) -> None:
+        if self.step is None:
+            # It goes on from a checkpoint of its own: what was told of later steps is done again.
+            self._log.rewind(max(0, told.step - 1))
+            self._signs.start(told.step)
+            Journal(self._paths).resume(self._attempt, told.step)
+        elif told.step < self.step:
+            self._log.rewind(max(0, told.step - 1))
+        self.step = told.step
+        if told.num_steps is not None:
+            self._signs.num_steps = told.num_steps
+        if told.metrics:
+            self._metrics |= told.metrics
+            self._signs.saw_metrics(told.metrics)
+            self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
+
+    def conclude(self) -> str:
+        """The program is done on all ranks: writes result.json and DONE, and returns the cause of the journal."""
+        cause = cause_of_end(self._metrics, None)
+        result: dict[str, Any] = {
+            "run_id": self._paths.run_id, "step": self.step or 0, "num_steps": self._signs.num_steps,
+            "attempts": self._attempt + 1, "world_size": self._world_size, "cause": cause, "reason": None,
+            "metrics": self._metrics,
+        }  # fmt: skip
+        write_json(self._paths.result, result)
+        # DONE last: who sees it may count on the result.
+        write_json(self._paths.marker(DONE), {"time": time.time()})
+        return cause

@@ -1,0 +1,120 @@
+"""Programs of a person's own on this machine: stopped and going on, failing, on several ranks, one a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+FAST = ("monitor.heartbeat_every_s=0",)
+
+
+def _take(local: LocalDriver, name: str) -> None:
+    shutil.copy(PROGRAMS / name, local.folder)
+
+
+def _metrics(local: LocalDriver, sweep: str) -> list[int]:
+    lines = (local.run_folder(sweep) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_a_stopped_program_goes_on_from_its_own_checkpoint(local: LocalDriver) -> None:
+    _take(local, "count.sh")
+    words = ("--command", "./count.sh {params.steps}", "params.steps=60", "sweep_name=counted", *FAST)
+    process = local.start("train", *words)
+    local.wait_for_step("counted", 10)
+    local.signal_rank("counted", signal.SIGUSR2)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 1, output + errors
+    (end,) = local.events("counted", "end")
+    assert (end["state"], end["signal"], end["error"]) == ("PREEMPTED", "SIGUSR2", {})
+    done = local.train(*words)
+    assert (done["state"], done["step"], done["metrics"]) == ("COMPLETED", 60, {"left": 0})
+    assert _metrics(local, "counted") == list(range(1, 61)), "no step twice, none left out"
+    logs = sorted((local.run_folder("counted") / "logs").glob("*.log"))
+    assert f"begins after step {end['step']}" in logs[1].read_text()
+    assert "all is done" in local.run("train", *words).stdout
+
+
+def test_75_asks_to_come_back(local: LocalDriver) -> None:
+    local.run("train", "--command", "sh -c 'exit 75'", "sweep_name=asks", *FAST, check=False)
+    (end,) = local.events("asks", "end")
+    assert (end["state"], end["signal"]) == ("PREEMPTED", "exit 75")
+
+
+def test_a_failing_rank_ends_the_others_and_is_told_with_its_last_lines(local: LocalDriver) -> None:
+    script = "if [ $RANK = 1 ]; then echo the reason; exit 7; fi; sleep 60"
+    began = time.monotonic()
+    done = local.run(
+        "train", "--command", f"sh -c '{script}'", "hardware=cpu_x2", "sweep_name=failing", *FAST, check=False
+    )
+    assert done.returncode == 1
+    assert time.monotonic() - began < 50, "rank 0 did not wait for its own program"
+    told = local.json("why", "failing")
+    assert (told["state"], told["cause"]) == ("FAILED", "program")
+    assert "rank 1" in told["evidence"][0]
+    assert "exit code 7" in told["evidence"][0]
+    assert "  the reason" in told["evidence"]
+
+
+def test_ranks_know_their_place_and_torchrun_starts_its_own(local: LocalDriver) -> None:
+    _take(local, "fit_ddp.py")
+    steps = ("params.steps=20", "hardware=cpu_x2", *FAST)
+    ranks = local.train("--command", "python fit_ddp.py {params.steps}", "sweep_name=ranks", *steps)
+    node = local.train(
+        "--command", "torchrun fit_ddp.py {params.steps}", "sweep_name=node", "train.command_per=node", *steps
+    )
+    assert (ranks["state"], node["state"]) == ("COMPLETED", "COMPLETED")
+    assert ranks["metrics"] == node["metrics"]
+    logs = "".join(each.read_text() for each in (local.run_folder("node") / "logs").glob("*.log"))
+    assert {f"rank {rank} of 2" in logs for rank in (0, 1)} == {True}
+
+
+def test_nothing_of_a_cancelled_program_is_left(local: LocalDriver) -> None:
+    """It starts a child that does not hear, and does not hear itself."""
+    script = "trap '' TERM; (trap '' TERM; sleep 987 & echo child $!; wait); sleep 987"
+    process = local.start("train", "--command", f"sh -c '{script}'", "sweep_name=deaf", "local.max_parallel=1", *FAST)
+    deadline = time.monotonic() + 60
+    child = 0
+    while not child and time.monotonic() < deadline:
+        logs = [each.read_text() for each in (local.folder / "runs" / "deaf").glob("*/logs/*.log")]
+        child = next(
+            (int(line.split()[1]) for text in logs for line in text.splitlines() if line.startswith("child ")), 0
+        )
+        time.sleep(0.1)
+    assert child
+    local.run("cancel", "deaf")
+    process.communicate(timeout=100)
+    assert local.json("status", "deaf")["runs"][0]["state"] == "CANCELLED"
+    assert not _is_at_work(child)
+
+
+def _is_at_work(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("words", [["step=x"], ["loss=1"], ["step=1", "=3"], ["step=-1"]])
+def test_log_says_what_it_takes(local: LocalDriver, words: list[str]) -> None:
+    done = local.run("log", *words, check=False)
+    assert (done.returncode, "hpc-trainer log step=10 loss=0.3" in done.stderr) == (2, True)
+
+
+def test_a_shell_script_tells_its_metrics(local: LocalDriver) -> None:
+    script = f"{sys.executable} -m hpc_trainer log step=5 num_steps=5 loss=0.5"
+    done = local.train("--command", f"sh -c '{script}'", "sweep_name=shell", *FAST)
+    assert (done["step"], done["metrics"]) == (5, {"loss": 0.5})

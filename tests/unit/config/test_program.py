@@ -1,0 +1,134 @@
+"""`train.command`: words, placeholders, names, and what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.compose.composer import override_value
+from hpc_trainer.config.program import (
+    fill,
+    module_names,
+    placeholders,
+    program_name,
+    script_files,
+    split_words,
+    values_of,
+)
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.freeze import Grid, freeze_grid
+
+CONFIG = {"params": {"lr": 1e-5, "name": "a b; rm -rf /", "wide": True, "none": None, "list": [1, 2]}, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    Path("train.py").touch()
+
+
+def _freeze(command: str, *words: str) -> Grid:
+    return freeze_grid([f"train.command={override_value(command)}", "cluster=local", *words])
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{params.lr}", "1e-05"),
+        ("--out={run.dir}/x", "--out=/runs/r1/x"),
+        ("{params.name}", "a b; rm -rf /"),
+        ("{params.wide},{params.none},{seed}", "true,null,3"),
+        ("{params.list}", "[1, 2]"),
+        ("{{}}${HOME}", "{}${HOME}"),
+    ],
+)
+def test_placeholders_are_filled_in_and_stay_one_word(word: str, filled: str) -> None:
+    assert fill(word, values_of(CONFIG, {"run.dir": "/runs/r1"})) == filled
+
+
+def test_values_that_look_like_placeholders_are_not_filled_in_again() -> None:
+    config = {"params": {"a": "{params.b}", "b": "no"}}
+    assert fill("{params.a}", values_of(config, {})) == "{params.b}"
+
+
+@pytest.mark.parametrize("text", ["{", "a } b", "{{{"])
+def test_a_lone_brace_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="is alone"):
+        list(placeholders(text))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "scripts", "modules"),
+    [
+        ("python train.py --lr {params.lr}", "train", ["train.py"], []),
+        ("torchrun --nproc-per-node 2 my/fit.py", "fit", ["my/fit.py"], []),
+        ("python -m lab.fit {params.x}", "fit", [], ["lab.fit"]),
+        ("./count.sh 3", "count", ["./count.sh"], []),
+        ("sh -c 'echo {run.dir}'", "sh", [], []),
+        ("{params.python} train.py", "train", ["train.py"], []),
+    ],
+)
+def test_what_a_command_runs(command: str, name: str, scripts: list[str], modules: list[str]) -> None:
+    words = split_words(command)
+    assert (program_name(command), script_files(words), module_names(words)) == (name, scripts, modules)
+
+
+def test_each_point_is_a_run_named_after_the_program_and_its_params() -> None:
+    specs = _freeze("python train.py --lr {params.lr}", "params.lr=1e-3,1e-2").specs
+    assert [spec.run_id.rpartition("-")[0] for spec in specs] == ["train-lr0.001-s0", "train-lr0.01-s0"]
+    assert {spec.num_steps for spec in specs} == {0}
+    assert {spec.config["train"]["command_dir"] for spec in specs} == {str(Path.cwd())}
+
+
+def test_steps_that_the_command_names_are_known() -> None:
+    (spec,) = _freeze("python train.py {train.num_steps}", "train.num_steps=70").specs
+    assert spec.num_steps == 70
+
+
+def test_one_task_a_node_has_all_its_cores() -> None:
+    words = ("hardware.tasks_per_node=4", "hardware.cpus_per_task=2")
+    (rank,) = _freeze("python train.py", *words).specs
+    (node,) = _freeze("python train.py", *words, "train.command_per=node").specs
+    assert (rank.shape.tasks_per_node, rank.shape.cpus_per_task) == (4, 2)
+    assert (node.shape.tasks_per_node, node.shape.cpus_per_task) == (1, 8)
+    assert rank.run_id != node.run_id
+
+
+def test_a_value_of_the_environment_is_the_programs_own() -> None:
+    (spec,) = _freeze("sh -c 'echo \\${HOME} $x'").specs
+    assert spec.config["train"]["command"] == "sh -c 'echo ${HOME} $x'"
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "says"),
+    [
+        ("python train.py {lr}", ["params.lr=1"], r"\{lr\} is no key .* Did you mean params.lr\?"),
+        ("python train.py {run.dirr}", [], r"Did you mean run.dir\?"),
+        ("python train.py {}", [], r"\{\} names nothing"),
+        ("python train.py {", [], "brace at character 17 is alone"),
+        ("python 'train.py", [], "No closing quotation"),
+        ("", [], "must begin with a program"),
+        ("--lr 3", [], "must begin with a program"),
+        ("python tran.py", [], "runs tran.py, and .* has no such file"),
+        ("./tran", [], "runs ./tran, and .* has no such file"),
+        ("python train.py", ["optim.lr=1e-3"], "optim.lr=0.001 has no effect|optim.lr=1e-3 has no effect"),
+        ("python train.py", ["model=gpt"], "model=gpt has no effect"),
+        ("python train.py", ["train.main=my.main"], "two programs for one run"),
+        ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
+    ],
+)
+def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        _freeze(command, *words)
+
+
+def test_an_override_that_the_command_reads_is_welcome() -> None:
+    specs = _freeze("python train.py {optim.lr} {model.name}", "optim.lr=1e-3,1e-2", "model=mlp").specs
+    assert len(specs) == 2
+
+
+def test_the_keys_of_a_command_need_one() -> None:
+    with pytest.raises(ConfigError, match=r"train\.command_per=node is for train\.command"):
+        freeze_grid(["experiment=digits", "train.command_per=node", "cluster=local"])

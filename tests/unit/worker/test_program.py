@@ -1,0 +1,123 @@
+"""A person's program: its words and environment, and when it is not started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.config.schema.train import CommandPer, TrainConfig
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.told_metrics import VARIABLE
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.worker import program
+from hpc_trainer.worker.program import ASKED, NoProgressError
+from hpc_trainer.worker.program_start import environment_of, words_of
+
+PLACE = ("node1", 4321)
+
+
+def _env(rank: int = 3) -> RankEnv:
+    return RankEnv(
+        rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2, num_nodes=2,
+        launcher="slurm", job_id="7_0", restart_count=0, node="n2",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(str(tmp_path / "runs" / "sweep" / "r1"))
+
+
+def _config(command: str, folder: Path) -> TrainConfig:
+    config = TrainConfig()
+    config.params = {"lr": 0.001, "name": "a b"}
+    config.train.command, config.train.command_dir = command, str(folder)
+    return config
+
+
+def test_scripts_are_the_frozen_ones_and_other_files_are_not(tmp_path: Path, paths: RunPaths) -> None:
+    copy = tmp_path / "code" / "app"
+    (copy / "my").mkdir(parents=True)
+    (copy / "my" / "fit.py").touch()
+    (tmp_path / "app").mkdir()
+    command = "python my/fit.py --data data.csv --out {run.dir}/x --name {params.name} other.py"
+    words = words_of(
+        _config(command, tmp_path / "app"), paths,
+        {"HPC_TRAINER_FROZEN_CODE": json.dumps({str(tmp_path / "app"): str(copy)})},
+    )  # fmt: skip
+    assert words == [
+        "python", f"{copy}/my/fit.py", "--data", "data.csv", "--out", f"{paths.folder}/x", "--name", "a b", "other.py",
+    ]  # fmt: skip
+
+
+def test_modules_are_not_looked_for_in_the_current_folder(tmp_path: Path, paths: RunPaths) -> None:
+    config = _config("torchrun --x python3.11 -m lab.fit", tmp_path)
+    assert words_of(config, paths, {}) == ["torchrun", "--x", "python3.11", "-m", "lab.fit"]
+    safe = words_of(config, paths, {"HPC_TRAINER_FROZEN_CODE": json.dumps({"/x": "/y"})})
+    extra = ["-P"] if sys.version_info >= (3, 11) else []
+    assert safe == ["torchrun", "--x", "python3.11", *extra, "-m", "lab.fit"]
+
+
+def test_a_rank_finds_its_place(tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = environment_of(_config("x", tmp_path), paths, _env(), 2, PLACE)
+    named = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [found[name] for name in named] == ["3", "1", "4", "2", "1", "node1", "4321"]
+    assert found["HPC_TRAINER_ATTEMPT"] == "2"
+    assert found[VARIABLE] == str(paths.folder / "logs" / "attempt-002.metrics.jsonl")
+    assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+    assert "PET_NNODES" not in found
+
+
+def test_a_program_of_a_node_is_told_what_torchrun_asks_for(
+    tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    config = _config("torchrun x.py", tmp_path)
+    config.train.command_per = CommandPer.node
+    config.hardware.tasks_per_node = 8
+    found = environment_of(config, paths, _env(1), 0, PLACE)
+    pet = {key: value for key, value in found.items() if key.startswith("PET_")}
+    assert pet == {
+        "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "8", "PET_MASTER_ADDR": "node1",
+        "PET_MASTER_PORT": "4321",
+    }  # fmt: skip
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & found.keys()
+
+
+def _attempts(*ends: tuple[int | None, str | None]) -> list[Attempt]:
+    made = [
+        Attempt(
+            attempt=number, job_id="7_0", restart_count=number, node="n", pid=1, start_time=float(number),
+            end_time=number + 0.5, step=step, signal=signal,
+        )
+        for number, (step, signal) in enumerate(ends)
+    ]  # fmt: skip
+    now = Attempt(attempt=len(ends), job_id="7_0", restart_count=len(ends), node="n", pid=1, start_time=99.0)
+    return [*made, now]
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_stopped"),
+    [
+        ([], False),
+        ([(5, "SIGTERM"), (5, "SIGTERM")], False),
+        ([(5, "SIGTERM")] * 3, True),
+        ([(5, "SIGTERM"), (5, "SIGTERM"), (6, "SIGTERM")], False),
+        ([(None, ASKED)] * 3, True),
+        ([(None, "SIGTERM")] * 9, False),  # it tells no steps: a preemption proves nothing
+        ([(None, ASKED), (None, "SIGTERM"), (None, ASKED), (None, ASKED)], False),
+    ],
+)
+def test_a_program_that_gets_no_further_is_not_started_again(
+    ends: list[tuple[int | None, str | None]], is_stopped: bool
+) -> None:
+    expected = pytest.raises(NoProgressError, match="max_no_progress=2") if is_stopped else contextlib.nullcontext()
+    with expected:
+        program._check_progress(_attempts(*ends), frozenset(), 2)
