@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +161,31 @@ def test_a_sweep_that_loses_its_files_goes_on_and_is_submitted_once(driver: Driv
     runs = driver.wait_for_states("robbed", "COMPLETED")
     assert _starts(driver, "robbed") == Counter(runs.keys()), "every run once"
     assert len([*(folder / "slurm").glob("*.sh")]) == 1
+
+
+def test_jobs_that_wait_are_found_in_the_queue_when_all_files_about_them_are_lost(driver: Driver) -> None:
+    """Slurm tells whose they are: their name, and the path that their script had. Another sweep keeps the same name."""
+    words = (*TINY, "seed=range(0,3)", "sweep_name=forgotten")
+    for node in NODES:
+        driver.slurm.set_node(node, "drain")
+    driver.submit(*words)
+    elsewhere = Driver(driver.slurm, driver.folder / "elsewhere")
+    elsewhere.folder.mkdir()
+    elsewhere.submit(*words)
+    folder = driver.folder / "runs" / "forgotten"
+    for name in ("slurm", "submissions"):
+        shutil.rmtree(folder / name)
+    (folder / "submissions.jsonl").unlink()
+    runs = driver.status("forgotten").values()
+    assert {run["state"] for run in runs} == {"UNKNOWN"}
+    assert driver.json("submit", *words)["submitted"] == 0
+    driver.run("cancel", "forgotten")
+    assert {run["state"] for run in elsewhere.status("forgotten").values()} == {"PENDING"}, "its jobs are its own"
+    elsewhere.run("cancel", "forgotten")
+    for each in (driver, elsewhere):
+        each.wait_for_states("forgotten", "CANCELLED")
+    for node in NODES:
+        driver.slurm.set_node(node, "resume")
 
 
 def test_over_budget_is_refused_with_the_number(driver: Driver) -> None:
