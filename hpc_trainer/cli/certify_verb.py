@@ -9,16 +9,15 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.cli.common import print_json
+from hpc_trainer.cli.given import Given, only_point
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.compose.composer import overrides_for_here
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.certify import Certificate, Trial, certify
 from hpc_trainer.runs.interruptions import VARIABLE, Interruption, draw, to_text
@@ -28,9 +27,8 @@ _FEWEST_STEPS = 5
 
 
 def run_certify_verb(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, steps: int, interruptions: int,
-    seed: int | None, timeout_s: float, keep: bool, as_json: bool,
-) -> None:  # fmt: skip
+    given: Given, *, steps: int, interruptions: int, seed: int | None, timeout_s: float, keep: bool, as_json: bool
+) -> None:
     """Exits 0 if the runs are identical, 1 if not or if one failed, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or interruptions < 1:
         raise ConfigError(
@@ -38,18 +36,18 @@ def run_certify_verb(
             "there must be a step to be interrupted at. Use --steps 40 --interruptions 4."
         )
     chosen = seed if seed is not None else random.SystemRandom().randrange(10_000)
-    say = _be_silent if as_json else partial(print, flush=True)
+    tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
     folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-certify-"))
     certificate = None
     try:
-        trials, plan = _trials(overrides, config_dirs, trust, steps, interruptions, chosen, folder)
+        trials, plan = _trials(given, steps, interruptions, chosen, folder)
         spec = trials[0].spec
-        say(
+        tell(
             f"{spec.run_id}: {spec.num_steps} steps on {spec.shape.world_size} rank(s), seed of the interruptions "
             f"{chosen} (--seed {chosen} draws them again)."
         )
         with _ended_by_signals():
-            certificate = certify(trials[:2], trials[2], plan, seed=chosen, timeout_s=timeout_s, say=say)
+            certificate = certify(trials[:2], trials[2], plan, seed=chosen, timeout_s=timeout_s, say=tell)
     finally:
         kept = keep or (certificate is not None and not certificate.is_identical)
         if not kept:
@@ -83,59 +81,45 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _be_silent(line: str) -> None:
-    """In place of print, with --json."""
-
-
 def _trials(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], steps: int, interruptions: int,
-    seed: int, folder: Path,
-) -> tuple[list[Trial], list[Interruption]]:  # fmt: skip
-    here = [each for each in overrides_for_here(overrides, "certify") if not each.startswith("sweep_name=")]
-    specs = freeze_grid(here, config_dirs=config_dirs, trust=trust).specs
-    if len(specs) != 1:
-        raise ConfigError(f"certify takes one configuration, and this is a grid of {len(specs)}. Choose one point.")
-    if specs[0].config["train"].get("command") is not None:
+    given: Given, steps: int, interruptions: int, seed: int, folder: Path
+) -> tuple[list[Trial], list[Interruption]]:
+    here = given.here("certify", without=("sweep_name=",))
+    point = only_point(here.freeze(), "certify takes", "Choose one point.")
+    if point.config["train"].get("command") is not None:
         raise ConfigError(
             "certify looks at the tensors of a training, and train.command is a program of its own. Interrupt it on "
             "Slurm by: hpc-trainer drill preempt RUN."
         )
-    num_steps = max(_FEWEST_STEPS, min(steps, specs[0].num_steps))
+    num_steps = max(_FEWEST_STEPS, min(steps, point.num_steps))
     every_steps = max(1, num_steps // 8)
     short = [f"train.num_steps={num_steps}", f"checkpoint.every_steps={every_steps}"]
-    schedule = specs[0].config["schedule"]
+    schedule = point.config["schedule"]
     if int(schedule["warmup_steps"] or 0) >= num_steps:
         short.append(f"schedule.warmup_steps={num_steps // 4}")
     if int(schedule["decay_steps"] or 0) > num_steps // 2:
         short.append("schedule.decay_steps=null")  # a fifth of the steps
-    world_size = specs[0].shape.world_size
-    plan = draw(seed, num_steps=num_steps, every_steps=every_steps, count=interruptions, world_size=world_size)
+    plan = draw(
+        seed, num_steps=num_steps, every_steps=every_steps, count=interruptions, world_size=point.shape.world_size
+    )
     trials = []
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
-        forced = [
+        grid = here.freeze(
             *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
             "monitor.log_every_steps=1", "tracker=none",
             f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
-        ]  # fmt: skip
-        grid = freeze_grid([*here, *forced], config_dirs=config_dirs, trust=trust)
-        spec = grid.specs[0]
-        trials.append(
-            Trial(
-                sweep=grid.sweep,
-                spec=spec,
-                start=partial(submit_grid, grid, command_line=sys.argv),
-                bring_back=partial(retry, grid.sweep, [spec.run_id], take_back=False),
-            )
-        )
+        )  # fmt: skip
+        start = partial(submit_grid, grid, command_line=sys.argv)
+        bring_back = partial(retry, grid.sweep, [grid.specs[0].run_id], take_back=False)
+        trials.append(Trial(sweep=grid.sweep, spec=grid.specs[0], start=start, bring_back=bring_back))
     return trials, plan
 
 
 def _json(certificate: Certificate) -> dict[str, Any]:
-    first, reason = certificate.first, certificate.reason
+    first = certificate.first
     return {
         **dataclasses.asdict(certificate),
         "first": None if first is None else {"step": first.step, "rank": first.rank, "names": list(first.names)},
-        "reason": None if reason is None else dataclasses.asdict(reason),
         "is_identical": certificate.is_identical,
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 
@@ -56,6 +57,11 @@ def console() -> Console:
     return VisibleConsole(highlight=False, file=out, width=int(os.environ.get("COLUMNS", "200")))
 
 
+def say(text: str, lead: str = "") -> None:
+    """A line for a person, as long as it is: `lead`, which may be in colour, and the text with its own brackets."""
+    console().print(lead + escape(text), soft_wrap=True)
+
+
 def warn(status: SweepStatus) -> None:
     """What cannot be read of a sweep, on standard error: for verbs whose output has no place for notes."""
     for fault in told_few(status.faults):
@@ -64,7 +70,7 @@ def warn(status: SweepStatus) -> None:
 
 def print_next(words: str) -> None:
     """The command to give next, to copy: not wrapped, and no markup in it."""
-    print(as_typed(f"Next: hpc-trainer {words}"))
+    print(as_typed(f"Next: hpc-trainer {words}").rstrip())
 
 
 def print_json(value: Any) -> None:
@@ -117,11 +123,14 @@ def state_markup(state: RunState) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]) -> None:
-    """A plain table: a heading, a line a row, states in their colour.
+    """A plain table: a heading, a line a row, states in their colour. A column in which no row has anything is left
+    out.
 
     rich's own tables take 1 ms a row to measure and wrap; these lines are cut by nobody and go well with grep. They are
     written at once.
     """
+    told = [index for index in range(len(columns)) if not rows or any(row[index] != "-" for row in rows)]
+    columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]
     shown = [[cell.value if isinstance(cell, RunState) else one_line(cell) for cell in row] for row in rows]
     texts = [[one_line(word) for word in columns], *shown]
     widths = [max(map(len, column)) + 2 for column in zip(*texts, strict=True)]
@@ -165,3 +174,8 @@ def short_number(value: float) -> str:
 def figure(value: Any) -> str:
     """A number to four digits; other values as they are."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def gpu_hours(value: float) -> str:
+    """`9.333 GPU-hours`, `11,520 GPU-hours`."""
+    return f"{value:,.0f} GPU-hours" if value >= 1000 else f"{value:.4g} GPU-hours"

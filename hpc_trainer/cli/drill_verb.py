@@ -31,14 +31,13 @@ def run_drill_verb(
     if as_json:
         print_json({**dataclasses.asdict(report), "drill": report.drill.value})
     else:
-        print(as_typed(_verdict(report)))
+        print(as_typed(_verdict(report, status.sweep.name)))
     if report.problems:
         sys.exit(1)
 
 
-def _verdict(report: DrillReport) -> str:
+def _verdict(report: DrillReport, sweep: str) -> str:
+    drill = f"{report.drill.value} drill"
     if report.problems:
-        return (
-            f"{report.drill.value} drill FAILED: {'; '.join(report.problems)}. Read: hpc-trainer logs {report.run_id}"
-        )
-    return f"{report.drill.value} drill passed: nothing was lost but the time. Next: hpc-trainer status --watch"
+        return f"{drill} FAILED: {'; '.join(report.problems)}. Read: hpc-trainer logs {report.run_id}"
+    return f"{drill} passed: nothing was lost but the time. Next: hpc-trainer status --watch {sweep}"

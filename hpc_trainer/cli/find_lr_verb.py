@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import console, print_json, print_next, print_table
+from hpc_trainer.cli.common import print_json, print_next, print_table, say
+from hpc_trainer.cli.given import Given, only_point
 from hpc_trainer.cli.grid_verbs import stop_queues
-from hpc_trainer.config.compose.composer import override_value, overrides_for_here
+from hpc_trainer.config.compose.composer import override_value
 from hpc_trainer.config.lr_scaling import lr_factor
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find_lr import find_lr
 from hpc_trainer.operate.lr_curve import Curve
@@ -33,29 +33,21 @@ _ROWS = 12
 _OWN = ("sweep_name=", "paths.runs_dir=")
 
 
-def run_find_lr_verb(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, steps: int, first: float,
-    last: float, timeout_s: float, as_json: bool,
-) -> None:  # fmt: skip
+def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, timeout_s: float, as_json: bool) -> None:
     """Exits 0 if there is a suggestion, 1 if the loss fell nowhere, 2 if the configuration is wrong."""
     if steps < _FEWEST_STEPS or not 0 < first < last < float("inf"):
         raise ConfigError(
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --from={first:g} greater than 0 and less than "
             f"--to={last:g}. Use --steps 100 --from 1e-7 --to 10."
         )
-    here = overrides_for_here(overrides, "find-lr")
-    grid = freeze_grid(here, config_dirs=config_dirs, trust=trust)
-    if len(grid.specs) != 1:
-        raise ConfigError(
-            f"find-lr takes one configuration, and this is a grid of {len(grid.specs)}. Choose one point."
-        )
-    (spec,) = grid.specs
+    grid = given.here("find-lr").freeze()
+    spec = only_point(grid, "find-lr takes", "Choose one point.")
     if spec.is_own_loop:
         raise ConfigError("find-lr takes steps of the shared loop, and train.main or train.command is your own.")
     if not as_json:
         print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
     plan = LrRange(first=first, last=last, num_steps=steps)
-    curve = _test(here, config_dirs, trust, plan, timeout_s)
+    curve = _test(given.here("find-lr", without=(*_OWN, "schedule")), plan, timeout_s)
     set_umask(grid.group_readable)
     plot = grid.sweep.run(spec.run_id).lr_range
     make_folder(plot.parent)
@@ -64,27 +56,23 @@ def run_find_lr_verb(
     if as_json:
         print_json(_json(curve, spec, value, plot))
     else:
-        _show(curve, spec, value, plot, overrides)
+        _show(curve, value, plot, given.overrides or ())
     if value is None:
         sys.exit(1)
 
 
-def _test(
-    given: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], plan: LrRange, timeout_s: float
-) -> Curve:
+def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
     """Runs it in a folder of its own, which is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="hpc-trainer-find-lr-"))
     job_ids: list[str] = []
     try:
-        forced = [
+        grid = here.freeze(
             f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
             "schedule=constant", *_at_defaults("schedule", ScheduleConfig()), "tracker=none",
             *_at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
             "checkpoint.keep_best=null", "checkpoint.best_mode=auto", "sweep_name=find-lr",
             f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
-        ]  # fmt: skip
-        own = [each for each in given if not each.startswith((*_OWN, "schedule"))]
-        grid = freeze_grid([*own, *forced], config_dirs=config_dirs, trust=trust)
+        )  # fmt: skip
 
         def start() -> None:
             job_ids.extend(array.job_id for array in submit_grid(grid, command_line=sys.argv).arrays)
@@ -110,19 +98,17 @@ def _optim_lr(curve: Curve, spec: RunSpec) -> float | None:
 
 
 def _json(curve: Curve, spec: RunSpec, value: float | None, plot: Path) -> dict[str, Any]:
+    rates = ("steepest_lr", "divergence_lr", "tenth_lr", "suggested_lr")
     return {
         "run_id": spec.run_id,
         "points": [dataclasses.asdict(point) for point in curve.points],
-        "steepest_lr": curve.steepest_lr,
-        "divergence_lr": curve.divergence_lr,
-        "tenth_lr": curve.tenth_lr,
-        "suggested_lr": curve.suggested_lr,
+        **{name: getattr(curve, name) for name in rates},
         "optim_lr": value,
         "plot": str(plot),
     }
 
 
-def _show(curve: Curve, spec: RunSpec, value: float | None, plot: Path, given: Sequence[str]) -> None:
+def _show(curve: Curve, value: float | None, plot: Path, given: Sequence[str]) -> None:
     points = curve.points
     shown = sorted({round(index * (len(points) - 1) / (_ROWS - 1)) for index in range(_ROWS)})
     rows = [points[index] for index in shown]
@@ -130,7 +116,6 @@ def _show(curve: Curve, spec: RunSpec, value: float | None, plot: Path, given: S
         ["STEP", "LR", "LOSS", "SMOOTHED"],
         [[str(row.step), f"{row.lr:.2g}", f"{row.loss:.4g}", f"{row.smoothed:.4g}"] for row in rows],
     )
-    out = console()
     if curve.divergence_lr is None:
         print(f"The loss did not diverge up to lr={points[-1].lr:.2g}; --to takes a larger one.")
     else:
@@ -139,7 +124,7 @@ def _show(curve: Curve, spec: RunSpec, value: float | None, plot: Path, given: S
         print("The loss fell nowhere: no rate is suggested.")
     else:
         print(f"It fell the fastest at lr={curve.steepest_lr:.2g}. Suggested: optim.lr={value:g}")
-    out.print(f"Plot: {plot}", soft_wrap=True, markup=False, highlight=False)
+    say(f"Plot: {plot}")
     if value is not None:
         words = [each for each in given if not each.startswith("optim.lr=")]
         print_next(f"train {shlex.join([*words, f'optim.lr={value:g}'])}")

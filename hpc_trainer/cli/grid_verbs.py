@@ -7,18 +7,19 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from hpc_trainer.cli.common import console, counts_line, figure, print_json, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.common import counts_line, figure, print_json, resolve_runs_dir, say, state_markup, warn
+from hpc_trainer.cli.given import Given, only_point
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
-from hpc_trainer.cli.show_plan import plan_json, print_plan, print_submitted, submit_json
+from hpc_trainer.cli.show_plan import plan_json, print_next_of, print_plan, print_submitted, submit_json
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.compose.composer import overrides_for_here
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, RunStateError, SlurmError
-from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
+from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
@@ -34,33 +35,27 @@ from hpc_trainer.state.status import SweepStatus, read_status
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
-def run_plan(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str],
-    *, script: bool, memory: bool, retry_failed: bool, as_json: bool,
-) -> None:  # fmt: skip
+def run_plan(given: Given, *, retry_failed: bool, as_json: bool, script: bool = False, memory: bool = False) -> None:
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
-    plan = plan_grid(freeze_grid(overrides, config_dirs=config_dirs, trust=trust), retry_failed=retry_failed)
-    needs = find_needs(plan.grid.specs, plan.grid.sweep) if memory and as_json else []
+    plan = plan_grid(given.freeze(), retry_failed=retry_failed)
+    needs = partial(find_needs, plan.grid.specs, plan.grid.sweep)
     if as_json:
-        print_json(plan_json(plan) | ({"memory": memory_json(needs)} if memory else {}))
+        print_json(plan_json(plan) | ({"memory": memory_json(needs())} if memory else {}))
     else:
         print_plan(plan)
         if memory:
-            print_needs(find_needs(plan.grid.specs, plan.grid.sweep))
-        if script:
-            for array in plan.arrays:
-                print(f"\n# --- batch script of the array on {array.hardware} ---")
-                print(array_script_of(plan, array) or "# the local executor needs none")
+            print_needs(needs())
+        for array in plan.arrays if script else ():
+            print(f"\n# --- batch script of the array on {array.hardware} ---")
+            print(array_script_of(plan, array) or "# the local executor needs none")
+        print_next_of(plan)
     if plan.problems:
         sys.exit(ExitCode.USAGE)
 
 
-def run_submit(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str],
-    *, wait: bool, retry_failed: bool, as_json: bool,
-) -> None:  # fmt: skip
+def run_submit(given: Given, *, wait: bool, retry_failed: bool, as_json: bool) -> None:
     """Submits what is new or interrupted; with `wait`, shows progress to the end."""
-    grid = freeze_grid(overrides, config_dirs=config_dirs, trust=trust)
+    grid = given.freeze()
     done = submit_grid(grid, retry_failed=retry_failed, command_line=sys.argv)
     if as_json and not wait:
         print_json(submit_json(done))
@@ -132,27 +127,22 @@ def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
     return "\n".join((f"Sweep {sweep.name}: {submitted} submitted, {len(done.waiting)} wait{after}.", *done.notes))
 
 
-def run_train(
-    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], *, fresh: bool, as_json: bool
-) -> None:
+def run_train(given: Given, *, fresh: bool, as_json: bool) -> None:
     """One run, here: the local executor with one run and a place to watch it."""
-    grid = freeze_grid(overrides_for_here(overrides, "train"), config_dirs=config_dirs, trust=trust)
-    if len(grid.specs) != 1:
-        raise ConfigError(f"train runs one configuration, and this is a grid of {len(grid.specs)}. Use submit.")
-    spec = grid.specs[0]
+    grid = given.here("train").freeze()
+    spec = only_point(grid, "train runs", "Use submit.")
     paths = grid.sweep.run(spec.run_id)
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
     if state is RunState.CANCELLED and not fresh:
         raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
     arrays = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv).arrays
     if not as_json:
+        told = f" is {state.value} already; this watches it"
         if arrays:
-            steps = f", {spec.num_steps} steps" if spec.num_steps else ""
-            print(f"{spec.run_id}: {spec.shape.world_size} rank(s){steps}. Run folder: {paths.folder}")
+            told = f": {spec.shape.world_size} rank(s)" + (f", {spec.num_steps} steps" if spec.num_steps else "")
         elif state is RunState.COMPLETED:
-            print(f"{spec.run_id}: all is done. `--fresh` begins anew. Run folder: {paths.folder}")
-        else:
-            print(f"{spec.run_id} is {state.value} already; this watches it. Run folder: {paths.folder}")
+            told = ": all is done. `--fresh` begins anew"
+        print(f"{spec.run_id}{told}. Run folder: {paths.folder}")
     status = _wait(grid, [array.job_id for array in arrays], quiet=as_json)
     run = status.run(spec.run_id)
     if as_json:
@@ -161,8 +151,8 @@ def run_train(
              "run_dir": str(paths.folder)}
         )  # fmt: skip
     else:
-        metrics = "  ".join(f"{key}={figure(value)}" for key, value in run.metrics.items())
-        console().print(f"{run.run_id}: {state_markup(run.state)} at step {run.progress}  {metrics}")
+        metrics = "".join(f"  {key}={figure(value)}" for key, value in run.metrics.items())
+        say(f" at step {run.progress}{metrics}", f"{run.run_id}: {state_markup(run.state)}")
         if run.warning is not None:
             print(as_typed(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}"))
     _exit_by_outcome(grid, status, quiet=as_json)
@@ -175,10 +165,8 @@ def _wait(grid: Grid, job_ids: list[str], *, quiet: bool) -> SweepStatus:
         return watch(grid.sweep, wanted, quiet=quiet)
     except KeyboardInterrupt:
         if grid.executor is Executor.slurm or not job_ids:
-            print(
-                as_typed(f"\nNo longer watching; the runs go on. See: hpc-trainer status {grid.sweep.name}"),
-                file=sys.stderr,
-            )
+            told = f"\nNo longer watching; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+            print(as_typed(told), file=sys.stderr)
             sys.exit(1)
         print("\nStopping: every run saves a checkpoint first ...", file=sys.stderr)
         stop_queues(job_ids)
@@ -204,8 +192,6 @@ def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
     if bad and quiet:
         sys.exit(1)
     if bad:
-        causes = "\n".join(f"{run.run_id}: {run.state.value}: {run.whole_reason or 'see its logs'}" for run in bad[:10])
-        more = "".join(f"\n{each}" for each in status.remarks)
-        raise HpcTrainerError(
-            f"{len(bad)} run(s) did not complete:\n{causes}\nRead: hpc-trainer why {bad[0].run_id}{more}"
-        )
+        causes = [f"{run.run_id}: {run.state.value}: {run.whole_reason or 'see its logs'}" for run in bad[:10]]
+        lines = [f"{len(bad)} run(s) did not complete:", *causes, f"Read: hpc-trainer why {bad[0].run_id}"]
+        raise HpcTrainerError("\n".join([*lines, *status.remarks]))

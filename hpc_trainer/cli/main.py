@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.given import Given
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.drill_kinds import Drill
@@ -69,15 +70,6 @@ SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A 
 SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
 
 
-def _with_command(overrides: list[str] | None, command: str | None) -> list[str]:
-    if command is None:
-        return overrides or []
-    from hpc_trainer.config.compose.composer import override_value
-
-    # OmegaConf would look for what ${...} names; it is the program's.
-    return [*(overrides or []), f"train.command={override_value(command.replace('${', chr(92) + '${'))}"]
-
-
 @app.command()
 def train(
     overrides: Overrides = None,
@@ -90,7 +82,7 @@ def train(
     """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
     from hpc_trainer.cli.grid_verbs import run_train
 
-    run_train(_with_command(overrides, command), config_dir or [], trust or [], fresh=fresh, as_json=as_json)
+    run_train(Given.of_grid(overrides, command, config_dir, trust), fresh=fresh, as_json=as_json)
 
 
 @app.command()
@@ -109,15 +101,8 @@ def plan(
     """Show what submit would do: runs, arrays, GPU-hours. Writes nothing."""
     from hpc_trainer.cli.grid_verbs import run_plan
 
-    run_plan(
-        _with_command(overrides, command),
-        config_dir or [],
-        trust or [],
-        script=script,
-        memory=memory,
-        retry_failed=retry_failed,
-        as_json=as_json,
-    )
+    given = Given.of_grid(overrides, command, config_dir, trust)
+    run_plan(given, script=script, memory=memory, retry_failed=retry_failed, as_json=as_json)
 
 
 @app.command()
@@ -134,25 +119,11 @@ def submit(
     """Submit the runs of a grid that are new or interrupted; returns at once and is safe to repeat."""
     from hpc_trainer.cli.grid_verbs import run_plan, run_submit
 
+    given = Given.of_grid(overrides, command, config_dir, trust)
     if dry_run:
-        run_plan(
-            _with_command(overrides, command),
-            config_dir or [],
-            trust or [],
-            script=False,
-            memory=False,
-            retry_failed=retry_failed,
-            as_json=as_json,
-        )
+        run_plan(given, retry_failed=retry_failed, as_json=as_json)
     else:
-        run_submit(
-            _with_command(overrides, command),
-            config_dir or [],
-            trust or [],
-            wait=wait,
-            retry_failed=retry_failed,
-            as_json=as_json,
-        )
+        run_submit(given, wait=wait, retry_failed=retry_failed, as_json=as_json)
 
 
 @app.command()
@@ -310,10 +281,10 @@ def certify_(
     """Interrupt this training at random, here, and show that it ends with the same bits, or what differs and why."""
     from hpc_trainer.cli.certify_verb import run_certify_verb
 
+    given = Given(overrides, config_dir, trust)
     run_certify_verb(
-        overrides or [], config_dir or [], trust or [], steps=steps, interruptions=interruptions, seed=seed,
-        timeout_s=timeout, keep=keep, as_json=as_json,
-    )  # fmt: skip
+        given, steps=steps, interruptions=interruptions, seed=seed, timeout_s=timeout, keep=keep, as_json=as_json
+    )
 
 
 @app.command("find-lr")
@@ -330,10 +301,8 @@ def find_lr_(
     """Try ever larger learning rates on this training, here, and suggest one; writes a plot, leaves no run behind."""
     from hpc_trainer.cli.find_lr_verb import run_find_lr_verb
 
-    run_find_lr_verb(
-        overrides or [], config_dir or [], trust or [], steps=steps, first=first, last=last, timeout_s=timeout,
-        as_json=as_json,
-    )  # fmt: skip
+    given = Given(overrides, config_dir, trust)
+    run_find_lr_verb(given, steps=steps, first=first, last=last, timeout_s=timeout, as_json=as_json)
 
 
 @app.command()
@@ -392,11 +361,7 @@ def _main() -> None:
     try:
         app()
     except HpcTrainerError as error:
-        if "--json" in sys.argv:
-            print(json.dumps({"error": type(error).__name__, "message": str(error)}))
-        else:
-            for line in str(error).splitlines():
-                print(f"error: {as_typed(line)}", file=sys.stderr)
+        _complain(error)
         sys.exit(2 if error.exit_code == 2 else 1)
     except KeyboardInterrupt:
         sys.exit(1)
@@ -404,16 +369,20 @@ def _main() -> None:
         # `hpc-trainer logs | head`: the reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
-    except OSError as error:
-        # A full disk, a read-only folder: the system's words say which and where.
-        if "--json" in sys.argv:
-            print(json.dumps({"error": type(error).__name__, "message": str(error)}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
+    except OSError as error:  # a full disk, a read-only folder: the system's words say which and where
+        _complain(error)
         sys.exit(1)
     except Exception:  # a fault of ours; what it says may hold anything
         traceback.print_exc()
         sys.exit(1)
+
+
+def _complain(error: Exception) -> None:
+    if "--json" in sys.argv:
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        return
+    for line in str(error).splitlines():
+        print(f"error: {as_typed(line)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

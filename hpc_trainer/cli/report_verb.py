@@ -6,9 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
-from hpc_trainer.cli.common import console, counts_line, print_json, print_table, resolve_runs_dir, short_number
+from hpc_trainer.cli.common import counts_line, print_json, print_table, resolve_runs_dir, say, short_number
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report import WARMUP_STEPS, Report, Scaling, build_report
@@ -40,11 +38,10 @@ def run_report(
         return
     for scaling in report.scaling:
         _print_scaling(scaling)
-    out = console()
-    out.print(f"Sweep {escape(report.sweep)}: {counts_line(dict(report.counts))}.")
+    say(f"Sweep {report.sweep}: {counts_line(dict(report.counts))}.")
     for note in report.notes:
-        out.print(f"Note: {escape(note)}", soft_wrap=True)
-    out.print(f"Page: {escape(str(page))}", soft_wrap=True)
+        say(f"Note: {note}")
+    say(f"Page: {page}")
 
 
 def report_json(report: Report, page: Path) -> dict[str, Any]:
@@ -53,33 +50,29 @@ def report_json(report: Report, page: Path) -> dict[str, Any]:
         {key: value for key, value in dataclasses.asdict(run).items() if key not in ("curves", "gpu_type")}
         for run in report.runs
     ]
+    scaling = [dataclasses.asdict(each) for each in report.scaling]
     return {
-        "sweep": report.sweep,
-        "page": str(page),
-        "counts": dict(report.counts),
-        "runs": runs,
-        "scaling": [dataclasses.asdict(each) for each in report.scaling],
+        "sweep": report.sweep, "page": str(page), "counts": dict(report.counts), "runs": runs, "scaling": scaling,
         "notes": report.notes,
-    }
+    }  # fmt: skip
 
 
 def _print_scaling(scaling: Scaling) -> None:
     where = "".join(f" {key}={value}" for key, value in scaling.axes.items())
-    console().print(f"[bold]{scaling.kind.capitalize()} scaling[/]{escape(where)}", soft_wrap=True)
+    say(where, f"[bold]{scaling.kind.capitalize()} scaling[/]")
     print_table(
         ["HARDWARE", "RANKS", "BATCH", "STEP", "THROUGHPUT", "SPEED-UP", "EFFICIENCY", "DATA WAIT", "MFU"],
         [
             [
-                point.hardware,
-                str(point.ranks),
-                str(point.global_batch_size),
+                point.hardware, str(point.ranks), str(point.global_batch_size),
                 "-" if point.step_time_s is None else f"{1000 * point.step_time_s:.4g} ms",
-                f"{short_number(point.throughput)} {scaling.unit}",
-                f"{point.speedup:.2f}",
-                f"{point.efficiency:.0%}",
-                "-" if point.data_wait_share is None else f"{point.data_wait_share:.0%}",
-                "-" if point.mfu is None else f"{point.mfu:.0%}",
+                f"{short_number(point.throughput)} {scaling.unit}", f"{point.speedup:.2f}", f"{point.efficiency:.0%}",
+                _share(point.data_wait_share), _share(point.mfu),
             ]
             for point in scaling.points
         ],
-    )
+    )  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

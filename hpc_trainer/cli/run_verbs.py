@@ -10,17 +10,17 @@ from typing import Any
 from rich.markup import escape
 
 from hpc_trainer.cli.common import (
-    console,
     counts_line,
     figure,
     print_json,
     print_next,
     print_table,
     resolve_runs_dir,
+    say,
     short_duration,
     short_number,
     warn,
-)
+)  # fmt: skip
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
@@ -40,11 +40,7 @@ SHOWN_OF_MORE = 20
 
 
 def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json: bool, every_run: bool = False) -> None:
-    """Shows a sweep once, or until it ends.
-
-    Args:
-        every_run: a line a run, however many there are.
-    """
+    """Shows a sweep once, or until it ends; `every_run`: a line a run, however many there are."""
     sweep = find_sweep(resolve_runs_dir(runs_dir), name)
     status = read_status(sweep, is_look=True)
     if watch:
@@ -66,34 +62,24 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
         "sweep": status.sweep.name,
         "counts": status.counts,
         "runs": [
-            {
-                "run_id": run.run_id,
-                "state": run.state.value,
-                "step": run.step,
-                "num_steps": run.num_steps,
-                "attempt": len(run.attempts),
-                "job_id": run.job_id,
-                "cause": run.cause,
-                "pending_reason": run.pending_reason,
-                "node": run.node,
-                "metrics": dict(run.metrics),
-                "speed": dict(run.speed),
-            }
+            {"run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
+             "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
+             "pending_reason": run.pending_reason, "node": run.node, "metrics": dict(run.metrics),
+             "speed": dict(run.speed)}
             for run in status.runs
         ],
         "notes": status.notes,
-    }
+    }  # fmt: skip
 
 
 def _print_status(status: SweepStatus, *, every_run: bool) -> None:
-    out = console()
     is_long = len(status.specs) > MOST_LINES and not every_run
     _print_runs(_most_telling(status) if is_long else status.runs)
     if is_long:
         print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
-    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
+    say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
     for note in status.notes:
-        out.print(f"Note: {escape(as_typed(note))}", soft_wrap=True)
+        say(f"Note: {as_typed(note)}")
     print_next(_next_command(status))
 
 
@@ -117,20 +103,13 @@ def _print_runs(runs: Sequence[RunStatus]) -> None:
         ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
         [
             [
-                run.run_id,
-                run.state,
-                run.progress,
-                short_duration(run.eta_s),
-                speed_words(run.speed),
-                str(len(run.attempts)),
-                _short_job(run.job_id),
-                run.node or "-",
-                _metrics(run),
+                run.run_id, run.state, run.progress, short_duration(run.eta_s),
+                speed_words(run.speed), str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run),
                 _cause(run),
             ]
             for run in runs
         ],
-    )
+    )  # fmt: skip
 
 
 def _metrics(run: RunStatus) -> str:
@@ -164,16 +143,13 @@ def _cause(run: RunStatus) -> str:
 
 
 def _next_command(status: SweepStatus) -> str:
-    bad = (RunState.FAILED, RunState.OUT_OF_MEMORY)
-    failed = next((run for run in status.open_runs.values() if run.state in bad), None)
-    if failed is not None:
-        return f"why {failed.run_id}"
-    if status.has_active:
+    runs = status.open_runs.values()
+    failed = next((run for run in runs if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY)), None)
+    stopped = next((run for run in runs if run.state.needs_submit), None)
+    if failed is None and status.has_active:
         return f"status --watch {status.sweep.name}"
-    stopped = next((run for run in status.open_runs.values() if run.state.needs_submit), None)
-    if stopped is not None:
-        return f"why {stopped.run_id}"
-    return f"results {status.sweep.name}"
+    bad = failed or stopped
+    return f"why {bad.run_id}" if bad is not None else f"results {status.sweep.name}"
 
 
 def run_logs(
@@ -257,14 +233,12 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
         [column.upper() for column in columns],
         [[_cell(column, row.get(column)) for column in columns] for row in shown],
     )
-    out = console()
     if len(shown) < len(rows):
         told = f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}"
         print(as_typed(told))
     if by and rows and rows[0].get(by) is not None:
-        out.print(f"Best {by}: [bold]{escape(figure(rows[0][by]))}[/] ({rows[0]['run_id']})")
-    place = escape(str(status.sweep.folder))
-    out.print(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {place}", soft_wrap=True)
+        say(f" ({rows[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(rows[0][by]))}[/]")
+    say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
 
 
 def _cell(column: str, value: Any) -> str | RunState:

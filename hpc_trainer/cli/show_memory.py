@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
-
-from hpc_trainer.cli.common import console, print_table
+from hpc_trainer.cli.common import print_table, say
 from hpc_trainer.launch.memory import CONTEXT_GB, FRAGMENTS, PARTS, Need
 
 
@@ -19,12 +17,11 @@ def memory_json(needs: Sequence[Need]) -> list[dict[str, Any]]:
 
 def print_needs(needs: Sequence[Need]) -> None:
     """A line for each kind of training, and a warning for each that its GPU cannot hold."""
-    out = console()
     if not needs:
-        out.print("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
+        say("Memory: nothing is known of a loop or program of your own (train.main, train.command).")
         return
     shown = [part for part in PARTS if any(each.parts.get(part) for each in needs)]
-    out.print(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
+    say(f"\nGB of a rank's memory; total: and {FRAGMENTS:.0%} lost to fragments, and {CONTEXT_GB:g} GB for CUDA")
     has_measured = any(each.measured_gb is not None for each in needs)
     print_table(
         ["RUNS", "AS", "BATCH", *(part.upper() for part in shown), "TOTAL", *["MEASURED"] * has_measured, "CHECKPOINT"],
@@ -42,6 +39,6 @@ def print_needs(needs: Sequence[Need]) -> None:
     for each in needs:
         for text in (each.problem, each.note):
             if text is not None:
-                out.print(f"Note: {escape(f'{each.run_id}: {text}')}", soft_wrap=True)
+                say(f"Note: {each.run_id}: {text}")
         if each.warning is not None:
-            out.print(f"[yellow]Warning:[/] {escape(each.warning)}", soft_wrap=True)
+            say(each.warning, "[yellow]Warning:[/] ")

@@ -9,48 +9,37 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from rich.markup import escape
-
-from hpc_trainer.cli.common import console, counts_line, print_next, print_table
+from hpc_trainer.cli.common import counts_line, gpu_hours, print_next, print_table, say
+from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import Submitted
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.launch.submit import array_script_of
 from hpc_trainer.runs.states import RunState
 
 _LEFT_OUT_SHOWN = 10
+_RUNS_SHOWN = 50
+_ONLY_OF_PLAN = ("--script", "--dry-run", "--memory")
 
 
 def plan_json(plan: SweepPlan) -> dict[str, Any]:
     """The JSON of `plan` (docs/json.md)."""
-    waiting = {spec.run_id for spec in plan.waiting}
     return {
         "sweep": plan.grid.sweep.name,
         "runs": [
-            {
-                "run_id": spec.run_id,
-                "overrides": dict(spec.axes),
-                "hardware": spec.hardware,
-                "state": plan.states[spec.run_id].value,
-            }
+            {"run_id": spec.run_id, "overrides": dict(spec.axes), "hardware": spec.hardware,
+             "state": plan.states[spec.run_id].value}
             for spec in plan.grid.specs
         ],
         "arrays": [
-            {
-                "hardware": array.hardware,
-                "runs": len(array.specs),
-                "nodes": array.shape.num_nodes,
-                "gpus_per_node": array.shape.gpus_per_node,
-                "partition": array.shape.partition,
-                "time_limit_min": array.shape.time_limit_min,
-                "gpu_hours_max": array.shape.gpu_hours * len(array.specs),
-                "start": start,
-                "script": array_script_of(plan, array),
-            }
+            {"hardware": array.hardware, "runs": len(array.specs), "nodes": array.shape.num_nodes,
+             "gpus_per_node": array.shape.gpus_per_node, "partition": array.shape.partition,
+             "time_limit_min": array.shape.time_limit_min,
+             "gpu_hours_max": array.shape.gpu_hours * len(array.specs), "start": start,
+             "script": array_script_of(plan, array)}
             for array, start in zip_longest(plan.arrays, plan.starts)
         ],
-        "waiting": len(waiting),
+        "waiting": len(plan.waiting),
         "no_longer_in_grid": list(plan.no_longer_in_grid),
         "duplicates": plan.grid.num_duplicates,
         "excluded": plan.grid.num_excluded,
@@ -59,7 +48,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
         "left_out": list(plan.left_out),
         "notes": list(plan.notes),
         "problems": list(plan.problems),
-    }
+    }  # fmt: skip
 
 
 def submit_json(done: Submitted) -> dict[str, Any]:
@@ -82,106 +71,97 @@ def submit_json(done: Submitted) -> dict[str, Any]:
 
 def print_plan(plan: SweepPlan) -> None:
     """The plan, for a person to read before submitting."""
-    grid, out = plan.grid, console()
-    place = escape(str(grid.sweep.folder))
-    out.print(f"Sweep [bold]{grid.sweep.name}[/] in {place} ({grid.executor.value})", soft_wrap=True)
-    axes = _axes(grid)
+    grid = plan.grid
+    say(f" in {grid.sweep.folder} ({grid.executor.value})", f"Sweep [bold]{grid.sweep.name}[/]")
+    axes = list(dict.fromkeys(axis for spec in grid.specs for axis in spec.axes))
     print_table(
         ["RUN", "HARDWARE", "STATE", *axes],
         [
             [spec.run_id, spec.hardware, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
-            for spec in grid.specs[:50]
+            for spec in grid.specs[:_RUNS_SHOWN]
         ],
     )
-    if len(grid.specs) > 50:
-        out.print(f"... and {len(grid.specs) - 50} more (--json lists all)")
+    if len(grid.specs) > _RUNS_SHOWN:
+        say(f"... and {len(grid.specs) - _RUNS_SHOWN} more (--json lists all)")
     for number, (array, start) in enumerate(zip_longest(plan.arrays, plan.starts)):
         shape = array.shape
-        expected = f", expected start {start}" if start else ""
-        out.print(
+        say(
             f"Array {number}: {len(array.specs)} run(s) on {array.hardware}: {shape.num_nodes} node(s) × "
             f"{shape.tasks_per_node} rank(s), {shape.gpus_per_node} GPU(s) a node, partition "
             f"{shape.partition or 'default'}, {shape.time_limit_min} min, at most "
-            f"{shape.gpu_hours * len(array.specs):.4g} GPU-hours{expected}",
-            soft_wrap=True,
+            f"{gpu_hours(shape.gpu_hours * len(array.specs))}{f', expected start {start}' if start else ''}"
         )
-    for line in plan.binding:
-        out.print(f"Limit: {escape(line)}", soft_wrap=True)
+    _say_limits(plan)
     if plan.waiting:
-        out.print(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job brings them in.")
-    out.print(f"{counts_line(dict(Counter(state.value for state in plan.states.values())))}. ", end="")
-    out.print(f"To submit: {plan.num_to_submit}, at most {plan.gpu_hours_max:.4g} GPU-hours.")
-    _print_notes(plan, ())
+        say(f"{len(plan.waiting)} run(s) wait in the sweep's own queue; a top-up job brings them in.")
+    say(f"{_counts(plan)}. To submit: {plan.num_to_submit}, at most {gpu_hours(plan.gpu_hours_max)}.")
+    _say_notes(plan, ())
     for problem in plan.problems:
-        out.print(f"[red]Problem:[/] {escape(problem)}", soft_wrap=True)
+        say(problem, "[red]Problem:[/] ")
+
+
+def print_next_of(plan: SweepPlan) -> None:
+    """The submit that the plan is of, if it would submit something."""
     if plan.num_to_submit and not plan.problems:
-        print_next(f"submit {shlex.join(_given_overrides())}")
+        print_next(f"submit {shlex.join(word for word in sys.argv[2:] if word not in _ONLY_OF_PLAN)}")
+
+
+def _counts(plan: SweepPlan) -> str:
+    return counts_line(Counter(state.value for state in plan.states.values()))
 
 
 def _axes_line(axes: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in axes.items())
 
 
-def _given_overrides() -> list[str]:
-    return [word for word in sys.argv[2:] if word not in ("--script", "--dry-run", "--memory")]
+def _say_limits(plan: SweepPlan) -> None:
+    for line in plan.binding:
+        say(f"Limit: {line}")
 
 
-def _axes(grid: Grid) -> list[str]:
-    return list(dict.fromkeys(axis for spec in grid.specs for axis in spec.axes))
-
-
-def _print_notes(plan: SweepPlan, more: Sequence[str]) -> None:
-    out = console()
+def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
+    grid = plan.grid
     for line in dict.fromkeys((*plan.notes, *more)):
-        out.print(f"Note: {escape(line)}", soft_wrap=True)
+        say(f"Note: {line}")
     if plan.left_out:
         shown = "; ".join(plan.left_out[:_LEFT_OUT_SHOWN])
         others = len(plan.left_out) - _LEFT_OUT_SHOWN
         also = f"; and {others} more (--json lists all)" if others > 0 else ""
-        out.print(
-            f"Not in the frozen code (secrets by their names, links that lead out): {escape(shown)}{also}",
-            soft_wrap=True,
-        )
-    grid = plan.grid
+        say(f"Not in the frozen code (secrets by their names, links that lead out): {shown}{also}")
     if grid.num_duplicates:
-        out.print(f"{grid.num_duplicates} point(s) were the same run as another and merged.")
+        say(f"{grid.num_duplicates} point(s) were the same run as another and merged.")
         for kept, merged in grid.duplicates:
-            out.print(f"  {escape(_axes_line(merged))} is the same run as {escape(_axes_line(kept))}", soft_wrap=True)
+            say(f"  {_axes_line(merged)} is the same run as {_axes_line(kept)}")
     if grid.num_excluded:
-        out.print(f"{grid.num_excluded} point(s) were left out by sweep.exclude.")
+        say(f"{grid.num_excluded} point(s) were left out by sweep.exclude.")
     if grid.compose_counts.get("hydra"):
-        out.print(
-            f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/grids.md).",
-            soft_wrap=True,
-        )
+        say(f"{grid.compose_counts['hydra']} point(s) took Hydra's own compose, 0.1 s each (docs/grids.md).")
     if plan.no_longer_in_grid:
-        out.print(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left alone.")
+        say(f"{len(plan.no_longer_in_grid)} run(s) of this sweep are not in this grid; they are left alone.")
     failed = sum(state in (RunState.FAILED, RunState.OUT_OF_MEMORY) for state in plan.states.values())
     if failed and not any(plan.states[spec.run_id] is RunState.FAILED for spec in plan.specs):
-        out.print(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
+        say(f"{failed} failed run(s) stay as they are; --retry-failed submits them again.")
     cancelled = sum(state is RunState.CANCELLED for state in plan.states.values())
     if cancelled:
-        out.print(f"{cancelled} cancelled run(s) stay cancelled.")
+        say(as_typed(f"{cancelled} cancelled run(s) stay cancelled; hpc-trainer retry RUN brings one back."))
 
 
 def print_submitted(done: Submitted) -> None:
     """What was submitted, what waits, and the next useful command."""
-    plan, outcome, out = done.plan, done.outcome, console()
+    plan, outcome = done.plan, done.outcome
     grid = plan.grid
     if not outcome.arrays and not outcome.waiting:
-        counts = counts_line(dict(Counter(state.value for state in plan.states.values())))
         is_done = all(state is RunState.COMPLETED for state in plan.states.values())
-        out.print(f"Sweep {grid.sweep.name}: {'all is done' if is_done else 'nothing to submit'} ({counts}).")
+        say(f"Sweep {grid.sweep.name}: {'all is done' if is_done else 'nothing to submit'} ({_counts(plan)}).")
     for array in outcome.arrays:
         where = f"job {array.job_id}" if grid.executor is Executor.slurm else "this machine"
-        out.print(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {where}.")
-    for line in plan.binding:
-        out.print(f"Limit: {escape(line)}", soft_wrap=True)
+        say(f"Submitted {len(array.run_ids)} run(s) on {array.hardware} to {where}.")
+    _say_limits(plan)
     if outcome.waiting:
         by = f"job {outcome.top_up} submits them as runs end" if outcome.top_up else "no job will bring them in"
-        out.print(f"{len(outcome.waiting)} run(s) wait in the sweep's own queue; {by}.")
+        say(f"{len(outcome.waiting)} run(s) wait in the sweep's own queue; {by}.")
     if outcome.arrays and done.num_already:
-        out.print(f"{done.num_already} run(s) were there already.")
-    _print_notes(plan, outcome.notes)
+        say(f"{done.num_already} run(s) were there already.")
+    _say_notes(plan, outcome.notes)
     at_work = outcome.arrays or outcome.waiting or any(state.is_active for state in plan.states.values())
     print_next(f"{'status' if at_work else 'results'} {grid.sweep.name}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import console, counts_line, print_json, print_next, resolve_runs_dir, state_markup, warn
+from hpc_trainer.cli.common import counts_line, print_json, print_next, resolve_runs_dir, say, state_markup, warn
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.why import Why, explain
@@ -45,34 +45,25 @@ def _json(why: Why) -> dict[str, Any]:
 
 
 def _print_one(why: Why) -> None:
-    out = console()
-    out.print(f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}", soft_wrap=True)
-    out.print(escape(why.verdict), soft_wrap=True)
-    for title, lines in (
-        ("Because", why.evidence),
-        ("Do", [as_typed(each) for each in why.advice]),
-        ("Story", why.timeline),
-    ):
+    say("", f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}")
+    say(why.verdict)
+    advice = [as_typed(each) for each in why.advice]
+    for title, lines in (("Because", why.evidence), ("Do", advice), ("Story", why.timeline)):
         if lines:
-            out.print(f"\n{title}:")
-            for line in lines:
-                out.print(f"  {escape(line)}", soft_wrap=True)
+            say("\n  ".join([f"\n{title}:", *lines]))
 
 
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
-    out = console()
-    out.print(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
+    say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
     alike: dict[tuple[str, str], list[Why]] = {}
     for each in found:
         alike.setdefault((each.verdict, each.evidence[0]), []).append(each)
     for (verdict, evidence), group in alike.items():
         names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
-        out.print(f"\n{len(group)} x {state_markup(group[0].state)}: {escape(verdict)}", soft_wrap=True)
-        out.print(f"  {escape(evidence)}", soft_wrap=True)
-        out.print(f"  {escape(names)}{more}", soft_wrap=True)
+        say(f"{verdict}\n  {evidence}\n  {names}{more}", f"\n{len(group)} x {state_markup(group[0].state)}: ")
     if found:
-        out.print()
+        say("")
         print_next(f"why {found[0].run_id}")
     else:
-        out.print("Every run is complete, runs or waits.")
+        say("Every run is complete, runs or waits.")

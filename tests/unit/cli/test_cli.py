@@ -374,7 +374,7 @@ def test_a_plan_in_words(cli: Cli) -> None:
     assert "Array 0: 2 run(s) on cpu_x1" in out
     assert "1 point(s) were the same run" in out
     assert "#SBATCH --array=0-1%2" in out
-    assert "Next: hpc-trainer submit experiment=digits seed=0,1,1\n" in out
+    assert out.endswith("Next: hpc-trainer submit experiment=digits seed=0,1,1\n"), "below the scripts"
 
 
 @pytest.mark.usefixtures("fake_slurm")
@@ -387,6 +387,10 @@ def test_submitting_in_words_and_again(cli: Cli) -> None:
     assert "nothing to submit (1 PENDING)" in out
     assert "2 run(s) of this sweep are not in this grid; they are left alone." in out
     assert "PENDING" in cli("submit", "seed=0", "--dry-run")[1]
+    cli("cancel", "train")
+    out = cli("submit", "seed=0")[1]
+    assert "1 cancelled run(s) stay cancelled; " in out
+    assert "hpc-trainer retry RUN brings one back." in out
 
 
 def test_values_with_brackets_are_shown_as_they_are(cli: Cli, runs_dir: Path) -> None:

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.cli.common import counts_line, figure, resolve_runs_dir, short_duration, short_number
+from hpc_trainer.cli.common import (
+    counts_line,
+    figure,
+    gpu_hours,
+    print_next,
+    print_table,
+    resolve_runs_dir,
+    short_duration,
+    short_number,
+)  # fmt: skip
 from hpc_trainer.cli.run_verbs import speed_words
+from hpc_trainer.runs.states import RunState
 
 
 @pytest.mark.parametrize(
@@ -54,3 +64,20 @@ def test_where_sweeps_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HPC_TRAINER_RUNS", "/env")
     assert resolve_runs_dir(None) == Path("/env")
     assert resolve_runs_dir(Path("/option")) == Path("/option")
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.5, "0.5"), (9.3333, "9.333"), (1000, "1,000"), (11520.4, "11,520")])
+def test_hours_have_no_exponent(value: float, text: str) -> None:
+    assert gpu_hours(value) == f"{text} GPU-hours"
+
+
+def test_a_table_leaves_out_a_column_in_which_no_row_has_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["RUN", "ETA", "STATE", "NODE"], [["a", "-", RunState.RUNNING, "n1"], ["b", "-", RunState.NEW, "-"]])
+    assert capsys.readouterr().out == "RUN  STATE    NODE\na    RUNNING  n1\nb    NEW      -\n"
+    print_table(["RUN", "ETA"], [])
+    assert capsys.readouterr().out == "RUN  ETA\n"
+
+
+def test_the_next_command_without_words_ends_with_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    print_next("submit ")
+    assert capsys.readouterr().out.endswith("submit\n")

@@ -17,6 +17,7 @@ from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
 from hpc_trainer.cli.why_verb import run_why
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate import waits
 from hpc_trainer.operate.drill_kinds import Drill
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, RunState
@@ -137,7 +138,7 @@ def test_a_run_that_is_done_is_read_once_while_one_watches(
             sweep.done(0)
             sweep.done(DONE_RUNS + 2)
 
-    monkeypatch.setattr(live, "_sleep", sleep)
+    monkeypatch.setattr(waits, "_sleep", sleep)
     monkeypatch.setattr("rich.console.Console.is_terminal", is_terminal)
     status = live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
     assert status.counts == {"COMPLETED": DONE_RUNS + 2, "FAILED": 1}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli import live
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.main import main
+from hpc_trainer.operate import waits
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import SweepStatus
@@ -30,9 +30,9 @@ _NAME = attrgetter("__name__")
 
 @pytest.fixture
 def sweep(tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SweepOnDisk:
-    monkeypatch.setattr(live, "_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(live, "_SLURM_POLL_S", 0.02)
-    monkeypatch.setattr(live, "_LOCAL_POLL_S", 0.02)
+    monkeypatch.setattr(waits, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(waits, "_SLURM_POLL_S", 0.02)
+    monkeypatch.setattr(waits, "_LOCAL_POLL_S", 0.02)
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "")

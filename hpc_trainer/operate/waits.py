@@ -1,0 +1,77 @@
+"""One look at a sweep after the other, until none of the runs that one waits for waits or works."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+from hpc_trainer.operate.verdicts import SILENT, TAKEN, of_unknown
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
+
+# Run folders are ours and cheap to read; Slurm is asked at most this often (docs of squeue: no tight loops).
+_LOCAL_POLL_S = 0.5
+_SLURM_POLL_S = 10.0
+# What nobody has, and of which nothing changes for so long, will not change by itself. The accounting may be ten
+# minutes behind (state/run_state.py).
+_PATIENCE_S = 900.0
+
+
+def looks(sweep: SweepPaths, run_ids: set[str]) -> Iterator[SweepStatus]:
+    """Looks until none of the named runs waits or works; the last one is yielded too.
+
+    A run that nobody has is not waited for longer than `_PATIENCE_S`; a remark of the status tells of it then. While
+    Slurm does not answer, it is asked again.
+    """
+    since: dict[str, tuple[object, float]] = {}
+    while True:
+        status = read_status(sweep, is_look=True)
+        now = time.monotonic()
+        active = active_among(status, run_ids)
+        nobodys = [run for run in active if _is_nobodys(run, status)]
+        since = {run.run_id: _stands_since(run, since.get(run.run_id), now) for run in nobodys}
+        given_up = [run for run in nobodys if now - since[run.run_id][1] >= _PATIENCE_S]
+        if given_up:
+            status = dataclasses.replace(status, remarks=[*status.remarks, _no_longer(given_up)])
+        yield status
+        if len(given_up) == len(active):
+            return
+        _sleep(status)
+
+
+def active_among(status: SweepStatus, run_ids: set[str]) -> list[RunStatus]:
+    """Those of the named runs that wait or work."""
+    return [run for run in status.open_runs.values() if run.run_id in run_ids and run.state.is_active]
+
+
+def _is_nobodys(run: RunStatus, status: SweepStatus) -> bool:
+    """True if neither a scheduler nor a process is known to have it, although who was asked has answered."""
+    if status.silence is not None and status.silence.startswith("squeue"):
+        return False
+    if run.waits_in_sweep:
+        return status.tending_job is None
+    is_unknown = run.state is RunState.UNKNOWN and run.own_job is None
+    return is_unknown and of_unknown(run.cause, None) not in (SILENT, TAKEN)
+
+
+def _stands_since(run: RunStatus, before: tuple[object, float] | None, now: float) -> tuple[object, float]:
+    """How the run stands, and since when nothing of that has changed and it gave no sign of life."""
+    stands = run.state, run.cause, run.step, len(run.attempts)
+    is_still = before is not None and before[0] == stands and (run.age_s is None or run.age_s >= now - before[1])
+    return stands, before[1] if before is not None and is_still else now
+
+
+def _no_longer(runs: Sequence[RunStatus]) -> str:
+    first = runs[0]
+    return (
+        f"No longer waiting for {len(runs)} run(s) that nobody is known to have; for {_PATIENCE_S / 60:.0f} minutes "
+        f"nothing has changed. {first.run_id} is {first.state.value}: {first.reason}. What to do: hpc-trainer why "
+        f"{first.run_id}"
+    )
+
+
+def _sleep(status: SweepStatus) -> None:
+    on_slurm = any(run.job_id and run.job_id[0].isdecimal() for run in status.open_runs.values() if run.state.is_active)
+    time.sleep(_SLURM_POLL_S if on_slurm or status.silence is not None or status.waiting else _LOCAL_POLL_S)
