@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc_trainer.config.compose.hydra_parts import HydraParts
 from hpc_trainer.config.compose.own_files import check_config_dir
 from hpc_trainer.config.compose.unreadable import unreadable
 from hpc_trainer.config.compose.user import read_user_config
@@ -29,9 +28,6 @@ from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
 from hpc_trainer.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from hpc_trainer.config.compose.fast_compose import FastComposer
 
 ROOT = "train"
 _EXECUTOR = "cluster.executor"
@@ -71,26 +67,15 @@ class Composer:
             check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
-        self._fast: FastComposer | None = None
 
     def __enter__(self) -> Composer:
         register_schemas()
         GlobalHydra.instance().clear()
         self._stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())))
-        self._fast = None
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
-
-    @property
-    def fast(self) -> FastComposer:
-        """The same results for the many points of a grid, without composing each anew."""
-        if self._fast is None:
-            from hpc_trainer.config.compose.fast_compose import FastComposer
-
-            self._fast = FastComposer(self, HydraParts(ROOT, self._search_path()))
-        return self._fast
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Overrides by Hydra's grammar, sweeps included.
@@ -114,10 +99,6 @@ class Composer:
                     f"{each.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
                 )
         return parsed
-
-    def is_group(self, key: str) -> bool:
-        """True if `key` names a group of `conf/`."""
-        return bool(self.choices(key))
 
     def choices(self, group: str) -> list[str]:
         """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
@@ -157,14 +138,15 @@ class Composer:
         composed = self._hydra_compose(overrides, return_hydra_config=True)
         return {str(group): choice for group, choice in composed.hydra.runtime.choices.items()}
 
-    def _search_path(self) -> list[str]:
+    def search_path(self) -> list[str]:
+        """The override that names the folders of `--config-dir` to Hydra; none without any."""
         folders = [f"file://{folder}" for folder in self._config_dirs]
         return [f"hydra.searchpath={override_value(folders)}"] if folders else []
 
     def _hydra_compose(self, overrides: Sequence[str], *, return_hydra_config: bool = False) -> DictConfig:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
-            given = [*self._search_path(), *overrides]
+            given = [*self.search_path(), *overrides]
             return compose(ROOT, overrides=given, return_hydra_config=return_hydra_config)
 
     def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
