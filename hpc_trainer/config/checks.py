@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+WORDS: Mapping[object, str] = {str: "one text", int: "a whole number", float: "a number", bool: "true or false"}
+"""What a value of a type must be."""
 # Larger than any real count, step or second; past it figures overflow where they are used.
 LARGEST = 1e12
 
