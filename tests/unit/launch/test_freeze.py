@@ -20,7 +20,7 @@ from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs, freeze
-from tests.unit.config.random_overrides import write_files
+from tests.unit.config.compose.random_overrides import write_files
 
 
 @pytest.mark.usefixtures("no_slurm")

@@ -16,7 +16,7 @@ from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.hydra_parts import HydraParts
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
-from tests.unit.config.random_overrides import Maker, write_files
+from tests.unit.config.compose.random_overrides import Maker, write_files
 
 SETS_A_CHUNK = 40
 CHUNKS = 13  # 520 sets; each takes one of Hydra's own composes, 0.1 s, or two
