@@ -66,5 +66,4 @@ def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[s
         if " to " in limits:
             yield from at_least(key, value, numbers[0], most=numbers[1])
         elif value not in numbers:
-            nearest = min(numbers, key=lambda each: abs(each - value))
-            yield f"{key}={figure(value)} must be {limits}. Use {nearest}."
+            yield f"{key}={figure(value)} must be {limits}. Use {min(numbers, key=lambda each: abs(each - value))}."

@@ -18,7 +18,8 @@ def effect_problems(config: TrainConfig) -> Iterator[str]:
     if config.train.main is not None:
         return
     for section in SECTIONS:
-        for each in limited_keys(type(getattr(config, section)), section):
+        kind: Any = type(getattr(config, section))
+        for each in limited_keys(kind, section):
             value, needs = attrgetter(each.name)(config), each.key.needs or ()
             if value != each.default and not any(holds(config, need) for need in needs):
                 yield (

@@ -29,7 +29,8 @@ def limit_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
 
 
 def _of_section(name: str, section: Any) -> list[str]:
-    return [line for each in keys_of(type(section), name) for line in _of_key(each, _value(section, each.name))]
+    kind: Any = type(section)
+    return [line for each in keys_of(kind, name) for line in _of_key(each, _value(section, each.name))]
 
 
 def _of_key(each: Declared, value: Any) -> Iterator[str]:
