@@ -167,3 +167,9 @@ def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     names = {each.lower(): each for each in known}
     close = difflib.get_close_matches(wrong.lower(), names, n=1)
     return f"Did you mean {names[close[0]]}? " if close else ""
+
+
+def valid(wrong: str, known: Iterable[str]) -> str:
+    """What may stand in place of `wrong`, the nearest first: `Did you mean b? Valid: a, b.`"""
+    names = list(known)
+    return f"{did_you_mean(wrong, names)}Valid: {', '.join(names)}."

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+WORDS: Mapping[object, str] = {str: "one text", int: "a whole number", float: "a number", bool: "true or false"}
+"""What a value of a type must be."""
 # Larger than any real count, step or second; past it figures overflow where they are used.
 LARGEST = 1e12
 
@@ -28,17 +32,38 @@ def at_least(
         yield f"{key}={figure(value)} must be {rule}. Use {least if not value >= least else most:.12g}."
 
 
-def positive(key: str, value: float, usual: float) -> Iterator[str]:
-    """A problem unless value is greater than 0 and finite; `usual` is what is named instead, as none is the nearest."""
-    if not 0 < value < float("inf"):
-        yield f"{key}={figure(value)} must be greater than 0 and finite. Use {usual:g}."
+def _shown(value: float | None) -> str:
+    return "null" if value is None else f"{value:g}"
 
 
-def between(key: str, value: float, low: float, high: float, high_open: bool = False) -> Iterator[str]:
-    """A problem unless low ≤ value ≤ high, or < high."""
-    inside = low <= value < high if high_open else low <= value <= high
-    if not inside:
-        bracket = ")" if high_open else "]"
-        nearest = low if not value >= low else high
-        hint = f" Use {nearest:g}." if not (high_open and nearest == high) else f" Use less than {high:g}."
-        yield f"{key}={figure(value)} must be in [{low:g}, {high:g}{bracket}.{hint}"
+_INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([\])])")
+
+
+def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[str]:
+    """A problem unless `value` is within `limits`, as a key declares them.
+
+    Args:
+        limits: `≥ 1`, `> 0`, `0 to 7`, `18 or 50`, `[0, 1)`.
+        usual: a legal value, or None for null, which is named where none is the nearest.
+    """
+    interval = _INTERVAL.fullmatch(limits)
+    if limits.startswith("≥ "):
+        yield from at_least(key, value, float(limits[2:]))
+    elif limits.startswith("> "):
+        if not float(limits[2:]) < value < float("inf"):
+            yield f"{key}={figure(value)} must be greater than {limits[2:]} and finite. Use {_shown(usual)}."
+    elif interval is not None:
+        low, high = float(interval[2]), float(interval[3])
+        is_above = low <= value if interval[1] == "[" else low < value
+        is_below = value <= high if interval[4] == "]" else value < high
+        if not is_above:
+            yield f"{key}={figure(value)} must be in {limits}. Use {_shown(low if interval[1] == '[' else usual)}."
+        elif not is_below:
+            nearest = f"{high:g}" if interval[4] == "]" else f"less than {high:g}"
+            yield f"{key}={figure(value)} must be in {limits}. Use {nearest}."
+    else:
+        numbers = [int(each.replace(",", "")) for each in re.split(" to | or ", limits)]
+        if " to " in limits:
+            yield from at_least(key, value, numbers[0], most=numbers[1])
+        elif value not in numbers:
+            yield f"{key}={figure(value)} must be {limits}. Use {min(numbers, key=lambda each: abs(each - value))}."

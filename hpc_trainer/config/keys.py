@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -66,7 +67,14 @@ def _filled_in(said: Key, above: Key | None) -> Key:
     )
 
 
-KEYS: dict[str, Key] = {each.name: each.key for each in all_keys()}
-"""By name, sections too. Variants of a group agree on what hangs on a key that they share."""
-DEFAULTS: dict[str, Any] = {each.name: each.default for each in all_keys() if each.section is None}
-"""By name; of a key that several variants have, that of the last one."""
+DECLARED: dict[str, Declared] = {each.name: each for each in all_keys()}
+"""By name, sections too; of a key that several variants have, that of the last one."""
+KEYS: dict[str, Key] = {name: each.key for name, each in DECLARED.items()}
+"""Variants of a group agree on what hangs on a key that they share."""
+
+
+def declared_at(key: str) -> Declared | None:
+    """The key or section that `key` is, or is in: of `optim.betas[1]` that is `optim.betas`. None without one."""
+    while key and key not in DECLARED:
+        key = re.sub(r"(\[[^\[]*\]|(^|\.)[^.\[]*)$", "", key)
+    return DECLARED.get(key)

@@ -32,20 +32,16 @@ def to_typed(composed: DictConfig) -> TrainConfig:
     """A composed configuration as dataclasses, interpolations resolved.
 
     Raises:
-        ConfigError: a value is missing (`???`), of the wrong type, or an interpolation leads nowhere.
+        ConfigError: a value is missing (`???`).
+        OmegaConfBaseException: a value is of the wrong type, or an interpolation leads nowhere.
+        AttributeError: a section has a key (by `++`) that its dataclass has not.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        missing = sorted(OmegaConf.missing_keys(composed))
-        if missing:
-            raise ConfigError(f"{missing[0]} has no value: it must be set, as {missing[0]}=VALUE.")
-        config = OmegaConf.to_object(composed)  # resolves too; once more would read what `\\${` had kept from it
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'configuration'}: {error.msg or error}") from error
-    except AttributeError as error:  # `++` adds a key to a typed section, and only the dataclass notices
-        raise ConfigError(f"a key was added that its section does not have: {error}.") from error
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise ConfigError(f"{missing[0]} has no value: it must be set, as {missing[0]}=VALUE.")
+    config = OmegaConf.to_object(composed)  # resolves too; once more would read what `\\${` had kept from it
     if not isinstance(config, TrainConfig):
         raise ConfigError(f"the configuration must be a TrainConfig, not {type(config).__name__}")
     return config
@@ -104,15 +100,15 @@ def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> An
     if hint is Any:
         return copy.deepcopy(value)
     if isinstance(hint, types.UnionType):
-        kinds = [each for each in typing.get_args(hint) if each is not type(None)]
+        kinds = kinds_of(hint)
         fitting = next((each for each in kinds if type(value) is each), kinds[0])  # of a number or a word
         return None if value is None else _typed(fitting, value, key)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        hints = _hints(hint)
-        unknown = sorted(value.keys() - hints.keys())
+        inner = hints(hint)
+        unknown = sorted(value.keys() - inner.keys())
         if unknown:
             raise ValueError(f"{_join(key, unknown[0])} is no key of {hint.__name__}")
-        made = {name: _typed(nodes.get(name, hints[name]), item, _join(key, name)) for name, item in value.items()}
+        made = {name: _typed(nodes.get(name, inner[name]), item, _join(key, name)) for name, item in value.items()}
         return hint(**made)
     if typing.get_origin(hint) is list and isinstance(value, list):
         return [_typed(typing.get_args(hint)[0], item, key) for item in value]
@@ -128,8 +124,16 @@ def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> An
 
 
 @functools.cache
-def _hints(node: Any) -> dict[str, Any]:
-    return typing.get_type_hints(node)
+def hints(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass."""
+    return typing.get_type_hints(kind)
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a value may have, but None."""
+    if not isinstance(hint, types.UnionType):
+        return [hint]
+    return [each for each in typing.get_args(hint) if each is not type(None)]
 
 
 def _join(key: str, name: str) -> str:

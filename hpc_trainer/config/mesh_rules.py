@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hpc_trainer.config.checks import at_least
 from hpc_trainer.config.schema.train import TrainConfig
 
 _LARGEST = 2**20
+"""As the keys declare it."""
 
 
 def mesh_problems(config: TrainConfig) -> Iterator[str]:
     """What `tensor_parallel`, `pipeline_parallel` and `data_parallel_replicate` break, a line each."""
     parallel, hardware = config.parallel, config.hardware
-    keys = ("tensor_parallel", "pipeline_parallel", "data_parallel_replicate")
-    bad = [line for key in keys for line in at_least(f"parallel.{key}", getattr(parallel, key), 1, most=_LARGEST)]
-    if bad or hardware.world_size < 1:
-        yield from bad
-        return
     tp, pp = parallel.tensor_parallel, parallel.pipeline_parallel
+    if min(tp, pp) < 1 or max(tp, pp) > _LARGEST or hardware.world_size < 1:
+        return
     if hardware.world_size % (tp * pp):
         product = f"parallel.tensor_parallel={tp}" + (f" × parallel.pipeline_parallel={pp}" if pp > 1 else "")
         if tp == 1:

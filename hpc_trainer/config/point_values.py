@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpc_trainer.config.keys import DECLARED
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 
@@ -44,18 +42,6 @@ class PointValues:
         return value.name if isinstance(value, enum.Enum) else value
 
     def _check(self, name: str) -> None:
-        known = _keys()
-        if name not in known:
-            legal = sorted({*known, *self._choices()})
+        if name not in DECLARED:
+            legal = sorted({*DECLARED, *self._choices()})
             raise ConfigError(f"{name} in a condition: no such key or group. {did_you_mean(name, legal)}".rstrip())
-
-
-@functools.cache
-def _keys() -> frozenset[str]:
-    """Every key of every variant, dotted."""
-    keys = set()
-    for name, hint in typing.get_type_hints(TrainConfig).items():
-        nodes = VARIANTS.get(name, {"": hint}).values()
-        keys |= {f"{name}.{each.name}" for node in nodes if dataclasses.is_dataclass(node)
-                 for each in dataclasses.fields(node)} or {name}  # fmt: skip
-    return frozenset(keys)

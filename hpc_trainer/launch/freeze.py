@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_trainer.config.compose.composer import Composer
-from hpc_trainer.config.compose.fast_compose import Composed
+from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.memo import Memo
@@ -46,7 +45,7 @@ class Grid:
     duplicates: tuple[tuple[Mapping[str, str], Mapping[str, str]], ...] = ()
     """The first few merged pairs: the axes of the point that stays, and of the one that comes to the same run."""
     compose_counts: Mapping[str, int] = field(default_factory=dict)
-    """Points by the way they were composed: plain, omegaconf, hydra (0.1 s each: Hydra's own compose)."""
+    """Points by the way they were composed: fast, hydra (0.1 s each: Hydra's own compose)."""
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
@@ -66,16 +65,16 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         return [*of_file, *trust]
 
     own_trust = read_user_config().get("trust") or []
-    with Composer(config_dirs) as composer:
+    with GridComposer(config_dirs) as composer:
         expansion = expand_grid(composer, overrides)
         num_excluded = expansion.num_excluded
-        composer.fast.counts.clear()  # of the points alone, not of what was composed to read the grid
+        composer.counts.clear()  # of the points alone, not of what was composed to read the grid
         twins = _Twins(memo)
         for point in expansion.points:
             split = _without_seed(point)
             spec = twins.freeze(point, split)
             if spec is None:
-                composed = composer.fast.compose(point.overrides, point.num_fixed)
+                composed = composer.compose_point(point.overrides, point.num_fixed)
                 config = composed.config
                 if point.exclude and _is_excluded(composer, point, composed):
                     num_excluded += 1
@@ -90,7 +89,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                 if config.train.command is not None:
                     problems.update(dict.fromkeys(unread_overrides(config, point.overrides)))
                 spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
-                if composed.way == "plain" and not point.exclude:
+                if composed.is_seed_alone and not point.exclude:
                     twins.keep(split, config, spec)
                 places.setdefault(_place(config), config)
             kept = specs.setdefault(spec.run_id, spec)
@@ -100,7 +99,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
                 num_duplicates += 1
                 if len(duplicates) < _DUPLICATES_KEPT:
                     duplicates.append((kept.axes, spec.axes))
-        counts = dict(composer.fast.counts + twins.counts)
+        counts = dict(composer.counts + twins.counts)
     if problems:
         raise ConfigError("\n".join(problems))
     if not specs:
@@ -124,12 +123,12 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
 class _Twins:
     """Points that differ from an earlier one in their seed alone, and need not be composed for it.
 
-    That is certain where the earlier one was composed `plain`: then nothing in it hangs on the seed.
+    That is certain where nothing in the earlier one hangs on the seed.
     """
 
     def __init__(self, memo: Memo) -> None:
         self.counts: Counter[str] = Counter()
-        """Of those that were frozen here, as `FastComposer.counts`."""
+        """Of those that were frozen here, as `GridComposer.counts`."""
         self._memo = memo
         self._known: dict[tuple[str, ...], SeedTwins] = {}
 
@@ -138,11 +137,11 @@ class _Twins:
         twins = None if split is None else self._known.get(split[1])
         if twins is None or split is None:
             return None
-        self.counts["plain"] += 1
+        self.counts["fast"] += 1
         return twins.freeze(split[0], axes=point.axes, overrides=point.overrides)
 
     def keep(self, split: _Split | None, config: TrainConfig, spec: RunSpec) -> None:
-        """Remembers a point that was composed `plain`, checked and frozen, and that no condition looks at."""
+        """Remembers a point that was composed, checked and frozen, and that no condition looks at."""
         if split is not None:
             self._known[split[1]] = SeedTwins(config, spec, self._memo)
 
@@ -179,7 +178,7 @@ def _sweep_paths(config: TrainConfig) -> SweepPaths:
     return SweepPaths(runs_dir.absolute() / (config.sweep_name or config.experiment_name))
 
 
-def _is_excluded(composer: Composer, point: Point, composed: Composed) -> bool:
+def _is_excluded(composer: GridComposer, point: Point, composed: Composed) -> bool:
     @functools.cache
     def choices() -> Mapping[str, str | None]:
         return composer.choices_made(point.overrides) if composed.choices is None else composed.choices

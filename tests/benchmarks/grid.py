@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import expand
 
 REPEATS = 5
@@ -46,7 +46,7 @@ def measure(words: Sequence[str]) -> dict[str, object]:
 def hydra_s_a_point(words: Sequence[str], num_points: int = 8) -> float:
     """Median seconds of Hydra's own compose for one point of this grid."""
     times = []
-    with Composer() as composer:
+    with GridComposer() as composer:
         for point in expand(composer, words)[:num_points]:
             begin = time.perf_counter()
             composer.compose(point.overrides)

@@ -10,10 +10,6 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "hpc_trainer"
 LAYERS = sorted(each.name for each in PACKAGE.iterdir() if (each / "__init__.py").is_file())
-ALLOWED = {
-    # FastComposer is given the Composer that made it, for its types; it belongs to that one alone.
-    frozenset({"hpc_trainer.config.compose.composer", "hpc_trainer.config.compose.fast_compose"}),
-}
 
 
 def circles(imports: Mapping[str, set[str]]) -> set[frozenset[str]]:
@@ -39,12 +35,7 @@ def graph() -> grimp.ImportGraph:
 def test_no_circle_inside_a_layer(graph: grimp.ImportGraph, layer: str) -> None:
     files = {f"hpc_trainer.{layer}", *graph.find_descendants(f"hpc_trainer.{layer}")}
     imports = {each: graph.find_modules_directly_imported_by(each) & files for each in files}
-    assert circles(imports) - ALLOWED == set()
-
-
-def test_what_is_allowed_is_needed(graph: grimp.ImportGraph) -> None:
-    for each in ALLOWED:
-        assert circles({name: graph.find_modules_directly_imported_by(name) for name in each}) == {each}
+    assert circles(imports) == set()
 
 
 def test_every_file_is_looked_at(graph: grimp.ImportGraph) -> None:

@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -17,30 +17,27 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc_trainer.config.compose.hydra_parts import HydraParts
 from hpc_trainer.config.compose.own_files import check_config_dir
 from hpc_trainer.config.compose.unreadable import unreadable
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.compose.wrong_value import wrong_value
+from hpc_trainer.config.keys import DECLARED, declared_at
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
-from hpc_trainer.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from hpc_trainer.config.compose.fast_compose import FastComposer
+from hpc_trainer.errors import ConfigError, did_you_mean, valid
 
 ROOT = "train"
 _EXECUTOR = "cluster.executor"
 # Groups of which the last of several names would silently be taken; of others, as sweep and debug, files add up.
 _ONE_OF = {name for name, is_section in ROOT_KEYS.items() if is_section} - {"sweep", *FREE_KEYS}
-# What OmegaConf says of a value that an enum has not.
-_NO_MEMBER = re.compile(r"Invalid value '(.*)', expected one of \[(.*)\]")
+# What Hydra says of an override that it could not apply.
+_MERGING = re.compile(r"Error merging override (.*)", re.DOTALL)
 
-
+_NO_KEY = re.compile(r"Key '.*' not in |Key '.*' is not in struct")
 _ENDLESS = (
     "a configuration file names itself in its `defaults:` list (through others, perhaps), or is nested too deep. "
     "Look at the files of --config-dir that this command chooses."
@@ -71,26 +68,15 @@ class Composer:
             check_config_dir(folder)
         self._config_dirs = [folder.resolve() for folder in config_dirs]
         self._stack = contextlib.ExitStack()
-        self._fast: FastComposer | None = None
 
     def __enter__(self) -> Composer:
         register_schemas()
         GlobalHydra.instance().clear()
         self._stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())))
-        self._fast = None
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
-
-    @property
-    def fast(self) -> FastComposer:
-        """The same results for the many points of a grid, without composing each anew."""
-        if self._fast is None:
-            from hpc_trainer.config.compose.fast_compose import FastComposer
-
-            self._fast = FastComposer(self, HydraParts(ROOT, self._search_path()))
-        return self._fast
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         """Overrides by Hydra's grammar, sweeps included.
@@ -114,10 +100,6 @@ class Composer:
                     f"{each.input_line} is a list, and a run has one {one}. Use {one}={names} for several."
                 )
         return parsed
-
-    def is_group(self, key: str) -> bool:
-        """True if `key` names a group of `conf/`."""
-        return bool(self.choices(key))
 
     def choices(self, group: str) -> list[str]:
         """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
@@ -150,47 +132,59 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> TrainConfig:
         """One composed configuration as dataclasses, interpolations resolved; Hydra's own `compose`, 0.1 s."""
-        return to_typed(self.compose_untyped(overrides))
+        composed = self.compose_untyped(overrides)
+        try:
+            return to_typed(composed)
+        except (OmegaConfBaseException, AttributeError) as error:
+            raise self._explain(error, overrides) from error
 
     def choices_made(self, overrides: Sequence[str]) -> dict[str, str | None]:
         """Group -> what these overrides choose of it, the defaults of `conf/` included."""
         composed = self._hydra_compose(overrides, return_hydra_config=True)
         return {str(group): choice for group, choice in composed.hydra.runtime.choices.items()}
 
-    def _search_path(self) -> list[str]:
+    def search_path(self) -> list[str]:
+        """The override that names the folders of `--config-dir` to Hydra; none without any."""
         folders = [f"file://{folder}" for folder in self._config_dirs]
         return [f"hydra.searchpath={override_value(folders)}"] if folders else []
 
     def _hydra_compose(self, overrides: Sequence[str], *, return_hydra_config: bool = False) -> DictConfig:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Hydra's own deprecations are not the person's business
-            given = [*self._search_path(), *overrides]
+            given = [*self.search_path(), *overrides]
             return compose(ROOT, overrides=given, return_hydra_config=return_hydra_config)
 
     def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
             group, _, name = error.missing_cfg_file.rpartition("/")
-            return ConfigError(f"{group}={name}: no such choice. {_nearest(name, self.choices(group))}")
-        for override in self.parse(overrides):
+            return ConfigError(f"{group}={name}: no such choice. {valid(name, self.choices(group))}")
+        parsed = self.parse(overrides)
+        for override in parsed:
             problem = self._problem_of_key(override, overrides)
             if problem:
                 return ConfigError(problem)
         cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, OmegaConfBaseException):
-                # OmegaConf's own message, less its trailing debug lines.
-                text = str(cause.msg or cause).strip().splitlines()[0]
-                wrong = _NO_MEMBER.fullmatch(text)
-                if wrong:
-                    value, known = wrong.groups()
-                    return ConfigError(
-                        f"{cause.full_key}={value}: no such choice. {_nearest(value, known.split(', '))}"
-                    )
-                given = [each.input_line for each in self.parse(overrides) if each.key_or_group == cause.full_key]
-                told = wrong_value(cause.full_key or "", text, given[-1] if given else None)
-                return ConfigError(told or f"{cause.full_key or 'configuration'}: {text}")
+        while cause is not None and not isinstance(cause, OmegaConfBaseException):
             cause = cause.__cause__
-        return ConfigError(str(error).strip())
+        merged = _MERGING.match(str(error))
+        culprit = next((each for each in parsed if merged and each.input_line == merged[1]), None)
+        if cause is None:
+            return ConfigError(_of_hydra(error, parsed))
+        # OmegaConf's own message, less its trailing debug lines.
+        text = str(cause.msg or cause).strip().splitlines()[0]
+        key = cause.full_key or ""
+        if isinstance(cause, InterpolationResolutionError):
+            return ConfigError(_unresolved(key, text, parsed))
+        if culprit is not None and culprit.is_delete():
+            return ConfigError(_not_deleted(culprit))
+        if culprit is not None and not key.startswith(culprit.key_or_group):  # a key inside of an item of a list
+            key = culprit.key_or_group
+        if declared_at(key) is not None and _NO_KEY.match(text):
+            told = self._problem_of_key(self.parse([f"{key}=1"])[0], overrides)
+        else:
+            given = [each.input_line for each in parsed if declared_at(each.key_or_group) is declared_at(key)]
+            told = wrong_value(key, text, given[-1] if given else None)
+        return ConfigError(told or f"{key or 'configuration'}: {text}")
 
     def _problem_of_key(self, override: Override, overrides: Sequence[str]) -> str | None:
         return self.problem_of_key(override, lambda: self._groups_only(overrides, self.choices_of_root()))
@@ -211,24 +205,26 @@ class Composer:
         if isinstance(value, dict) or key not in self.choices_of_root():
             return None
         names = value if isinstance(value, list) else [value]
-        is_none = (value is None and not override.is_add()) or (override.is_delete() and value == "")
-        if is_none or (names and all(isinstance(name, str) and name.strip("?/ ") for name in names)):
+        are_names = bool(names) and all(isinstance(name, str) and name.strip("?/ ") for name in names)
+        if are_names or (override.is_delete() and value in (None, "")):
             return None
-        return f"{override.input_line}: a choice of {key} is a name. {_nearest(str(value), self.choices(key))}"
+        return f"{override.input_line}: a choice of {key} is a name. {valid(str(value), self.choices(key))}"
 
     def _problem_in(self, override: Override, base: DictConfig, groups: Sequence[str]) -> str | None:
         key = override.key_or_group
         parent, _, name = key.rpartition(".")
         section = OmegaConf.select(base, parent) if parent else base
+        if parent in DECLARED and DECLARED[parent].section is None and not isinstance(section, DictConfig):
+            return f"{key}: {parent} has a value, and no keys below it. Use {parent}=VALUE."
         if not isinstance(section, DictConfig):
-            return f"{key}: no such section {parent!r}. {_nearest(parent, [str(name) for name in base])}"
+            return f"{key}: no such section {parent!r}. {valid(parent, [str(name) for name in base])}"
         known = {str(name) for name in section} | (set() if parent else set(groups))
         if name in known:
             return None
         if OmegaConf.get_type(section) is dict:  # free keys, as model.kwargs and cluster.env have
             return None if override.is_add() else f"{key}: a new key of {parent} is added with +{key}=VALUE."
         where = f"in {parent} ({parent}={section.get('name')})" if parent in groups else f"in {parent or 'the root'}"
-        return f"{key}: no such key {where}. {_nearest(name, sorted(known))}"
+        return f"{key}: no such key {where}. {valid(name, sorted(known))}"
 
     def choices_of_root(self) -> list[str]:
         """The groups of `conf/`, sorted."""
@@ -243,8 +239,40 @@ class Composer:
             return self._hydra_compose([])
 
 
-def _nearest(wrong: str, known: Sequence[str]) -> str:
-    return f"{did_you_mean(wrong, known)}Valid: {', '.join(known)}."
+def _of_hydra(error: Exception, parsed: Sequence[Override]) -> str:
+    """Hydra's own words, or better ones."""
+    for each in parsed:
+        if each.is_delete() and "Could not delete" in str(error):
+            return _not_deleted(each)
+        key, way = each.key_or_group, f"Use {each.key_or_group}={each.value()}."
+        if each.is_add() and str(error).startswith((f"Multiple values for {key}.", f"{key} appears more than once")):
+            return f"{each.input_line}: {key} is chosen without +. {way}"
+        if each.package is not None and "Could not override" in str(error):
+            return f"{each.input_line}: nothing is chosen for @{each.package}. {way}"
+    return str(error).strip()
+
+
+def _not_deleted(override: Override) -> str:
+    key = override.key_or_group
+    if key in DECLARED:
+        return f"{override.input_line}: a run keeps all of its keys. Set it, as {key}=VALUE."
+    return f"{override.input_line}: there is no {key} to take away. {did_you_mean(key, DECLARED)}".rstrip()
+
+
+def _unresolved(key: str, said: str, parsed: Sequence[Override]) -> str:
+    """Of an interpolation that leads nowhere."""
+    given = [each.input_line for each in parsed if each.key_or_group == key]
+    what = f"{given[-1] if given else key}: the interpolation cannot be resolved"
+    nowhere = re.fullmatch(r"Interpolation key '(.*)' not found", said)
+    if nowhere:
+        hint = did_you_mean(nowhere[1], DECLARED) or "Write a key in full, as ${train.num_steps}."
+        return f"{what}: there is no key {nowhere[1]}. {hint}".rstrip()
+    variable = re.search(r"Environment variable '(.*)' not found", said)
+    if variable:
+        way = f"Set it, or give a default: ${{oc.env:{variable[1]},VALUE}}."
+        return f"{what}: the environment has no {variable[1]}. {way}"
+    said = re.sub(r"Value '.*' of type", "its value of type", said)
+    return f"{what}: {said.removesuffix('.')}. Name one key with one value, as ${{train.num_steps}}."
 
 
 def _named(override: str) -> str:

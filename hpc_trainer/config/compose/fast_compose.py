@@ -1,12 +1,12 @@
 """The points of a grid, composed without composing each: files once a choice of groups, values on copies.
 
-Three ways, tried in this order, and counted for each point:
+Two ways, and counted for each point:
 
-    plain      every value goes into a typed leaf; sections are shared by all points that agree on them
-    omegaconf  some value needs OmegaConf: a list, a mapping, `+`, `++`, `~`, an interpolation
-    hydra      Hydra's own compose: overrides of Hydra itself, and whatever went wrong on the other ways
+    fast       Hydra's functions once for each choice of groups, and once for each value of a key; sections are shared
+               by all points that agree on them, and what holds an interpolation by those that agree on what it names
+    hydra      Hydra's own compose: overrides of Hydra itself, and whatever went wrong on the fast way
 
-The result is the same on each; `tests/unit/config/compose/test_fast_compose.py` holds them against each other.
+The result is the same on both; `tests/unit/config/compose/test_fast_compose.py` holds them against each other.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hydra.core.default_element import ResultDefault
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hpc_trainer.config.compose.composer import ROOT, Composer
 from hpc_trainer.config.compose.hydra_parts import Defaults, HydraParts, leaf_of, section_of
-from hpc_trainer.config.compose.override_lines import Line, UnusualOverrideError, read_line
+from hpc_trainer.config.compose.override_lines import Line, UnusualOverrideError, named_in, read_line
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS
 
-if TYPE_CHECKING:
-    from hpc_trainer.config.compose.composer import Composer
-
-_SECTIONS = frozenset(name for name, is_section in ROOT_KEYS.items() if is_section)
+_Lines = tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,88 +37,80 @@ class Composed:
     """One composed point. Its sections may be shared with other points: change copies only."""
 
     config: TrainConfig
-    choices: Mapping[str, str | None] | None
+    choices: Mapping[str, str | None] | None = None
     """Group -> what was chosen of it, defaults included; None on the way `hydra`: see `Composer.choices_made`."""
-    way: str
-    """plain, omegaconf or hydra."""
+    is_seed_alone: bool = False
+    """It is certain that nothing but `seed` itself hangs on the seed."""
 
 
 class _DeclinedError(Exception):
-    """Left to the next way."""
+    """Left to Hydra's own compose."""
 
 
-class FastComposer:
-    """Composes points; remembers files, choices of groups and sections. Belongs to one open `Composer`."""
+class GridComposer(Composer):
+    """A `Composer` for the many points of a grid: it remembers files, choices of groups and sections."""
 
-    def __init__(self, composer: Composer, parts: HydraParts) -> None:
+    def __init__(self, config_dirs: Sequence[Path] = ()) -> None:
+        super().__init__(config_dirs)
         self.counts: Counter[str] = Counter()
-        self._composer = composer
-        self._parts = parts
+        """Points by the way they were composed: fast, hydra."""
+
+    def __enter__(self) -> GridComposer:
+        super().__enter__()
         self._lines: dict[str, Line | None] = {}
-        self._bases = _Bases(composer, parts)
+        self._parts = HydraParts(ROOT, self.search_path())
+        self._bases = _Bases(self, self._parts)
+        return self
 
     def is_group(self, key: str) -> bool:
         """Whether Hydra takes an override of `key` for a choice of a group."""
         return self._parts.is_group(key)
 
-    def compose(self, overrides: Sequence[str], num_fixed: int = 0) -> Composed:
-        """What `Composer.compose` makes of the same overrides, and the choices made.
+    def compose_point(self, overrides: Sequence[str], num_fixed: int = 0) -> Composed:
+        """What `compose` makes of the same overrides, and the choices made.
 
         Args:
             num_fixed: so many overrides, at the beginning, are the same for many points.
 
         Raises:
-            ConfigError: as `Composer.compose` says it.
+            ConfigError: as `compose` says it.
         """
         try:
-            made = self._compose(overrides, num_fixed)
+            made, way = self._compose_fast(overrides, num_fixed), "fast"
         except Exception:
             # Whatever it is: Hydra's own way meets it again, and its error is the one that is explained.
-            made = Composed(config=self._composer.compose(overrides), choices=None, way="hydra")
-        self.counts[made.way] += 1
+            made, way = Composed(config=self.compose(overrides)), "hydra"
+        self.counts[way] += 1
         return made
 
-    def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
-        """What `Composer.compose_untyped` makes of the same overrides, if they need no part of Hydra that is left out.
-
-        Raises:
-            Exception: they do, or something is wrong with them; `Composer.compose_untyped` says what.
-        """
-        lines, groups = self._read(overrides)
-        return self._bases.whole(self._bases.get(groups, ()), [line for line in lines if not line.is_group])
-
-    def _read(self, overrides: Sequence[str]) -> tuple[list[Line], tuple[Line, ...]]:
+    def _compose_fast(self, overrides: Sequence[str], num_fixed: int) -> Composed:
         lines = [self._line(text) for text in overrides]
         groups = tuple([line for line in lines if line.is_group])
         if not all(line.is_swappable for line in groups) and any(line.override.is_add() for line in lines):
             raise _DeclinedError  # our rule about `+` looks at the plain choices alone
-        return lines, groups
-
-    def _compose(self, overrides: Sequence[str], num_fixed: int) -> Composed:
-        lines, groups = self._read(overrides)
         fixed = tuple([line for line in lines[:num_fixed] if not line.is_group])
-        base = self._bases.get(groups, fixed)
         values = [line for line in lines[num_fixed:] if not line.is_group]
-        if base.typed is None or not all(line.is_local for line in values):
-            return Composed(config=to_typed(self._bases.whole(base, values)), choices=base.choices, way="omegaconf")
+        if not all(line.is_local for line in values):
+            raise _DeclinedError
+        base = self._bases.get(groups, fixed)
+        config, open_keys, followed = copy.copy(base.config), base.open_keys, base.followed
         by_section: dict[str, list[Line]] = {}
         for line in values:
             by_section.setdefault(line.section, []).append(line)
-        config, is_plain = copy.copy(base.typed), True
+            if line.follows:
+                open_keys, followed = open_keys | {line.section}, followed | line.follows
         for name, of_section in by_section.items():
-            section = base.sections.get(name)
-            if section is None:
-                setattr(config, name, base.root_value(of_section))
-            else:
-                typed, was_plain = section.with_lines(tuple(of_section))
-                setattr(config, name, typed)
-                is_plain = is_plain and was_plain
-        return Composed(config=config, choices=base.choices, way="plain" if is_plain else "omegaconf")
+            if name not in open_keys:
+                setattr(config, name, base.parts[name].with_lines(tuple(of_section)))
+        if open_keys:
+            for name, value in self._bases.resolved(base, values, open_keys, followed).items():
+                setattr(config, name, value)
+        return Composed(config=config, choices=base.choices, is_seed_alone="seed" not in followed)
 
     def _line(self, text: str) -> Line:
         if text not in self._lines:
             try:
-                self._lines[text] = read_line(text, self._composer.parse, self._parts.is_group)
+                self._lines[text] = read_line(text, self.parse, self._parts.is_group)
             except UnusualOverrideError:
                 self._lines[text] = None
         line = self._lines[text]
@@ -128,95 +119,91 @@ class FastComposer:
         return line
 
 
-class _Section:
-    """One section of a base without interpolations: independent of all others."""
+class _Part:
+    """One key of the root without interpolations: a section or a value, independent of all others."""
 
-    def __init__(self, name: str, typed: Any, bare: DictConfig, cfg: DictConfig, owner: _Bases) -> None:
-        self.typed = typed
-        self._name = name
-        self._bare = bare
-        self._node: DictConfig = cfg[name]
-        self._owner = owner
-        self._fields: dict[tuple[Line, ...], tuple[Any, bool]] = {}
-        self._made: dict[tuple[Line, ...], tuple[Any, bool]] = {}
+    def __init__(self, name: str, cfg: DictConfig, bare: DictConfig, owner: _Bases) -> None:
+        value = cfg[name]
+        self.typed: Any = OmegaConf.to_object(value) if isinstance(value, (DictConfig, ListConfig)) else value
+        self._name, self._cfg, self._bare, self._owner = name, cfg, bare, owner
+        self._fields: dict[_Lines, Any] = {}
+        self._made: dict[_Lines, Any] = {}
 
-    def with_lines(self, lines: tuple[Line, ...]) -> tuple[Any, bool]:
-        """The section as a dataclass after these lines, and whether no value needed OmegaConf."""
+    def with_lines(self, lines: _Lines) -> Any:
+        """What it is after these lines."""
         if lines not in self._made:
             self._made[lines] = self._make(lines)
         return self._made[lines]
 
-    def _make(self, lines: tuple[Line, ...]) -> tuple[Any, bool]:
-        if any(not line.field for line in lines):
-            return self._through_omegaconf(lines), False
+    def _make(self, lines: _Lines) -> Any:
         by_field: dict[str, list[Line]] = {}
         for line in lines:
             by_field.setdefault(line.field, []).append(line)
-        section, is_plain = copy.copy(self.typed), True
+        if "" in by_field:
+            return self._set(self._cfg, self._name, lines)
+        if self._name in FREE_KEYS:  # a single value under a plain name needs nobody's leave
+            are_plain = all(line.is_scalar for line in lines)
+            return {**self.typed, **_values(lines)} if are_plain else self._through_omegaconf(lines)
+        section = copy.copy(self.typed)
         for field, of_field in by_field.items():
             key = tuple(of_field)
             if key not in self._fields:
-                self._fields[key] = self._field_value(field, key)
-            value, was_plain = self._fields[key]
-            setattr(section, field, value)
-            is_plain = is_plain and was_plain
-        return section, is_plain
+                self._fields[key] = self._set(self._cfg[self._name], field, key)
+            setattr(section, field, self._fields[key])
+        return section
 
-    def _field_value(self, field: str, lines: tuple[Line, ...]) -> tuple[Any, bool]:
-        leaf = leaf_of(self._node, field)
+    def _set(self, owner: DictConfig, name: str, lines: _Lines) -> Any:
+        """The value of a key of `owner` after lines about nothing else."""
+        leaf = leaf_of(owner, name)
         if leaf is not None and all(line.is_scalar for line in lines):
             # Each must be legal, the last one stays.
-            return [leaf.validate_and_convert(line.override.value()) for line in lines][-1], True
-        return getattr(self._through_omegaconf(lines), field), False
+            return [leaf.validate_and_convert(line.override.value()) for line in lines][-1]
+        made = self._through_omegaconf(lines)
+        return made if owner is self._cfg else getattr(made, name)
 
-    def _through_omegaconf(self, lines: tuple[Line, ...]) -> Any:
+    def _through_omegaconf(self, lines: _Lines) -> Any:
         root = OmegaConf.create({})
-        root[self._name] = self._node  # OmegaConf copies it
+        root[self._name] = self._cfg._get_node(self._name)  # OmegaConf copies it
         OmegaConf.set_struct(root, True)
         self._owner.apply(lines, root, self._bare)
-        return _typed_section(root, self._name)
+        made = root[self._name]
+        if not isinstance(made, DictConfig) or _is_open(OmegaConf.to_container(made, resolve=False)):
+            raise _DeclinedError
+        return OmegaConf.to_object(made)
 
 
-class _FreeSection(_Section):
-    """A mapping that takes any name: a single value under a plain name needs nobody's leave."""
-
-    def _make(self, lines: tuple[Line, ...]) -> tuple[Any, bool]:
-        if not all(line.is_scalar and line.field for line in lines):
-            return self._through_omegaconf(lines), False
-        return {**self.typed, **{line.field: line.override.value() for line in lines}}, True
-
-
-def _section(name: str, typed: Any, bare: DictConfig, cfg: DictConfig, owner: _Bases) -> _Section:
-    return (_FreeSection if name in FREE_KEYS else _Section)(name, typed, bare, cfg, owner)
+def _values(lines: _Lines) -> dict[str, Any]:
+    return {line.field: line.override.value() for line in lines}
 
 
 @dataclass(slots=True, kw_only=True)
 class _Base:
     """One choice of groups with the fixed values."""
 
-    groups: tuple[Line, ...]
-    fixed: tuple[Line, ...]
-    entries: tuple[ResultDefault, ...] = ()
+    groups: _Lines
+    fixed: _Lines
     choices: Mapping[str, str | None]
-    bare: DictConfig | None = None
-    """The groups alone; None for a base that was put together from others."""
-    cfg: DictConfig | None = None
-    typed: TrainConfig | None = None
-    """None where it holds an interpolation or a missing value: its points are composed whole."""
-    sections: dict[str, _Section] = dataclasses.field(default_factory=dict)
-    root_values: dict[tuple[Line, ...], Any] = dataclasses.field(default_factory=dict)
-    root_cfg: DictConfig | None = None
+    config: TrainConfig
+    """Without the open keys."""
+    parts: Mapping[str, _Part]
+    """All but the open keys."""
+    entries: tuple[ResultDefault, ...] = ()
+    """The files; none of a base that was put together from others, as of `whole`."""
+    whole: tuple[DictConfig, DictConfig] | None = None
+    """As composed: with the fixed values, and without."""
+    open_keys: frozenset[str] = frozenset()
+    """Keys of the root that hold an interpolation or a missing value."""
+    followed: frozenset[str] = frozenset()
+    """Keys of the root that those may depend on."""
+    resolved: dict[tuple[frozenset[str], _Lines], Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
-    def root_value(self, lines: list[Line]) -> Any:
-        """The value of a key of the root after these lines."""
-        key = tuple(lines)
-        if key not in self.root_values:
-            assert self.root_cfg is not None
-            leaf = leaf_of(self.root_cfg, lines[0].section)
-            if leaf is None or not all(line.is_scalar for line in lines):
-                raise _DeclinedError
-            self.root_values[key] = [leaf.validate_and_convert(line.override.value()) for line in lines][-1]
-        return self.root_values[key]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Swap:
+    """What changes when one group takes another choice."""
+
+    parts: Mapping[str, _Part]
+    choices: Mapping[str, str | None]
 
 
 class _Bases:
@@ -225,13 +212,13 @@ class _Bases:
     def __init__(self, composer: Composer, parts: HydraParts) -> None:
         self._composer = composer
         self._parts = parts
-        self._made: dict[tuple[tuple[Line, ...], tuple[Line, ...]], _Base | None] = {}
-        self._bares: dict[tuple[Line, ...], tuple[Defaults, DictConfig]] = {}
+        self._made: dict[tuple[_Lines, _Lines], _Base | None] = {}
+        self._bares: dict[_Lines, tuple[Defaults, DictConfig]] = {}
         self._references: dict[tuple[Any, ...], _Base] = {}
         self._swaps: dict[tuple[int, int, Line], _Swap | None] = {}
         self._pinned: set[str] = set()
 
-    def get(self, groups: tuple[Line, ...], fixed: tuple[Line, ...]) -> _Base:
+    def get(self, groups: _Lines, fixed: _Lines) -> _Base:
         """The base of these groups and fixed values. Raises what Hydra raises."""
         key = (groups, fixed)
         if key not in self._made:
@@ -246,16 +233,20 @@ class _Bases:
             raise _DeclinedError
         return base
 
-    def whole(self, base: _Base, values: Sequence[Line]) -> DictConfig:
-        """A point whose values depend on each other: a copy of the whole base, then OmegaConf."""
-        if base.bare is None or base.cfg is None:
-            composed = self._composed(base.groups, base.fixed)
-            base.bare, base.cfg = composed.bare, composed.cfg
-        assert base.bare is not None
-        cfg = copy.deepcopy(base.cfg)
-        assert isinstance(cfg, DictConfig)
-        self.apply(values, cfg, base.bare)
-        return cfg
+    def resolved(
+        self, base: _Base, values: Sequence[Line], keys: frozenset[str], followed: frozenset[str]
+    ) -> Mapping[str, Any]:
+        """These keys after the values of a point. Made once for all points that agree on what they depend on."""
+        lines = tuple(line for line in values if line.section in keys | followed)
+        if (keys, lines) not in base.resolved:
+            if base.whole is None:
+                base.whole = self._composed(base.groups, base.fixed).whole
+            assert base.whole is not None
+            cfg, bare = copy.deepcopy(base.whole[0]), base.whole[1]
+            self.apply(lines, cfg, bare)
+            config = to_typed(cfg)
+            base.resolved[keys, lines] = {name: getattr(config, name) for name in keys}
+        return base.resolved[keys, lines]
 
     def apply(self, lines: Sequence[Line], cfg: DictConfig, bare: DictConfig) -> None:
         """Hydra's own way to set values, after our own rule about `+`."""
@@ -264,25 +255,23 @@ class _Bases:
                 raise _DeclinedError
         self._parts.apply([line.override for line in lines], cfg)
 
-    def _composed(self, groups: tuple[Line, ...], fixed: tuple[Line, ...]) -> _Base:
-        defaults, bare = self._bare(groups)
-        cfg = self._with_fixed(bare, fixed)
-        base = _Base(
-            groups=groups, fixed=fixed, entries=defaults.entries, choices=defaults.choices, bare=bare, cfg=cfg,
-            root_cfg=cfg,
-        )  # fmt: skip
-        if not _is_open(cfg):
-            typed = OmegaConf.to_object(cfg)
-            assert isinstance(typed, TrainConfig)
-            base.typed = typed
-            base.sections = {name: _section(name, getattr(typed, name), bare, cfg, self) for name in sorted(_SECTIONS)}
-        return base
-
-    def _bare(self, groups: tuple[Line, ...]) -> tuple[Defaults, DictConfig]:
+    def _composed(self, groups: _Lines, fixed: _Lines) -> _Base:
         if groups not in self._bares:
             defaults = self._defaults(groups)
             self._bares[groups] = defaults, self._parts.compose(defaults.entries)
-        return self._bares[groups]
+        defaults, bare = self._bares[groups]
+        cfg = self._with_fixed(bare, fixed)
+        plain: Any = OmegaConf.to_container(cfg, resolve=False)
+        if plain.keys() != ROOT_KEYS.keys():
+            raise _DeclinedError
+        open_keys = frozenset(name for name, value in plain.items() if _is_open(value))
+        parts = {name: _Part(name, cfg, bare, self) for name in ROOT_KEYS if name not in open_keys}
+        typed: dict[str, Any] = {name: parts[name].typed if name in parts else None for name in ROOT_KEYS}
+        return _Base(
+            groups=groups, fixed=fixed, entries=defaults.entries, choices=defaults.choices, whole=(cfg, bare),
+            config=TrainConfig(**typed), parts=parts, open_keys=open_keys,
+            followed=frozenset[str]().union(*(named_in(plain[name]) for name in open_keys)),
+        )  # fmt: skip
 
     def _with_fixed(self, bare: DictConfig, fixed: Sequence[Line]) -> DictConfig:
         if not fixed:
@@ -294,38 +283,32 @@ class _Bases:
     def _defaults(self, groups: Sequence[Line]) -> Defaults:
         return self._parts.defaults([line.override for line in groups])
 
-    def _assembled(self, groups: tuple[Line, ...], fixed: tuple[Line, ...]) -> _Base | None:
+    def _assembled(self, groups: _Lines, fixed: _Lines) -> _Base | None:
         """A base put together from those that differ from a reference in one group; None where that is not certain.
 
         Of eight groups with three choices, 17 bases are composed instead of 6,561.
         """
         reference = self._reference(groups, fixed)
-        if reference is None or reference.typed is None:
+        if reference is None or reference.open_keys:
             return None
-        swaps = []
+        parts, choices, config = dict(reference.parts), dict(reference.choices), copy.copy(reference.config)
+        swapped: set[str] = set()
         for index, (theirs, ours) in enumerate(zip(reference.groups, groups, strict=True)):
-            if theirs is not ours:
-                swap = self._swap(reference, index, ours)
-                if swap is None:
-                    self._pinned.add(ours.override.key_or_group)
-                    return None
-                swaps.append(swap)
-        names = [name for swap in swaps for name in swap.sections]
-        if len(set(names)) != len(names):
-            return None
-        sections = dict(reference.sections)
-        choices = dict(reference.choices)
-        typed = copy.copy(reference.typed)
-        for swap in swaps:
-            choices.update(swap.choices)
-            for name, section in swap.sections.items():
-                sections[name] = section
-                setattr(typed, name, section.typed)
-        return _Base(
-            groups=groups, fixed=fixed, choices=choices, typed=typed, sections=sections, root_cfg=reference.root_cfg
-        )
+            if theirs is ours:
+                continue
+            swap = self._swap(reference, index, ours)
+            if swap is None:
+                self._pinned.add(ours.override.key_or_group)
+            if swap is None or not swapped.isdisjoint(swap.parts):
+                return None
+            swapped |= swap.parts.keys()
+            choices |= swap.choices
+            parts |= swap.parts
+            for name, part in swap.parts.items():
+                setattr(config, name, part.typed)
+        return _Base(groups=groups, fixed=fixed, choices=choices, config=config, parts=parts)
 
-    def _reference(self, groups: tuple[Line, ...], fixed: tuple[Line, ...]) -> _Base | None:
+    def _reference(self, groups: _Lines, fixed: _Lines) -> _Base | None:
         if not all(line.is_local for line in fixed):
             return None
         shape = tuple(
@@ -350,43 +333,23 @@ class _Bases:
         groups = (*reference.groups[:index], line, *reference.groups[index + 1 :])
         defaults = self._defaults(groups)
         touched = self._parts.sections_touched(reference.entries, defaults.entries)
-        if touched is None or not touched <= _SECTIONS:
+        if touched is None or not all(ROOT_KEYS.get(name) for name in touched):
             return None
         bare = self._parts.compose(
             [each for each in defaults.entries if section_of(each) in touched or not section_of(each)]
         )
         cfg = self._with_fixed(bare, [each for each in reference.fixed if each.section in touched])
-        sections = {name: _section(name, _typed_section(cfg, name), bare, cfg, self) for name in sorted(touched)}
+        if any(_is_open(OmegaConf.to_container(cfg[name], resolve=False)) for name in touched):
+            return None
         changed = {
             group: choice
             for group, choice in defaults.choices.items()
             if group not in reference.choices or reference.choices[group] != choice
         }
-        return _Swap(sections=sections, choices=changed)
+        return _Swap(parts={name: _Part(name, cfg, bare, self) for name in sorted(touched)}, choices=changed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Swap:
-    """What changes when one group takes another choice."""
-
-    sections: Mapping[str, _Section]
-    choices: Mapping[str, str | None]
-
-
-def _typed_section(cfg: DictConfig, name: str) -> Any:
-    if _is_open(cfg[name]):
-        raise _DeclinedError
-    return OmegaConf.to_object(cfg[name])
-
-
-def _is_open(cfg: DictConfig) -> bool:
-    """Whether some value is an interpolation or missing."""
-    return _has_open(OmegaConf.to_container(cfg, resolve=False))
-
-
-def _has_open(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_has_open(item) for item in value.values())
-    if isinstance(value, list):
-        return any(_has_open(item) for item in value)
-    return isinstance(value, str) and ("${" in value or value == "???")
+def _is_open(plain: Any) -> bool:
+    """Whether it may hold an interpolation or a missing value."""
+    text = str(plain)
+    return "${" in text or "???" in text

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.compose.composer import Composer, default_overrides, override_value
+from hpc_trainer.config.compose.composer import default_overrides, override_value
 from hpc_trainer.config.compose.condition import Condition, read_condition
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.override_lines import parse_common
 from hpc_trainer.config.compose.sweep_values import MAX_POINTS, sweep_values
 from hpc_trainer.config.schema.train import SweepBlock, SweepConfig
@@ -58,12 +59,12 @@ class _Block:
         return math.prod(len(axis.steps) for axis in self.axes)
 
 
-def expand(composer: Composer, overrides: Sequence[str]) -> list[Point]:
+def expand(composer: GridComposer, overrides: Sequence[str]) -> list[Point]:
     """The points of a grid: `expand_grid` for those who need nothing else."""
     return expand_grid(composer, overrides).points
 
 
-def expand_grid(composer: Composer, overrides: Sequence[str]) -> Expansion:
+def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
     """The points of a grid: the product of all axes, the first axis slowest; blocks one after the other.
 
     Axes are sweeps on the command line (`a=1,2`, `range()`, `choice()`, `glob()`) and those of the section `sweep`;
@@ -89,7 +90,7 @@ def expand_grid(composer: Composer, overrides: Sequence[str]) -> Expansion:
     return Expansion(points=points, num_excluded=num_excluded)
 
 
-def _blocks(composer: Composer, overrides: Sequence[str]) -> Iterator[_Block]:
+def _blocks(composer: GridComposer, overrides: Sequence[str]) -> Iterator[_Block]:
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
     defaults = list(default_overrides(overrides))
@@ -111,25 +112,25 @@ def _blocks(composer: Composer, overrides: Sequence[str]) -> Iterator[_Block]:
             yield _Block(fixed=fixed, axes=[*of_head, *tails, *from_config], exclude=conditions)
 
 
-def _sweep_section(composer: Composer, base: list[str], first: list[str], num_fixed: int) -> SweepConfig:
+def _sweep_section(composer: GridComposer, base: list[str], first: list[str], num_fixed: int) -> SweepConfig:
     """The section `sweep`. The first values of the axes go with it, unless they do not fit each other.
 
     Such a point may be one that a condition leaves out; if not, its own composition says what is wrong.
     """
-    groups = [line for line in first if composer.fast.is_group(_key(line))]
+    groups = [line for line in first if composer.is_group(_key(line))]
     # Each once: the same lines would be refused the same, and that takes 0.3 s.
     most, *fewer = dict.fromkeys((tuple(first), tuple(groups), ()))
     try:
-        return composer.fast.compose([*base, *most], num_fixed).config.sweep
+        return composer.compose_point([*base, *most], num_fixed).config.sweep
     except ConfigError as error:
         for lines in fewer:
             with contextlib.suppress(ConfigError):
-                return composer.fast.compose([*base, *lines], num_fixed).config.sweep
+                return composer.compose_point([*base, *lines], num_fixed).config.sweep
         raise error from None
 
 
 def _axes_of(
-    composer: Composer, sweep: SweepConfig, named: set[str]
+    composer: GridComposer, sweep: SweepConfig, named: set[str]
 ) -> Iterator[tuple[list[_Axis], tuple[Condition, ...]]]:
     """Axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
     shared = _axes_in(composer, sweep, "sweep")
@@ -140,7 +141,7 @@ def _axes_of(
         yield axes, tuple(read_condition(text) for text in [*sweep.exclude, *block.exclude])
 
 
-def _axes_in(composer: Composer, block: SweepConfig | SweepBlock, where: str) -> list[_Axis]:
+def _axes_in(composer: GridComposer, block: SweepConfig | SweepBlock, where: str) -> list[_Axis]:
     axes = [_axis(key, _config_values(composer, f"{where}.axes", key, values)) for key, values in block.axes.items()]
     for index, together in enumerate(block.zip):
         place = f"{where}.zip[{index}]"
@@ -206,7 +207,7 @@ def _check_size(blocks: Sequence[_Block]) -> None:
 
 
 def _split_conditions(
-    composer: Composer, block: _Block
+    composer: GridComposer, block: _Block
 ) -> tuple[list[Callable[[Mapping[str, str]], bool]], tuple[Condition, ...]]:
     """Conditions over axes alone, decided before a point is composed (it may not compose); and all others."""
     keys = {key.lstrip("+") for axis in block.axes for key in axis.keys}
@@ -216,7 +217,7 @@ def _split_conditions(
     )
 
 
-def _test(composer: Composer, condition: Condition) -> Callable[[Mapping[str, str]], bool]:
+def _test(composer: GridComposer, condition: Condition) -> Callable[[Mapping[str, str]], bool]:
     names = sorted(condition.names)
     values: dict[str, Any] = {}
     decided: dict[tuple[str, ...], bool] = {}
@@ -236,7 +237,7 @@ def _test(composer: Composer, condition: Condition) -> Callable[[Mapping[str, st
     return holds
 
 
-def _config_values(composer: Composer, where: str, key: str, values: object) -> list[str]:
+def _config_values(composer: GridComposer, where: str, key: str, values: object) -> list[str]:
     if not isinstance(values, list) or not values:
         raise ConfigError(f"{where}.{key}={values!r} must be a list with at least one value, as [1, 2].")
     is_group = composer.is_group(key)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import math
 import re
-import types
 import typing
 
 from omegaconf import MISSING
 
-from hpc_trainer.config.keys import DEFAULTS, all_keys
+from hpc_trainer.config.checks import WORDS
+from hpc_trainer.config.keys import Declared, declared_at
+from hpc_trainer.config.load import hints, kinds_of
+from hpc_trainer.errors import valid
 
 # What OmegaConf says of a value that a type does not take.
-_NOT_OF_TYPE = re.compile(
-    r"Value '(?P<value>.*)' of type '(?P<given>\w+)' (?:could not be converted to (?P<wanted>Integer|Float)"
-    r"|is incompatible with type hint '.*\bint\b.*')",
-    re.DOTALL,
-)
-_NO_BOOL = re.compile(r"Value '(?P<value>.*)' is not a valid bool.*", re.DOTALL)
-# The other ways in which it says that.
 _OF_A_TYPE = re.compile(
-    r"is not Optional|Cannot (convert|assign|merge) |Invalid (value|type) assigned|is not a valid input for <enum"
-    r"|is not in struct"
+    r"is not Optional|Cannot (convert|assign|merge) |Invalid (value|type) |is not a valid (bool|input for <enum)"
+    r"|is not in struct|could not be converted to|is incompatible with type hint|unsupported type|not supported"
 )
-_WORDS = re.compile(r"[-+\w./]+")
+_QUOTED = re.compile(r"'(.*?)'", re.DOTALL)
+_PLAIN_WORDS = re.compile(r"[-+\w./]+")
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -33,23 +31,53 @@ def wrong_value(key: str, said: str, line: str | None) -> str | None:
     Args:
         line: the override that set the value, where one did.
     """
-    if (found := _NO_BOOL.fullmatch(said)) is not None:
-        return f"{line or key + '=' + found['value']} must be true or false. Use {key}=true."
-    found = _NOT_OF_TYPE.fullmatch(said)
-    if found is None:
-        return _by_type(key, line) if _OF_A_TYPE.search(said) else None
-    value, rule = found["value"], "a number" if found["wanted"] == "Float" else "a whole number"
-    text = value if line is None else line.partition("=")[2]
-    what = f"{key}={text} must be one number" if found["given"] == "list" else f"{key}={text} must be {rule}"
+    known = declared_at(key)
+    if known is None or not _OF_A_TYPE.search(said):
+        return None
+    quoted = _QUOTED.search(said)
+    text = line.partition("=")[2] if line else quoted[1] if quoted else "this"
+    if known.section is not None:
+        first = dataclasses.fields(known.section)[0].name
+        return (
+            f"{known.name}={text}: {known.name} is a section. Set its keys one by one, as {known.name}.{first}=VALUE."
+        )
+    hint = kinds_of(hints(known.kind)[known.field.name])[0]
+    rest = key[len(known.name) :]
+    kind = typing.get_origin(hint) or hint
+    if kind is dict and rest:
+        if line is None or not line.startswith("+"):
+            return f"{key}: a new key of {known.name} is added with +{key}=VALUE."
+        return f"{key}={text} must be {WORDS.get(typing.get_args(hint)[1], 'one value')}. Use a value as +{key}=NAME."
+    what, name = f"{known.name}={text}", known.name
+    if kind is list:
+        items = typing.get_args(hint)[0]
+        of_names = typing.get_origin(items) is dict or dataclasses.is_dataclass(items)
+        words = "names with values" if of_names else {str: "texts", float: "numbers"}[items]
+        return f"{what} must be a list of {words}. Use '{name}={_example_list(known, items)}'."
+    if kind is dict:
+        return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
+    if issubclass(kind, enum.Enum):
+        return f"{what}: no such choice. {valid(text, [each.name for each in kind])}"
+    if kind in (int, float):
+        return _of_number(known, kind, text)
+    return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
+
+
+def _of_number(known: Declared, kind: type, text: str) -> str:
+    name, what = known.name, f"{known.name}={text}"
     sweep = as_sweep(text)
     if sweep is not None and all(map(_NUMBER.fullmatch, sweep.split(","))):
-        return f"{what}. Several values are parted by commas, without brackets or spaces. Use {key}={sweep}."
-    if (found["given"] == "float" and float(value) in (float("inf"), float("-inf"))) or value == "nan":
-        return f"{what}. Use {key}={_example(key)}."
-    if found["given"] == "float":
-        written = ", written with digits alone" if float(value).is_integer() else ""
-        return f"{what}{written}. Use {key}={round(float(value))}."
-    return f"{what}. Use a value as {key}={_example(key)}."
+        rule = "one number" if text.startswith("[") else WORDS[kind]
+        parted = "Several values are parted by commas, without brackets or spaces."
+        return f"{what} must be {rule}. {parted} Use {name}={sweep}."
+    try:
+        value = float(text)
+    except ValueError:
+        return f"{what} must be {WORDS[kind]}. Use a value as {name}={_example(known)}."
+    if not math.isfinite(value):
+        return f"{what} must be {WORDS[kind]}. Use {name}={_example(known)}."
+    written = ", written with digits alone" if value.is_integer() else ""
+    return f"{what} must be {WORDS[kind]}{written}. Use {name}={round(value)}."
 
 
 def as_sweep(text: str) -> str | None:
@@ -57,45 +85,23 @@ def as_sweep(text: str) -> str | None:
     words = [word for word in re.split(r"[\s,;]+", text.strip("'\"()[]{}")) if word]
     is_list = len(words) > 1 or (bool(words) and words[0] != text.strip("'\""))
     is_list = is_list and not re.match(r"\w+\(", text)  # choice(), range(1)
-    return ",".join(words) if is_list and all(map(_WORDS.fullmatch, words)) else None
+    return ",".join(words) if is_list and all(map(_PLAIN_WORDS.fullmatch, words)) else None
 
 
-def _example(key: str) -> str:
-    default = DEFAULTS.get(key)
-    return f"{default}" if isinstance(default, (int, float)) else "1"
+def _example(known: Declared) -> str:
+    """A value that the key takes: its default, where that is one."""
+    kind = kinds_of(hints(known.kind)[known.field.name])[0]
+    if isinstance(known.default, bool):
+        return str(known.default).lower()
+    if known.default in (None, "", MISSING):
+        return "NAME" if kind is str else "1"
+    return str(known.default)
 
 
-def _by_type(key: str, line: str | None) -> str | None:
-    """The same by the type that the schema declares; None of a key that no schema has."""
-    hint, name = _hint(key)
-    if hint is None:
-        return None
-    if key != name and typing.get_origin(hint) is dict:
-        return f"{key}: a new key of {name} is added with +{key}=VALUE."
-    what, default = line or name, DEFAULTS[name]
-    kind = typing.get_origin(hint) or hint
-    if kind is list:
-        # A list of texts may hold what was typed; one of numbers has a length of its own.
-        example = ",".join(str(each) for each in default) or "A,B"
-        return f"{what} must be a list. Use '{name}=[{example}]'."
-    if kind is dict:
-        return f"{what} must be names with values. Add them one by one: +{name}.NAME=VALUE."
-    if issubclass(kind, enum.Enum):
-        return f"{what}: no such choice. Valid: {', '.join(each.name for each in kind)}."
-    rule = _RULES[kind]
-    example = str(default).lower() if kind is bool else default
-    return f"{what} must be {rule}. Use a value as {name}={'NAME' if example in (None, '', MISSING) else example}."
-
-
-_RULES = {str: "one text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _hint(key: str) -> tuple[typing.Any, str]:
-    """The declared type of a key, less None, and the key's name; of `optim.betas[1]` that of `optim.betas`."""
-    for each in all_keys():
-        if each.section is None and re.fullmatch(re.escape(each.name) + r"(\[\d+\]|\..*)?", key):
-            hint = typing.get_type_hints(each.kind)[each.field.name]
-            is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-            kinds = [one for one in typing.get_args(hint) if one is not type(None)] if is_union else [hint]
-            return kinds[0], each.name
-    return None, key
+def _example_list(known: Declared, items: typing.Any) -> str:
+    if typing.get_origin(items) is dict:
+        return "[{optim.lr:[0.1,0.2],seed:[1,2]}]"
+    if dataclasses.is_dataclass(items):
+        return "[{axes:{optim.lr:[0.1,0.2]}},{axes:{seed:[1,2]}}]"
+    # A list of texts may hold what was typed; one of numbers has a length of its own.
+    return f"[{','.join(map(str, known.default)) or 'A,B'}]"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpc_trainer.config.batch import num_parts, whole_batch
-from hpc_trainer.config.checks import at_least
+from hpc_trainer.config.checks import LARGEST
 from hpc_trainer.config.rules.text_file import num_train_windows
 from hpc_trainer.config.schema.data import (
     DataConfig,
@@ -65,14 +65,8 @@ def batch_problems(config: TrainConfig) -> Iterator[str]:
     train, parts = config.train, num_parts(config.train, config.hardware, config.parallel)
     count = 1 if train.batch_per_rank else parts
     sizes = _Sizes(train.global_batch_size, train.given_micro_batch_size, train.grad_accum_steps)
-    given = {
-        "train.global_batch_size": sizes.total,
-        "train.micro_batch_size": sizes.micro,
-        "train.grad_accum_steps": sizes.accum,
-    }
-    bad = [line for key, value in given.items() for line in at_least(key, value, 1, nullable=True)]
-    if bad or parts < 1:
-        yield from bad
+    given = [size for size in (sizes.total, sizes.micro, sizes.accum) if size is not None]
+    if min(given) < 1 or max(given) > LARGEST or parts < 1:
         return
     num_samples = _num_train_samples(config.data)
     if num_samples and num_samples < parts:

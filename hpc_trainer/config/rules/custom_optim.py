@@ -12,7 +12,7 @@ from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import did_you_mean
+from hpc_trainer.errors import valid
 
 _TORCHS = "torch.optim."
 # What another class of torch has to say of itself in the first step only.
@@ -85,8 +85,7 @@ def _read_problems(optim: CustomOptimConfig, name: str) -> Iterator[str]:
 
 
 def _legal(wrong: str, known: Iterable[str]) -> str:
-    names = sorted(set(known) - {"lr", "weight_decay", *_UNFIT})
-    return f"{did_you_mean(wrong, names)}Valid: {', '.join(names)}."
+    return valid(wrong, sorted(set(known) - {"lr", "weight_decay", *_UNFIT}))
 
 
 @functools.cache

@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from hpc_trainer.config.schema.key import declared
+from hpc_trainer.config.keys import Declared
+from hpc_trainer.config.rules.limit_rules import SECTIONS, keys_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import holds, shown, state, typed
-
-
-class Limited(NamedTuple):
-    """A key that counts with others only."""
-
-    path: tuple[str, ...]
-    """Below its section."""
-    default: Any
-    needs: tuple[str, ...]
 
 
 def effect_problems(config: TrainConfig) -> Iterator[str]:
     """Keys that are not at their default and change nothing, a line each. A loop of one's own may read any key."""
     if config.train.main is not None:
         return
-    for section in _SECTIONS:
-        part = getattr(config, section)
-        kind: Any = type(part)
-        for limited in limited_keys(kind):
-            value = attrgetter(".".join(limited.path))(part)
-            if value != limited.default and not any(holds(config, need) for need in limited.needs):
-                key = ".".join((section, *limited.path))
+    for section in SECTIONS:
+        kind: Any = type(getattr(config, section))
+        for each in limited_keys(kind, section):
+            value, needs = attrgetter(each.name)(config), each.key.needs or ()
+            if value != each.default and not any(holds(config, need) for need in needs):
                 yield (
-                    f"{key}={shown(value)} is for {_listed(limited.needs)}, and has no effect with "
-                    f"{state(config, ' or '.join(limited.needs))}. Use {key}={shown(limited.default)}, its default, or "
-                    f"{_first(limited.needs)}."
+                    f"{each.name}={shown(value)} is for {_listed(needs)}, and has no effect with "
+                    f"{state(config, ' or '.join(needs))}. Use {each.name}={shown(each.default)}, its default, or "
+                    f"{_first(needs)}."
                 )
 
 
 @functools.cache
-def limited_keys(kind: Any) -> tuple[Limited, ...]:
+def limited_keys(kind: Any, section: str) -> tuple[Declared, ...]:
     """The keys of a section, nested ones too, that say what they go with."""
-    found: list[Limited] = []
-    fresh = kind()
-    for each in dataclasses.fields(kind):
-        value = getattr(fresh, each.name)
-        said = declared(kind, each.name)
-        if said is not None and said.needs:
-            found.append(Limited((each.name,), value, said.needs))
-        if dataclasses.is_dataclass(value):
-            nested: Any = type(value)
-            inner = limited_keys(nested)
-            found += [limited._replace(path=(each.name, *limited.path)) for limited in inner]
-    return tuple(found)
-
-
-_FRESH: dict[str, Any] = {each.name: each.default_factory for each in dataclasses.fields(TrainConfig)}
-_SECTIONS = tuple(name for name, kind in _FRESH.items() if dataclasses.is_dataclass(kind))
+    return tuple(each for each in keys_of(kind, section) if each.key.needs)
 
 
 def _listed(needs: tuple[str, ...]) -> str:

@@ -8,11 +8,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_trainer.config.load import ROOT_KEYS
+from hpc_trainer.config.checks import WORDS
+from hpc_trainer.config.load import ROOT_KEYS, hints
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
-
-_WORDS = {str: "a text", float: "a number"}
 
 
 def item_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
@@ -37,14 +36,10 @@ def _of_section(section: str, part: Any) -> list[str]:
 @functools.cache
 def _checked(section: Any) -> tuple[tuple[str, type], ...]:
     """(key, type of its items) of the lists and mappings of a section."""
-    hints = {name: (typing.get_origin(hint), typing.get_args(hint)) for name, hint in _hints(section).items()}
+    kinds = {name: (typing.get_origin(hint), typing.get_args(hint)) for name, hint in hints(section).items()}
     return tuple(
-        (name, args[-1]) for name, (kind, args) in hints.items() if kind in (list, dict) and args[-1] in _WORDS
+        (name, args[-1]) for name, (kind, args) in kinds.items() if kind in (list, dict) and args[-1] in (str, float)
     )
-
-
-def _hints(section: Any) -> dict[str, Any]:
-    return typing.get_type_hints(section)
 
 
 def _items(key: str, value: Any, kind: type) -> Iterator[str]:
@@ -52,4 +47,4 @@ def _items(key: str, value: Any, kind: type) -> Iterator[str]:
     for name, item in pairs:
         if not isinstance(item, (int, float) if kind is float else kind) or isinstance(item, bool):
             where = f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]"
-            yield f"{where}={item!r} must be {_WORDS[kind]}."
+            yield f"{where}={item!r} must be {WORDS[kind]}."

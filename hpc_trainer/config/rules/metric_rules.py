@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import did_you_mean
+from hpc_trainer.errors import valid
 
 EVALUATED = ("eval_loss", "eval_accuracy")
 """What an evaluation of the shared loop makes."""
@@ -24,10 +24,9 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
     if early.patience is not None and early.metric not in EVALUATED:
         yield (
             f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "
-            f"{did_you_mean(early.metric, EVALUATED)}Valid: {', '.join(EVALUATED)}."
+            f"{valid(early.metric, EVALUATED)}"
         )
     if best is not None and best not in LOGGED:
         yield (
-            f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. "
-            f"{did_you_mean(best, LOGGED)}Valid: {', '.join(LOGGED)}."
+            f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, LOGGED)}"
         )

@@ -1,10 +1,9 @@
-"""Rules of what one step computes: `precision/`, and the keys of `train` that change it."""
+"""Rules of what one step computes in: `precision/`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.checks import at_least, between
 from hpc_trainer.config.gpu_types import GpuType, find_gpu_type, peak_tflops
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
@@ -17,14 +16,7 @@ _LARGEST_SCALE = 2.0**127
 
 
 def step_problems(config: TrainConfig) -> Iterator[str]:
-    """What they break, a line each."""
-    train = config.train
-    yield from _precision(config)
-    yield from between("train.label_smoothing", train.label_smoothing, 0, 1, high_open=True)
-    yield from at_least("train.max_skipped_steps", train.max_skipped_steps, 0, nullable=True)
-
-
-def _precision(config: TrainConfig) -> Iterator[str]:
+    """What it breaks, a line each."""
     dtype, hardware = config.precision.compute_dtype, config.hardware
     if dtype is Dtype.fp16 and config.precision.init_scale < 1:
         yield f"precision.init_scale={config.precision.init_scale:g} must be at least 1 for fp16. Use 65536."

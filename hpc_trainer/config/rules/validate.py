@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.batch import with_batch
-from hpc_trainer.config.checks import at_least as _at_least
-from hpc_trainer.config.checks import between as _between
-from hpc_trainer.config.checks import positive as _positive
+from hpc_trainer.config.checks import at_least, within
 from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.mesh_rules import mesh_problems
@@ -21,6 +19,7 @@ from hpc_trainer.config.rules.code_names import param_problems, target_problems
 from hpc_trainer.config.rules.command_rules import command_problems, with_command
 from hpc_trainer.config.rules.effect_rules import effect_problems
 from hpc_trainer.config.rules.item_rules import item_problems
+from hpc_trainer.config.rules.limit_rules import limit_problems
 from hpc_trainer.config.rules.metric_rules import metric_problems
 from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
@@ -29,14 +28,10 @@ from hpc_trainer.config.rules.step_rules import step_problems
 from hpc_trainer.config.rules.text_file import window_problems
 from hpc_trainer.config.schema.data import (
     DataConfig,
-    DigitsConfig,
-    SyntheticImagesConfig,
-    SyntheticTokensConfig,
     TextBytesConfig,
 )
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ModelConfig, ResnetConfig
-from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.model import GptConfig, ModelConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems
@@ -46,9 +41,7 @@ from hpc_trainer.errors import ConfigError
 _SHORTEST_WATCHDOG_S = 10
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 MAX_SEED = 2**32 - 1
-# sbatch keeps counts in C ints and minutes in seconds of 32 bits; --signal's lead has 16 bits.
-_LARGEST_COUNT = 2**31 - 1
-_LONGEST_MIN = 2**31 // 60
+# sbatch's --signal keeps the lead in 16 bits.
 _LONGEST_LEAD_S = 2**16 - 1
 
 
@@ -87,7 +80,7 @@ def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str
     With a `memo`, points that share all but their seed are looked at once.
     """
     memo = memo or Memo()
-    yield from _between("seed", config.seed, 0, MAX_SEED)
+    yield from within("seed", config.seed, f"0 to {MAX_SEED}")
     yield from memo.of(_without_seed, memo, *but_seed(config))
 
 
@@ -102,6 +95,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     if wrong:  # the rules below take types for granted
         yield from wrong
         return
+    yield from limit_problems(config, memo)
     yield from _general(config)
     yield from memo.of(_hardware_problems, config.hardware)
     yield from _cluster(config)
@@ -116,32 +110,18 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from step_problems(config)
     yield from feature_problems(config)
     yield from metric_problems(config)
-    yield from memo.of(_model_problems, config.model)
-    yield from _data(config)
+    yield from _heads(config.model)
+    if isinstance(config.data, TextBytesConfig):
+        yield from _text_bytes(config.data)
     yield from target_problems(config)
     yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)
 
 
 def _general(config: TrainConfig) -> Iterator[str]:
-    yield from _at_least("train.num_steps", config.train.num_steps, 1)
-    yield from _at_least("train.eval_every_steps", config.train.eval_every_steps, 0)
-    if config.train.max_grad_norm is not None:
-        yield from _positive("train.max_grad_norm", config.train.max_grad_norm, 1)
-    yield from _at_least("checkpoint.every_steps", config.checkpoint.every_steps, 1)
-    yield from _at_least("checkpoint.keep_last", config.checkpoint.keep_last, 1)
     yield from retention_problems(config.checkpoint)
-    yield from _at_least("monitor.log_every_steps", config.monitor.log_every_steps, 1)
-    yield from _at_least("monitor.heartbeat_every_s", config.monitor.heartbeat_every_s, 0)
     if config.monitor.watchdog_s:
-        yield from _at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
-    yield from _at_least("local.max_parallel", config.local.max_parallel, 1)
-    yield from _at_least("parallel.timeout_s", config.parallel.timeout_s, 1)
-    if config.budget.max_gpu_hours is not None:
-        yield from _positive("budget.max_gpu_hours", config.budget.max_gpu_hours, 1)
-    yield from _at_least("budget.max_jobs", config.budget.max_jobs, 1, nullable=True)
-    yield from _positive("precision.init_scale", config.precision.init_scale, PrecisionConfig().init_scale)
-    yield from _at_least("precision.growth_interval", config.precision.growth_interval, 1)
+        yield from at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from _home("paths.runs_dir", config.paths.runs_dir)
@@ -166,20 +146,10 @@ def _hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
     return tuple(_hardware(hardware))
 
 
-def _model_problems(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(_model(model))
-
-
 def _hardware(hardware: HardwareConfig) -> Iterator[str]:
-    yield from _at_least("hardware.num_nodes", hardware.num_nodes, 1, most=_LARGEST_COUNT)
-    yield from _at_least("hardware.gpus_per_node", hardware.gpus_per_node, 0, most=_LARGEST_COUNT)
-    yield from _at_least("hardware.time_limit_min", hardware.time_limit_min, 1, most=_LONGEST_MIN)
-    for key in ("tasks_per_node", "cpus_per_gpu", "cpus_per_task"):
-        yield from _at_least(f"hardware.{key}", getattr(hardware, key), 1, nullable=True, most=_LARGEST_COUNT)
     memory = {f"hardware.{key}": getattr(hardware, key) for key in _MEMORY_KEYS}
     chosen = {key: value for key, value in memory.items() if value is not None}
     for key, value in chosen.items():
-        yield from _positive(key, value, 1)
         if 0 < value < 1 / 1024:  # rounded to 0 MB it would be sbatch's --mem=0: all memory of the node
             yield f"{key}={value:g} is less than 1 MB, and Slurm counts in MB. Use {key}=1."
     if len(chosen) > 1:
@@ -211,12 +181,9 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
     yield from words.word_problem("cluster.account", cluster.account, words.ACCOUNT)
     yield from words.word_problem("cluster.top_up_partition", cluster.top_up_partition, words.PARTITION)
     yield from words.word_problem("cluster.master_addr", cluster.master_addr, words.ADDRESS)
-    yield from _at_least("cluster.array_parallelism", cluster.array_parallelism, 1, most=_LARGEST_COUNT)
-    yield from _at_least("cluster.max_no_progress", cluster.max_no_progress, 1)
-    yield from _at_least("cluster.max_failures", cluster.max_failures, 0)
     if cluster.signal_lead_s is not None:
         longest = min(hardware.time_limit_min * 60 - 1, _LONGEST_LEAD_S)
-        yield from _between("cluster.signal_lead_s", cluster.signal_lead_s, 1, longest)
+        yield from within("cluster.signal_lead_s", cluster.signal_lead_s, f"[1, {longest}]")
     for name, value in cluster.env.items():
         if not words.ENV_NAME.fits(name) or words.has_control(value):
             yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
@@ -228,68 +195,15 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
         yield from words.python_problem(cluster.python)
 
 
-def _model(model: ModelConfig) -> Iterator[str]:
-    if isinstance(model, (MlpConfig, CnnConfig, GptConfig)):
-        yield from _between("model.dropout", model.dropout, 0, 1, high_open=True)
-    if isinstance(model, MlpConfig):
-        yield from _at_least("model.hidden_dim", model.hidden_dim, 1)
-        yield from _at_least("model.num_layers", model.num_layers, 0)
-    if isinstance(model, CnnConfig):
-        yield from _at_least("model.num_channels", model.num_channels, 1)
-    if isinstance(model, ResnetConfig):
-        yield from _at_least("model.width", model.width, 1)
-        yield from _at_least("model.small_input_below", model.small_input_below, 0)
-        if model.depth not in (18, 50):
-            nearest = 18 if abs(model.depth - 18) < abs(model.depth - 50) else 50
-            yield f"model.depth={model.depth} must be 18 or 50. Use {nearest}."
-    if isinstance(model, GptConfig):
-        for key in ("num_layers", "num_heads", "embed_dim", "vocab_multiple"):
-            yield from _at_least(f"model.{key}", getattr(model, key), 1)
-        if model.num_heads >= 1 and model.embed_dim % model.num_heads:
-            nearest = max(1, round(model.embed_dim / model.num_heads)) * model.num_heads
-            yield (
-                f"model.embed_dim={model.embed_dim} must be a multiple of model.num_heads={model.num_heads}. "
-                f"Use {nearest}."
-            )
-
-
-def _data(config: TrainConfig) -> Iterator[str]:
-    data = config.data
-    yield from _at_least("data.num_workers", data.num_workers, 0)
-    checks: dict[type[DataConfig], Callable[[Any], Iterator[str]]] = {
-        DigitsConfig: _digits,
-        SyntheticImagesConfig: _synthetic_images,
-        SyntheticTokensConfig: _synthetic_tokens,
-        TextBytesConfig: _text_bytes,
-    }
-    yield from checks.get(type(data), lambda _: iter(()))(data)
-
-
-def _digits(data: DigitsConfig) -> Iterator[str]:
-    yield from _between("data.num_eval", data.num_eval, 1, 1796)
-    yield from _between("data.max_shift", data.max_shift, 0, 7)
-
-
-def _synthetic_images(data: SyntheticImagesConfig) -> Iterator[str]:
-    yield from _at_least("data.num_samples", data.num_samples, 1)
-    yield from _at_least("data.num_eval", data.num_eval, 1)
-    yield from _between("data.image_size", data.image_size, 8, 224)
-    yield from _at_least("data.num_classes", data.num_classes, 2)
-    yield from _at_least("data.data_seed", data.data_seed, 0)
-    if data.num_channels not in (1, 3):
-        yield f"data.num_channels={data.num_channels} must be 1 or 3. Use 3."
-
-
-def _synthetic_tokens(data: SyntheticTokensConfig) -> Iterator[str]:
-    for key, least in (("num_samples", 1), ("num_eval", 1), ("seq_len", 2), ("data_seed", 0)):
-        yield from _at_least(f"data.{key}", getattr(data, key), least)
-    yield from _at_least("data.vocab_size", data.vocab_size, 2, most=2**31)
+def _heads(model: ModelConfig) -> Iterator[str]:
+    if isinstance(model, GptConfig) and model.num_heads >= 1 and model.embed_dim % model.num_heads:
+        nearest = max(1, round(model.embed_dim / model.num_heads)) * model.num_heads
+        yield (
+            f"model.embed_dim={model.embed_dim} must be a multiple of model.num_heads={model.num_heads}. Use {nearest}."
+        )
 
 
 def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
-    yield from _at_least("data.seq_len", data.seq_len, 2)
-    if not 0 < data.eval_fraction < 1:
-        yield f"data.eval_fraction={data.eval_fraction:g} must be between 0 and 1. Use 0.1."
     unknown = list(_home("data.path", data.path))
     yield from unknown
     if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
@@ -299,8 +213,6 @@ def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
 
 
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:
-    yield from _positive("snapshot.max_mb", snapshot.max_mb, SnapshotConfig().max_mb)
-    yield from _at_least("snapshot.max_files", snapshot.max_files, 1)
     for name in snapshot.packages:
         if not name.isidentifier():
             yield f"snapshot.packages holds {name!r}: a top-level package, as my_lab."

@@ -34,7 +34,7 @@ class ClusterConfig:
     """Address where rank 0 listens for the others; null: 127.0.0.1 on one node, else rank 0's host name."""
     signal_lead_s: int | None = key(None, ALWAYS, limits="≥ 1")
     """Seconds before the time limit at which SIGUSR2 arrives; null: 120, or a quarter of a short limit."""
-    array_parallelism: int = key(256, ALWAYS, limits="≥ 1")
+    array_parallelism: int = key(256, ALWAYS, limits="1 to 2,147,483,647")
     """Array elements that may run at the same time (`%N` of sbatch --array)."""
     top_up_partition: str | None = key(None, ALWAYS)
     """Partition of the one-core job that submits what waits in a sweep's own queue; null: that of the runs."""

@@ -25,19 +25,20 @@ class GpuRequest(str, enum.Enum):
     gres = "gres"
 
 
+# Limits: sbatch keeps counts in C ints, and minutes as seconds of 32 bits.
 @dataclass(kw_only=True, slots=True)
 class HardwareConfig:
     name: str = key("unnamed", ALWAYS, APART, SAFE)
     """The profile's name, as it shows in plans and results."""
-    num_nodes: int = key(1, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
+    num_nodes: int = key(1, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
     """Nodes of one run."""
-    gpus_per_node: int = key(0, ALWAYS, COUNTS, SCHEDULE, limits="≥ 0")
+    gpus_per_node: int = key(0, ALWAYS, COUNTS, SCHEDULE, limits="0 to 2,147,483,647")
     """GPUs a node. One rank a GPU; 0 asks for CPUs only."""
-    tasks_per_node: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="≥ 1")
+    tasks_per_node: int | None = key(None, ALWAYS, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
     """Ranks a node. null: one a GPU, or 1 without GPUs."""
-    cpus_per_gpu: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="≥ 1")
+    cpus_per_gpu: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
     """CPU cores for each GPU's rank. Only with gpus_per_node > 0."""
-    cpus_per_task: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="≥ 1")
+    cpus_per_task: int | None = key(None, RULED, COUNTS, SCHEDULE, limits="1 to 2,147,483,647")
     """CPU cores for each rank. null: cpus_per_gpu, or 1."""
     mem_gb_per_node: float | None = key(None, RULED, APART, SAFE, limits="> 0")
     """Memory of a node in GB. At most one of the three memory keys may be set: Slurm takes one flag."""
@@ -61,7 +62,7 @@ class HardwareConfig:
     """Slurm feature expression."""
     exclude: str | None = key(None, ALWAYS, APART, SAFE)
     """Host list that must not be used."""
-    time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="≥ 1")
+    time_limit_min: int = key(60, ALWAYS, APART, SAFE, limits="1 to 35,791,394")
     """Wall-clock limit of one attempt in minutes."""
     source: str = key("", ALWAYS, APART, SAFE)
     """Where the figures come from."""

@@ -73,7 +73,7 @@ def key(
     Args:
         needs: `ALWAYS`, `RULED` or `only_with(...)`.
         in_graph: another value may be another compiled graph (`train.compile`).
-        limits: the legal values of a number, as `≥ 1` or `(0, 1]`.
+        limits: the legal values of a number, as `≥ 1` or `(0, 1]`; others are refused (`config/rules/limit_rules.py`).
     """
     said = {_KEY: Key(needs=needs, identity=identity, resume=resume, in_graph=in_graph, limits=limits)}
     if isinstance(default, (list, dict)):

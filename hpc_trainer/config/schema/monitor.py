@@ -17,7 +17,7 @@ class MonitorConfig:
     """Seconds without a step, a batch of an evaluation or a save after which a rank writes the stacks of its threads
     into its log and the run fails (it comes back, cluster.max_failures); with more ranks than one at most 0.8 of
     parallel.timeout_s, or a hung collective would end without the stacks. 0: no watchdog."""
-    profile_steps: int = key(0, ALWAYS, limits="0 to 1000")
+    profile_steps: int = key(0, ALWAYS, limits="0 to 1000")  # a step of a large model leaves 1 MB of spans
     """Steps that rank 0 watches with torch.profiler: profile.txt and profile.trace.json.gz in the run folder
     (docs/speed.md). The same bits; those steps are some percent slower. 0: none."""
     profile_warmup_steps: int = key(10, only_with("monitor.profile_steps"), limits="≥ 1")

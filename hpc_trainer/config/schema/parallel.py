@@ -65,10 +65,10 @@ class ParallelConfig:
     of weights, gradients and optimizer state; two ranks or more."""
     zero1: bool = key(False, RULED, ONCE_SET, SCHEDULE)
     """ddp only: each rank holds and updates a part of the optimizer state (ZeRO stage 1); two ranks or more."""
-    tensor_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
+    tensor_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """Ranks that share each layer; neighbours, so keep them on one node. It must divide world_size, and of gpt
     model.num_heads, model.embed_dim and the vocabulary. Models with a `tensor_parallel_plan` only."""
-    pipeline_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="≥ 1")
+    pipeline_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """Stages that the model's blocks are divided among; tensor_parallel × pipeline_parallel must divide
     world_size, and the quotient is the number of data-parallel ranks. gpt, resnet18, resnet50, and models of your own
     with `pipeline_parts`."""
@@ -77,7 +77,7 @@ class ParallelConfig:
     )
     """1f1b: a stage keeps the activations of at most as many micro-batches as there are stages; it needs
     train.grad_accum_steps of that number or more. gpipe: it keeps those of all grad_accum_steps. The same bits."""
-    data_parallel_replicate: int = key(1, RULED, ONCE_SET, SCHEDULE, limits="≥ 1")
+    data_parallel_replicate: int = key(1, RULED, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """fsdp only (HSDP): groups of ranks that each hold the whole model in parts; as many as nodes keeps the
     gathering of weights inside a node. It must divide the data-parallel ranks, and leave two or more a group."""
     param_dtype: FsdpDtype = key(FsdpDtype.fp32, RULED, ONCE_SET, SCHEDULE)

@@ -63,11 +63,6 @@ class Recompute(str, enum.Enum):
     full = "full"
     budget = "budget"
 
-    @property
-    def is_of_blocks(self) -> bool:
-        """True if blocks compute themselves again: not the compiler's business."""
-        return self in (Recompute.full, Recompute.selective)
-
 
 class CompileScope(str, enum.Enum):
     """What is compiled as one."""

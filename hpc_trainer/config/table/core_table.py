@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hpc_trainer.config.checks import positive
 from hpc_trainer.config.mesh import num_data_ranks
 from hpc_trainer.config.mesh_rules import nearest_divisor
 from hpc_trainer.config.schema.parallel import Strategy
@@ -15,7 +14,6 @@ from hpc_trainer.config.table.feature import Feature, Row
 _NO_OWN_LOOP = Row("train.main", "it is a way of the shared loop, and your own calls fully_shard itself")
 _ONE_RANK = "it is for one rank"
 _FSDP = "parallel=fsdp, hsdp or fsdp_tp"
-_BUCKET_MB = 25  # torch's own, in MiB
 
 
 def _fsdp(config: TrainConfig) -> Iterator[str]:
@@ -71,11 +69,6 @@ def _computed(format: str) -> Row:
         when=f"parallel.param_dtype={format}",
         use=lambda config: f"precision={format}, or parallel.param_dtype={_nearest(config)}",
     )
-
-
-def _bucket_cap(config: TrainConfig) -> Iterator[str]:
-    if config.parallel.bucket_cap_mb is not None:
-        yield from positive("parallel.bucket_cap_mb", config.parallel.bucket_cap_mb, _BUCKET_MB)
 
 
 CORE = (
@@ -176,7 +169,6 @@ CORE = (
         on="parallel.bucket_cap_mb",
         example="parallel.bucket_cap_mb=50",
         needs=(Row("parallel=ddp", "it is a size of DDP's messages"),),
-        problems=_bucket_cap,
     ),
     Feature(
         name="elastic",

@@ -1,16 +1,6 @@
 """`parallel.comm_hook`: gradients travel in fewer bytes."""
 
-from collections.abc import Iterator
-
-from hpc_trainer.config.checks import at_least
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
-
-
-def _problems(config: TrainConfig) -> Iterator[str]:
-    yield from at_least("parallel.powersgd_rank", config.parallel.powersgd_rank, 1)
-    yield from at_least("parallel.powersgd_start_step", config.parallel.powersgd_start_step, 2)
-
 
 FEATURE = Feature(
     on="parallel.comm_hook",
@@ -47,5 +37,4 @@ FEATURE = Feature(
             use="parallel.elastic=false, or parallel.comm_hook=bf16",
         ),
     ),
-    problems=_problems,
 )

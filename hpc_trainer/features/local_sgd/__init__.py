@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.checks import at_least, between, positive
-from hpc_trainer.config.schema.parallel import ParallelConfig, Sync
+from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
@@ -11,10 +10,6 @@ from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 def _problems(config: TrainConfig) -> Iterator[str]:
     """All ranks have the same weights at meetings only: what needs that is at one."""
     parallel, train = config.parallel, config.train
-    yield from at_least("parallel.sync_every_steps", parallel.sync_every_steps, 1)
-    yield from at_least("parallel.sync_warmup_steps", parallel.sync_warmup_steps, 0)
-    yield from positive("parallel.outer_lr", parallel.outer_lr, ParallelConfig().outer_lr)
-    yield from between("parallel.outer_momentum", parallel.outer_momentum, 0, 1, high_open=True)
     every, allowed = parallel.sync_every_steps, ""
     if parallel.sync is Sync.every_step or every < 1:
         return

@@ -5,14 +5,12 @@ The choice `train.micro_batch_size=auto` turns the search on. It asks the estima
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.checks import between
 from hpc_trainer.config.schema.train import AUTO, TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
     train = config.train
-    yield from between("train.memory_margin", train.memory_margin, 0, 1, high_open=True)
     if isinstance(train.micro_batch_size, str) and not train.is_batch_auto:
         yield f"train.micro_batch_size={train.micro_batch_size!r} must be a number ≥ 1, auto or null. Use {AUTO}."
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.checks import positive
-from hpc_trainer.config.schema.optim import AdamwConfig, MuonConfig
+from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
 
@@ -12,10 +11,6 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     optim = config.optim
     if not isinstance(optim, MuonConfig):
         return
-    if not 1 <= optim.ns_steps <= 99:
-        yield f"optim.ns_steps={optim.ns_steps} must be 1 to 99. Use 5."
-    if optim.adamw_lr is not None:
-        yield from positive("optim.adamw_lr", optim.adamw_lr, AdamwConfig().lr)
     everything = next((name for name in optim.adamw_weights if name and not name.strip("*")), None)
     if everything is not None:
         yield (

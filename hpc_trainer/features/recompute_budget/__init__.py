@@ -1,15 +1,6 @@
 """`train.recompute=budget`: the compiler chooses what to compute again, so that a budget of memory is kept."""
 
-from collections.abc import Iterator
-
-from hpc_trainer.config.checks import between
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
-
-
-def _problems(config: TrainConfig) -> Iterator[str]:
-    yield from between("train.recompute_budget", config.train.recompute_budget, 0, 1)
-
 
 _BY_BLOCKS = "train.recompute=full train.compile_scope=blocks"
 
@@ -31,5 +22,4 @@ FEATURE = Feature(
             use=_BY_BLOCKS,
         ),
     ),
-    problems=_problems,
 )

@@ -1,19 +1,6 @@
 """`train.guard`: spikes are skipped, or the run goes back before them."""
 
-from collections.abc import Iterator
-
-from hpc_trainer.config.checks import at_least
-from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import Feature, Row
-
-
-def _problems(config: TrainConfig) -> Iterator[str]:
-    guard = config.train.guard
-    if not 1 < guard.spike_factor < float("inf"):
-        yield f"train.guard.spike_factor={guard.spike_factor:g} must be greater than 1 and finite. Use 10."
-    yield from at_least("train.guard.spike_window", guard.spike_window, 4, most=10_000)
-    yield from at_least("train.guard.max_rollbacks", guard.max_rollbacks, 1)
-
 
 FEATURE = Feature(
     on="train.guard.on_spike or train.guard.on_divergence",
@@ -45,5 +32,4 @@ FEATURE = Feature(
         Row("optim.in_backward", "a weight is updated before the norm of all gradients is known"),
         Row("optim.offload", "nobody has tried both"),
     ),
-    problems=_problems,
 )

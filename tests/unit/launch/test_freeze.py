@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import expand
 from hpc_trainer.config.rules import validate as validate_module
 from hpc_trainer.config.rules.validate import validate
@@ -20,7 +20,7 @@ from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs, freeze
-from tests.unit.config.random_overrides import write_files
+from tests.unit.config.compose.random_overrides import write_files
 
 
 @pytest.mark.usefixtures("no_slurm")
@@ -171,7 +171,7 @@ def test_a_grid_freezes_to_what_each_point_alone_freezes_to(seed: int, tmp_path:
     grid = freeze_grid(lines, config_dirs=[write_files(tmp_path / "conf")])
     frozen = {spec.run_id: spec for spec in grid.specs}
     num_compared = 0
-    with Composer([tmp_path / "conf"]) as composer:
+    with GridComposer([tmp_path / "conf"]) as composer:
         points = expand(composer, lines)
         for point in pick.sample(points, min(6, len(points))):
             config = composer.compose(point.overrides)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.runs.metrics_log import read_metrics
-from tests.unit.config import pairs
+from tests.unit.config.table import pairs
 from tests.unit.training.ranks import play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import expand
 from hpc_trainer.errors import ConfigError
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 
 
 def _message(*words: str) -> str:
-    with Composer() as composer, pytest.raises(ConfigError) as caught:
+    with GridComposer() as composer, pytest.raises(ConfigError) as caught:
         expand(composer, words)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -58,7 +58,7 @@ def test_a_space_makes_two_words(words: list[str], whole: str) -> None:
 
 
 def test_a_space_in_one_word_is_fine() -> None:
-    with Composer() as composer:
+    with GridComposer() as composer:
         assert [point.axes for point in expand(composer, ["optim.lr=1e-3, 3e-3"])] == [
             {"optim.lr": "0.001"}, {"optim.lr": "0.003"},
         ]  # fmt: skip

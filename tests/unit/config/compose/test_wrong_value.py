@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hpc_trainer.config.keys import DEFAULTS
+from hpc_trainer.config.keys import DECLARED
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 
@@ -27,9 +27,9 @@ _DIGITS = "must be a whole number, written with digits alone."
         ("train.num_steps=nan", "must be a whole number. Use train.num_steps=200."),
         ("train.num_steps=10k", "must be a whole number. Use a value as train.num_steps=200."),
         ("optim.lr=fast", "must be a number. Use a value as optim.lr=0.001."),
-        ("train.deterministic=maybe", "must be true or false. Use train.deterministic=true."),
-        ("optim.betas=0.9", "must be a list. Use 'optim.betas=[0.9,0.95]'."),
-        ("cluster.setup=true", "must be a list. Use 'cluster.setup=[A,B]'."),
+        ("train.deterministic=maybe", "must be true or false. Use a value as train.deterministic=true."),
+        ("optim.betas=0.9", "must be a list of numbers. Use 'optim.betas=[0.9,0.95]'."),
+        ("cluster.setup=true", "must be a list of texts. Use 'cluster.setup=[A,B]'."),
         ("experiment_name=null", "must be one text. Use a value as experiment_name=train."),
         ("hardware.source=[1,x]", "must be one text. Use a value as hardware.source=NAME."),
         ("train.num_steps=null", "must be a whole number. Use a value as train.num_steps=200."),
@@ -53,11 +53,47 @@ def test_a_mapping_for_free_keys() -> None:
 
 @pytest.mark.long  # 0.15 s a word
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("value", ["0.9", "[1,x]", "{a:1}", "null"])
+@pytest.mark.parametrize("value", ["0.9", "[1,x]", "{a:1}", "null", "${nowhere}"])
 def test_no_key_answers_with_raw_words_of_the_library(value: str) -> None:
-    said = [_said(f"{name}={value}") for name in DEFAULTS]
-    raw = [each for each in said if re.search(r"not Optional|Cannot |Invalid |<enum|in struct|ListConfig", each)]
-    assert raw == ["configuration: Cannot assign int to Dict[str, Any]"] * (value == "[1,x]")  # sweep.zip
+    assert [each for name in DECLARED if _RAW.search(each := _said(f"{name}={value}"))] == []
+
+
+_RAW = re.compile(
+    r"not Optional|Cannot |Invalid |<enum|in struct|ListConfig|DictConfig|Key '|full_key|object_type|Config'"
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sweep.zip=[1,x]", " must be a list of names with values. Use 'sweep.zip=[{optim.lr:[0.1,0.2],seed:[1,2]}]'."),
+        ("sweep.zip=[[1]]", " must be a list of names with values. Use 'sweep.zip=[{optim.lr:[0.1,0.2],seed:[1,2]}]'."),
+        ("sweep.blocks=[{axes:3}]", " must be a list of names with values. Use 'sweep.blocks=[{axes:{optim.lr:[0.1,"),
+        ("train=3", ": train is a section. Set its keys one by one, as train.main=VALUE."),
+        ("train.guard=null", ": train.guard is a section. Set its keys one by one, as train.guard.on_spike=VALUE."),
+        ("seed.x=1", "seed.x: seed has a value, and no keys below it. Use seed=VALUE."),
+        ("tracker=null", ": a choice of tracker is a name. Did you mean none? Valid: none, tensorboard."),
+        ("++train.guard.nope=1", "train.guard.nope: no such key in train.guard. Valid: max_rollbacks, "),
+        ("train.guard={nope:1}", "train.guard.nope: no such key in train.guard. Valid: max_rollbacks, "),
+        ("+tracker=none", ": tracker is chosen without +. Use tracker=none."),
+        ("tracker@x=none", ": nothing is chosen for @x. Use tracker=none."),
+        ("~optim.lr", ": a run keeps all of its keys. Set it, as optim.lr=VALUE."),
+        ("~sead", ": there is no sead to take away. Did you mean seed?"),
+        ("+cluster.env.A={b:1}", "cluster.env.A={b:1} must be one text. Use a value as +cluster.env.A=NAME."),
+        ("seed=${sead}", ": the interpolation cannot be resolved: there is no key sead. Did you mean seed?"),
+        (
+            "seed=${oc.env:NO_SUCH}",
+            ": the environment has no NO_SUCH. Set it, or give a default: ${oc.env:NO_SUCH,VALUE}",
+        ),
+        ("seed=${optim}", ": While dereferencing interpolation '${optim}': its value of type "),
+        ("seed=${seed}", ": Recursive interpolation detected. Name one key with one value, as ${train.num_steps}."),
+    ],
+)
+def test_what_was_answered_in_raw_words(word: str, message: str) -> None:
+    said = _said(word)
+    assert message in said
+    assert word.lstrip("+").partition("=")[0] in said
+    assert "\n" not in said
 
 
 def _said(word: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.identity import config_digest
+from hpc_trainer.config.keys import Declared, all_keys
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.rules.effect_rules import Limited, limited_keys
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
 from tests.unit.runs.builders import make_config
@@ -27,16 +25,8 @@ SET: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _declared() -> list[tuple[str, Limited]]:
-    found: list[tuple[str, Limited]] = []
-    for each in dataclasses.fields(TrainConfig):
-        if dataclasses.is_dataclass(each.default_factory):
-            kinds = {each.default_factory, *VARIANTS.get(each.name, {}).values()}
-            found += [(each.name, limited) for kind in kinds for limited in limited_keys(kind)]
-    return sorted(set(found), key=str)
-
-
-DECLARED = _declared()
+LIMITED = [each for each in all_keys() if each.section is None and each.key.needs]
+NAMED = [pytest.param(each, id=each.name) for each in LIMITED]
 
 
 def _put(config: TrainConfig, key: str, value: Any) -> None:
@@ -59,7 +49,7 @@ def _other(value: Any) -> Any:
 
 
 def test_the_keys_that_were_found_without_effect_are_declared() -> None:
-    names = {".".join((section, *limited.path)) for section, limited in DECLARED}
+    names = {each.name for each in LIMITED}
     assert names >= {
         "parallel.sync_every_steps", "parallel.sync_warmup_steps", "parallel.outer_lr", "parallel.outer_momentum",
         "parallel.powersgd_rank", "parallel.powersgd_start_step", "parallel.powersgd_error_feedback",
@@ -70,41 +60,40 @@ def test_the_keys_that_were_found_without_effect_are_declared() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("section", "limited"), DECLARED, ids=lambda value: ".".join(getattr(value, "path", [value])))
-def test_a_key_without_effect_is_refused_and_its_default_is_not(section: str, limited: Limited) -> None:
-    key, config = ".".join((section, *limited.path)), make_config()
+@pytest.mark.parametrize("each", NAMED)
+def test_a_key_without_effect_is_refused_and_its_default_is_not(each: Declared) -> None:
+    key, config, needs = each.name, make_config(), each.key.needs or ()
     _put(config, "schedule.name", "constant")  # cosine has a use for some
-    _put(config, key, limited.default)
+    _put(config, key, each.default)
     assert not [line for line in find_problems(config) if line.startswith(f"{key}=")]
-    _put(config, key, _other(limited.default))
+    _put(config, key, _other(each.default))
     (problem,) = [line for line in find_problems(config) if "has no effect with" in line]
     assert problem.startswith(f"{key}=")
-    first = limited.needs[0]
+    first = needs[0]
     assert re.search(rf"\. Use {re.escape(key)}=\S+, its default, or (another value of )?[\w.=]+\.$", problem), problem
     assert first.partition("=")[2] in problem
     config.train.main = "mine.main"  # who reads the configuration in a loop of one's own, nobody knows here
     assert not [line for line in find_problems(config) if "has no effect with" in line]
 
 
-@pytest.mark.parametrize(("section", "limited"), DECLARED, ids=lambda value: ".".join(getattr(value, "path", [value])))
-def test_a_key_is_taken_with_each_of_those_that_it_goes_with(section: str, limited: Limited) -> None:
-    key = ".".join((section, *limited.path))
-    for need in limited.needs:
+@pytest.mark.parametrize("each", NAMED)
+def test_a_key_is_taken_with_each_of_those_that_it_goes_with(each: Declared) -> None:
+    for need in each.key.needs or ():
         other, _, value = need.partition("=")
         config = make_config()
-        _put(config, key, _other(limited.default))
+        _put(config, each.name, _other(each.default))
         _put(config, other, SET[other] if not value else True if value == "true" else value)
         assert not [line for line in find_problems(config) if "has no effect with" in line], need
 
 
 def test_what_is_left_counts() -> None:
     """Of the sections that make the identity, a limited key changes it: so it has to be refused where it is idle."""
-    for section, limited in DECLARED:
+    for each in LIMITED:
         config = make_config()
         before = config_digest(to_plain(config))
-        _put(config, ".".join((section, *limited.path)), _other(limited.default))
-        is_told = section not in ("checkpoint", "monitor")
-        assert (config_digest(to_plain(config)) != before) is is_told, limited
+        _put(config, each.name, _other(each.default))
+        is_told = each.name.partition(".")[0] not in ("checkpoint", "monitor")
+        assert (config_digest(to_plain(config)) != before) is is_told, each.name
 
 
 def test_a_grid_in_which_a_key_counts_for_some_points_only() -> None:

@@ -21,8 +21,8 @@ from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.table import declarations
 from hpc_trainer.config.table.choice import keys_of, reader
 from hpc_trainer.config.table.feature import Feature, Row
-from hpc_trainer.config.table.page import page
-from tests.unit.config import pairs
+from tests.unit.config.table import pairs
+from tests.unit.config.table.page import page
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "reference" / "what_goes_with_what.md"

@@ -26,8 +26,8 @@ from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.cache import cache_key
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "keys.json"
-CONF = Path(__file__).parents[3] / "conf"
+GOLDEN = Path(__file__).parents[3] / "golden" / "keys.json"
+CONF = Path(__file__).parents[4] / "conf"
 _FACTS: dict[str, Any] = {"code": {"hpc_trainer": "1f"}, "versions": {"torch": "2.8"}, "device": {}, "world_size": 1}
 # Groups whose choices need others beside them to be legal; ids do not ask for legality.
 _GROUPS = ("model", "data", "optim", "parallel")

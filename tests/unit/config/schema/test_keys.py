@@ -30,7 +30,7 @@ from hpc_trainer.config.schema.key import Identity, Key, declared
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "keys.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "keys.md"
 LEAVES = [each for each in all_keys() if each.section is None]
 NAMED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES]
 LIMITED = [pytest.param(each, id=f"{each.kind.__name__}.{each.name}") for each in LEAVES if each.key.limits]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.batch import divisors
-from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems, validate
@@ -18,9 +18,9 @@ from tests.unit.runs.builders import make_config
 @pytest.fixture(scope="module")
 def composed() -> dict[str, Any]:
     """What comes of each word on the command line."""
-    with Composer() as composer:
+    with GridComposer() as composer:
         return {
-            word: composer.fast.compose([f"train.micro_batch_size={word}"]).config.train.micro_batch_size
+            word: composer.compose_point([f"train.micro_batch_size={word}"]).config.train.micro_batch_size
             for word in ("auto", "8", "'8'", "null", "${train.global_batch_size}", "Auto")
         }
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import expand
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.errors import ConfigError, UntrustedFileError
@@ -29,13 +29,13 @@ def _own_conf(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["conf", "my conf, [v1]=x"])
 def test_a_folder_of_ones_own_adds_choices(tmp_path: Path, name: str) -> None:
-    with Composer([_own_conf(tmp_path / name)]) as composer:
+    with GridComposer([_own_conf(tmp_path / name)]) as composer:
         config = composer.compose(["experiment=my_study", "hardware=own_node", "optim=sgd"])
     assert (config.seed, config.model.name, config.hardware.cpus_per_task) == (41, "cnn", 3)
 
 
 def test_a_wrong_choice_lists_those_of_ones_own_folder_too(tmp_path: Path) -> None:
-    with Composer([_own_conf(tmp_path / "conf")]) as composer:
+    with GridComposer([_own_conf(tmp_path / "conf")]) as composer:
         with pytest.raises(ConfigError, match=r"Did you mean my_study\?.*digits.*my_study"):
             composer.compose(["experiment=my_studdy"])
         assert "own_node" in composer.choices("hardware")
@@ -43,13 +43,13 @@ def test_a_wrong_choice_lists_those_of_ones_own_folder_too(tmp_path: Path) -> No
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config-dir .*nowhere must be a folder"):
-        Composer([tmp_path / "nowhere"])
+        GridComposer([tmp_path / "nowhere"])
 
 
 def test_one_composer_after_another_sees_only_its_own_folders(tmp_path: Path) -> None:
-    with Composer([_own_conf(tmp_path / "conf")]) as composer:
+    with GridComposer([_own_conf(tmp_path / "conf")]) as composer:
         composer.compose(["experiment=my_study"])
-    with Composer() as composer, pytest.raises(ConfigError, match="no such choice"):
+    with GridComposer() as composer, pytest.raises(ConfigError, match="no such choice"):
         composer.compose(["experiment=my_study"])
 
 
@@ -58,7 +58,7 @@ def test_glob_sees_ones_own_folder(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     for name in ("study_a", "study_b"):
         (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\nexperiment_name: {name}\n")
-    with Composer([tmp_path]) as composer:
+    with GridComposer([tmp_path]) as composer:
         points = expand(composer, ["experiment=glob(study_*)"])
     assert [point.axes["experiment"] for point in points] == ["study_a", "study_b"]
 
@@ -75,9 +75,9 @@ def test_what_others_may_write_is_refused(tmp_path: Path, name: str, mode: int) 
     conf = _own_conf(tmp_path / "conf")
     (conf / name).chmod(mode if name != "experiment/my_study.yaml" else mode & 0o666)
     with pytest.raises(UntrustedFileError, match=rf"others may write it.*chmod -R go-w {conf} .*cp -r {conf}"):
-        Composer([conf])
+        GridComposer([conf])
     subprocess.run(["chmod", "-R", "go-w", conf], check=True)
-    with Composer([conf]) as composer:
+    with GridComposer([conf]) as composer:
         assert composer.compose(["experiment=my_study"]).seed == 41
 
 
@@ -85,11 +85,11 @@ def test_a_folder_above_that_everybody_may_write_is_refused(tmp_path: Path) -> N
     conf = _own_conf(tmp_path / "project" / "conf")
     (tmp_path / "project").chmod(0o777)
     with pytest.raises(UntrustedFileError, match=f"chmod o-w {tmp_path}/project"):
-        Composer([conf])
+        GridComposer([conf])
     (tmp_path / "project").chmod(0o1777)
-    Composer([conf])
+    GridComposer([conf])
     (tmp_path / "project").chmod(0o2775)  # a team's: whoever puts a folder of their own there fails by its owner
-    Composer([conf])
+    GridComposer([conf])
 
 
 @needs_root
@@ -97,7 +97,7 @@ def test_a_folder_of_the_sites_or_a_projects_owner_is_taken(tmp_path: Path) -> N
     conf = _own_conf(tmp_path / "conf")
     for path in (conf, *conf.rglob("*")):
         os.chown(path, ANOTHER_USER, ANOTHER_GROUP)
-    with Composer([conf]) as composer:
+    with GridComposer([conf]) as composer:
         assert composer.compose(["experiment=my_study"]).seed == 41
 
 
@@ -106,7 +106,7 @@ def test_what_a_third_user_put_there_is_refused(tmp_path: Path) -> None:
     conf = _own_conf(tmp_path / "conf")
     os.chown(conf / "hardware" / "own_node.yaml", ANOTHER_USER, -1)
     with pytest.raises(UntrustedFileError, match=rf"own_node.yaml belongs to user {ANOTHER_USER}, who is neither you"):
-        Composer([conf])
+        GridComposer([conf])
 
 
 @needs_root
@@ -120,10 +120,10 @@ def test_a_group_of_one_account_alone_is_that_account(tmp_path: Path, monkeypatc
     group = SimpleNamespace(gr_name="alice", gr_gid=ANOTHER_USER, gr_mem=members)
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: account)
     monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
-    Composer([conf])
+    GridComposer([conf])
     members.append("bob")
     with pytest.raises(UntrustedFileError, match="others may write it"):
-        Composer([conf])
+        GridComposer([conf])
 
 
 def test_a_file_of_ones_own_defaults_that_others_may_write_is_refused(

@@ -25,7 +25,7 @@ IN_BACKWARD: dict[str, Any] = {
     "optim__in_backward": True, "train__max_grad_norm": None, "train__max_skipped_steps": None,
 }  # fmt: skip
 RULES: list[tuple[dict[str, Any], str]] = [
-    ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite. Use 25."),
+    ({"parallel__bucket_cap_mb": 0.0}, "parallel.bucket_cap_mb=0 must be greater than 0 and finite. Use null."),
     (
         {**RANKS, "parallel__bucket_cap_mb": 4.0, "parallel__strategy": Strategy.fsdp},
         "parallel.bucket_cap_mb=4 needs parallel=ddp, and this is parallel=fsdp: it is a size of DDP's messages. Use "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_trainer.config.compose.composer import Composer
+from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.grid import expand
 
 
 def _grid(tmp_path: Path, text: str, *more: str) -> list[tuple[str, ...]]:
     (tmp_path / "sweep").mkdir(exist_ok=True)
     (tmp_path / "sweep" / "mine.yaml").write_text("# @package _global_\n" + text)
-    with Composer([tmp_path]) as composer:
+    with GridComposer([tmp_path]) as composer:
         points = expand(composer, ["cluster=local", "sweep=mine", *more])
     return [tuple(point.axes.values()) for point in points]
 
@@ -62,7 +62,7 @@ def test_blocks_are_joined_and_share_what_stands_beside_them(tmp_path: Path) -> 
 
 
 def test_the_shipped_files_have_the_points_that_their_headers_say() -> None:
-    with Composer() as composer:
+    with GridComposer() as composer:
         sizes = {
             name: len(expand(composer, ["experiment=digits", f"sweep={name}"])) for name in composer.choices("sweep")
         }
