@@ -42,7 +42,7 @@ from hpc_trainer.state.unstarted import last_words
 
 @dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 45 ms more
 class RunStatus:
-    """One run, as `status` shows it; nobody changes it. `step` is the newest one known; `age_s` how old that knowledge is."""
+    """One run, as `status` shows it. `step` is the newest one known; `age_s` how old that knowledge is."""
 
     spec: RunSpec
     state: RunState
