@@ -332,10 +332,11 @@ def as_time(value: object) -> float:
     raise ValueError(f"{_shown(value)} is no time")
 
 
-def typed(
-    record: Mapping[str, Any], kinds: Mapping[str, Callable[[Any], Any]],
-    optional: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
-) -> dict[str, Any]:  # fmt: skip
+Kinds = Mapping[str, Callable[[Any], Any]]
+"""Key -> what makes its value of what stands in the file, or raises ValueError."""
+
+
+def typed(record: Mapping[str, Any], kinds: Kinds, optional: Kinds = MappingProxyType({})) -> dict[str, Any]:
     """The values of a record under these keys, converted; those of `optional` that are missing or null are left out.
 
     Raises KeyError or ValueError: one is missing, or is nothing that a writer of ours writes.

@@ -12,7 +12,18 @@ from hpc_trainer.runs.failure import read_error, read_failure
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell, typed
+from hpc_trainer.runs.reading import (
+    Faults,
+    Kinds,
+    as_count,
+    as_text,
+    as_time,
+    open_file,
+    read_lines,
+    records,
+    tell,
+    typed,
+)
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 
@@ -228,7 +239,7 @@ _START = {
     "executor": as_text, "process": as_text,
 }  # fmt: skip
 _GUARD = {"action": as_text, "step": as_count, "time": as_time}
-_END = {"state": RunState, "time": as_time}
+_END: Kinds = {"state": RunState, "time": as_time}
 _MAY_END = {"step": as_count, "saved_step": as_count, "cause": as_text, "action": as_text, "signal": as_text}
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, as_text, as_time, records, tell, typed
+from hpc_trainer.runs.reading import Faults, Kinds, as_text, as_time, records, tell, typed
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
 from hpc_trainer.state.run_state import End, SchedulerView
 
-_END = {"uuid": as_text, "job_id": as_text, "state": RunState, "cause": as_text, "time": as_time}
+_END: Kinds = {"uuid": as_text, "job_id": as_text, "state": RunState, "cause": as_text, "time": as_time}
 
 
 def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:

@@ -45,9 +45,14 @@ class RunFolder:
     """The job of the newest attempt, where that is newer than `submission` and no submission tells of it."""
 
     @property
+    def newest(self) -> Attempt | None:
+        """The newest attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
     def current(self) -> Attempt | None:
         """The newest attempt, if it belongs to the newest submission (or the run was never submitted)."""
-        newest = self.attempts[-1] if self.attempts else None
+        newest = self.newest
         if newest is None or self.submission is None:
             return newest
         if self.is_on_slurm:
@@ -112,10 +117,12 @@ def read_folder(
     is_unknown = is_of_unknown_job(story.attempts, submission, all_jobs)
     if waiting is not None and (is_unknown or lost) and waiting.time < _last_life(paths, story.attempts, heartbeat):
         waiting = None  # so did the array that it lived in
-    if submission is not None and not doubts and is_unknown:
-        doubts = [f"its newest attempt is of job {story.attempts[-1].job_id}, of which submissions.jsonl has no line"]
-    told = submission_told_by(story.attempts, submission, all_jobs)
-    submission, index = (told, 0) if told is not None else (submission, index)
+    untold_job = None
+    if is_unknown and submission is None:
+        submission = submission_told_by(story.attempts[-1])
+    elif is_unknown:
+        untold_job = story.attempts[-1].job_id
+        doubts = doubts or [f"its newest attempt is of job {untold_job}, of which submissions.jsonl has no line"]
     return RunFolder(
         paths=paths,
         submission=submission,
@@ -129,7 +136,7 @@ def read_folder(
         faults=tuple(f"{paths.run_id}: {each}" for each in faults),
         doubt=doubts[0] if doubts else None,
         unread=unread,
-        untold_job=story.attempts[-1].job_id if is_unknown and told is None else None,
+        untold_job=untold_job,
     )
 
 
