@@ -19,7 +19,7 @@ from hpc_trainer.cli.given import Given, only_point
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import retry, submit_grid
-from hpc_trainer.operate.certify import Certificate, Trial, certify
+from hpc_trainer.operate.certify.run import Certificate, Trial, certify
 from hpc_trainer.runs.interruptions import VARIABLE, Interruption, draw, to_text
 
 # To stop at one of them, and to have some left (runs/interruptions.py).

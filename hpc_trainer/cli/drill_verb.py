@@ -10,8 +10,8 @@ from hpc_trainer.cli.common import print_json, resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.grids import retry
-from hpc_trainer.operate.drill import DrillReport, choose_run, run_drill
-from hpc_trainer.operate.drill_kinds import Drill
+from hpc_trainer.operate.drill.kinds import Drill
+from hpc_trainer.operate.drill.run import DrillReport, choose_run, run_drill
 from hpc_trainer.operate.find import select
 
 

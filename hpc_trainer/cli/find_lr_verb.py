@@ -21,9 +21,9 @@ from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
-from hpc_trainer.operate.find_lr import find_lr
-from hpc_trainer.operate.lr_curve import Curve
-from hpc_trainer.operate.lr_plot import draw
+from hpc_trainer.operate.find_lr.curve import Curve
+from hpc_trainer.operate.find_lr.plot import draw
+from hpc_trainer.operate.find_lr.run import find_lr
 from hpc_trainer.runs.lr_range import VARIABLE, LrRange
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import RunSpec

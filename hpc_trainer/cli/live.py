@@ -81,7 +81,9 @@ class _Bars:
         if run.run_id not in self.bars:
             self.bars[run.run_id] = self.progress.add_task(run.run_id, total=run.num_steps or None, state="", note="")
         bar = self.bars[run.run_id]
-        self.progress.update(bar, completed=run.step, total=run.num_steps or None, state=state_markup(run.state), note=_note(run))
+        self.progress.update(
+            bar, completed=run.step, total=run.num_steps or None, state=state_markup(run.state), note=_note(run)
+        )
 
 
 @dataclass(slots=True)

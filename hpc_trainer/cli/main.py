@@ -15,7 +15,7 @@ import typer
 from hpc_trainer.cli.given import Given
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.errors import HpcTrainerError
-from hpc_trainer.operate.drill_kinds import Drill
+from hpc_trainer.operate.drill.kinds import Drill
 
 app = typer.Typer(
     name="hpc-trainer",

@@ -9,8 +9,8 @@ from typing import Any
 from hpc_trainer.cli.common import counts_line, print_json, print_table, resolve_runs_dir, say, short_number
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
-from hpc_trainer.operate.report import WARMUP_STEPS, Report, Scaling, build_report
-from hpc_trainer.operate.report_page import render_page
+from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
+from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.state.status import read_status

@@ -21,8 +21,9 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runs.freeze import SeedTwins, freeze
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
-from hpc_trainer.runs.spec import RunSpec, SeedTwins, freeze
+from hpc_trainer.runs.spec import RunSpec
 
 _DUPLICATES_KEPT = 5
 _Split = tuple[int, tuple[str, ...]]

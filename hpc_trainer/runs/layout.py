@@ -32,12 +32,51 @@ _RUN_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,200}")
 ATTEMPTS, HEARTBEAT, RESULT, SUBMISSIONS = "attempts.jsonl", "heartbeat.json", "result.json", "submissions.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What has this name in a folder: of the folder's paths an attribute."""
+
+    name: str
+
+    def __get__(self, paths: RunPaths | SweepPaths, kind: object) -> Path:
+        return Path(paths.at(self.name))
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class RunPaths:
     """runs/<sweep>/<run_id>/: made by the run when it starts."""
 
     place: str
     """The folder, as text: a look at 10,000 runs makes no 100,000 paths."""
+
+    attempts = _Named(ATTEMPTS)
+    """Journal of attempts; rank 0 appends."""
+    metrics = _Named("metrics.jsonl")
+    """One line for each logged step; rank 0 appends."""
+    heartbeat = _Named(HEARTBEAT)
+    """Step, speed, ETA; rank 0 replaces."""
+    memory = _Named("memory.json")
+    """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
+    result = _Named(RESULT)
+    """Final metrics; rank 0 writes once."""
+    profile_table = _Named("profile.txt")
+    """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
+    profile_trace = _Named("profile.trace.json.gz")
+    """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
+    rendezvous = _Named("rendezvous.json")
+    """Where rank 0 listens for the others; rank 0 replaces."""
+    checkpoints = _Named("checkpoints")
+    """step-00000100/ and so on."""
+    own_checkpoints = _Named("own_checkpoints")
+    """What a person's loop writes there by itself (`RunContext.checkpoint_dir`); nothing else reads it."""
+    logs = _Named("logs")
+    """attempt-000.rank-0.log and so on."""
+    submissions = _Named(SUBMISSIONS)
+    """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
+    lr_range = _Named("lr_range.svg")
+    """The plot of `hpc-trainer find-lr` for this configuration; the command replaces."""
+    requeue_token = _Named("requeue.json")
+    """Which incarnation asked for a requeue, so that none asks twice; rank 0 replaces."""
 
     def __init__(self, folder: Path | str) -> None:
         object.__setattr__(self, "place", os.fspath(folder))
@@ -55,76 +94,6 @@ class RunPaths:
     def at(self, name: str) -> str:
         """What has this name in the folder, as text."""
         return f"{self.place}/{name}"
-
-    @property
-    def attempts(self) -> Path:
-        """Journal of attempts; rank 0 appends."""
-        return Path(self.at(ATTEMPTS))
-
-    @property
-    def metrics(self) -> Path:
-        """One line for each logged step; rank 0 appends."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def heartbeat(self) -> Path:
-        """Step, speed, ETA; rank 0 replaces."""
-        return Path(self.at(HEARTBEAT))
-
-    @property
-    def memory(self) -> Path:
-        """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
-        return self.folder / "memory.json"
-
-    @property
-    def result(self) -> Path:
-        """Final metrics; rank 0 writes once."""
-        return Path(self.at(RESULT))
-
-    @property
-    def profile_table(self) -> Path:
-        """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
-        return self.folder / "profile.txt"
-
-    @property
-    def profile_trace(self) -> Path:
-        """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
-        return self.folder / "profile.trace.json.gz"
-
-    @property
-    def rendezvous(self) -> Path:
-        """Where rank 0 listens for the others; rank 0 replaces."""
-        return self.folder / "rendezvous.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """step-00000100/ and so on."""
-        return self.folder / "checkpoints"
-
-    @property
-    def own_checkpoints(self) -> Path:
-        """What a person's loop writes there by itself (`RunContext.checkpoint_dir`); nothing else reads it."""
-        return self.folder / "own_checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """attempt-000.rank-0.log and so on."""
-        return self.folder / "logs"
-
-    @property
-    def submissions(self) -> Path:
-        """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
-        return Path(self.at(SUBMISSIONS))
-
-    @property
-    def lr_range(self) -> Path:
-        """The plot of `hpc-trainer find-lr` for this configuration; the command replaces."""
-        return self.folder / "lr_range.svg"
-
-    @property
-    def requeue_token(self) -> Path:
-        """Which incarnation asked for a requeue, so that none asks twice; rank 0 replaces."""
-        return self.folder / "requeue.json"
 
     def log(self, attempt: int, rank: int) -> Path:
         """What one rank of one attempt printed."""
@@ -165,73 +134,45 @@ class SweepPaths:
 
     folder: Path
 
+    sweep = _Named("sweep.json")
+    """The last grid that was submitted: command line, run ids, revision of the code."""
+    specs = _Named("specs.jsonl")
+    """Every frozen RunSpec, a line each; `submit` appends."""
+    submissions = _Named(SUBMISSIONS)
+    """Intents and confirmations; `submit` appends."""
+    intents = _Named("submissions")
+    """A file for each submission, which tells its elements which run they are: the copy of its lines."""
+    specs_copy = _Named("submissions/specs.jsonl")
+    """The lines of `specs` once more, for jobs that begin after that file is lost or damaged; `submit` appends."""
+    ends = _Named("ends.jsonl")
+    """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
+    lock = _Named("submit.lock")
+    """Held by the one `submit` at work."""
+    scripts = _Named("slurm")
+    """Batch scripts that submitit rendered, and what Slurm's batch shell printed."""
+    local_logs = _Named("local")
+    """What the local queue and its controllers printed."""
+    compile_cache = _Named("compile_cache")
+    """What torch.compile made, an archive for each configuration and local rank; the first run writes it."""
+    code = _Named("code")
+    """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
+
+    def at(self, name: str) -> str:
+        """What has this name in the folder, as text."""
+        return f"{self.folder}/{name}"
+
     @property
     def name(self) -> str:
         """The folder's name is the sweep's name."""
         return self.folder.name
 
-    @property
-    def sweep(self) -> Path:
-        """The last grid that was submitted: command line, run ids, revision of the code."""
-        return self.folder / "sweep.json"
-
-    @property
-    def specs(self) -> Path:
-        """Every frozen RunSpec, a line each; `submit` appends."""
-        return self.folder / "specs.jsonl"
-
-    @property
-    def specs_copy(self) -> Path:
-        """The same lines once more, for jobs that begin after that file is lost or damaged; `submit` appends."""
-        return self.intents / "specs.jsonl"
-
-    @property
-    def submissions(self) -> Path:
-        """Intents and confirmations; `submit` appends."""
-        return self.folder / SUBMISSIONS
-
-    @property
-    def intents(self) -> Path:
-        """A file for each submission, which tells its elements which run they are: the copy of its lines."""
-        return self.folder / "submissions"
-
     def intent(self, uuid: str) -> Path:
         """The copy of one submission."""
         return self.intents / f"{uuid}.json"
 
-    @property
-    def ends(self) -> Path:
-        """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
-        return self.folder / "ends.jsonl"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the one `submit` at work."""
-        return self.folder / "submit.lock"
-
-    @property
-    def scripts(self) -> Path:
-        """Batch scripts that submitit rendered, and what Slurm's batch shell printed."""
-        return self.folder / "slurm"
-
     def script(self, uuid: str) -> Path:
         """The batch script of a submission: its name tells a living sbatch from all others."""
         return self.scripts / f"{uuid}.sh"
-
-    @property
-    def local_logs(self) -> Path:
-        """What the local queue and its controllers printed."""
-        return self.folder / "local"
-
-    @property
-    def compile_cache(self) -> Path:
-        """What torch.compile made, an archive for each configuration and local rank; the first run writes it."""
-        return self.folder / "compile_cache"
-
-    @property
-    def code(self) -> Path:
-        """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
-        return self.folder / "code"
 
     @property
     def is_group_readable(self) -> bool:

@@ -6,11 +6,13 @@ import contextlib
 import os
 import socket
 
-import psutil
+# psutil is imported where it is needed: a look at runs of Slurm does without its 20 ms.
 
 
 def process_name(pid: int | None = None) -> str:
     """`<host>:<pid>:<start time>`; process ids are used again, with another start time."""
+    import psutil
+
     pid = os.getpid() if pid is None else pid
     try:
         started = psutil.Process(pid).create_time()
@@ -24,6 +26,8 @@ def is_alive(name: str) -> bool | None:
     host, pid, started = name.rsplit(":", 2) if name.count(":") >= 2 else ("", "", "")
     if host != socket.gethostname():
         return None
+    import psutil
+
     try:
         process = psutil.Process(int(pid))
         # psutil derives start times from the boot time, which moves when the clock is set: allow for that.
@@ -35,6 +39,8 @@ def is_alive(name: str) -> bool | None:
 
 def find_process(argument: str) -> str | None:
     """The name of a living process on this host that was started with this argument; None if there is none."""
+    import psutil
+
     for process in psutil.process_iter(["cmdline"]):
         if argument in (process.info["cmdline"] or ()):
             with contextlib.suppress(psutil.Error):

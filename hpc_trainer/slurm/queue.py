@@ -174,9 +174,12 @@ def parse_accounting(text: str) -> dict[str, AccountingEntry]:
     return entries
 
 
+_AFTER_ARRAY = re.compile(r"[_.+]")
+
+
 def array_of(job_id: str) -> str:
     """`123` of `123_4`."""
-    return re.split(r"[_.+]", job_id, maxsplit=1)[0]
+    return _AFTER_ARRAY.split(job_id, maxsplit=1)[0]
 
 
 def job_name(sweep: str, uuid: str) -> str:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_error, read_failure
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
 from hpc_trainer.runs.local_process import process_name
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, open_file, read_lines, records, tell
+from hpc_trainer.runs.reading import (
+    Faults,
+    Kinds,
+    as_count,
+    as_text,
+    as_time,
+    open_file,
+    read_lines,
+    records,
+    tell,
+    typed,
+)
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,16 +209,8 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     """
     number, event = as_count(record["attempt"]), as_text(record["event"])
     if event == "start":
-        started = Attempt(
-            attempt=number,
-            start_time=as_time(record["time"]),
-            job_id=as_text(record["job_id"]),
-            restart_count=as_count(record["restart_count"]),
-            node=as_text(record["node"]),
-            pid=as_count(record["pid"]),
-            executor=as_text(record["executor"]),
-            process=as_text(record.get("process", "")),
-        )
+        told = typed({"process": "", **record}, _START)
+        started = Attempt(attempt=number, start_time=told.pop("time"), **told)
         before = attempts.get(number)
         if before is None or (before.job_id, before.start_time) != (started.job_id, started.start_time):
             attempts[number] = started  # else the same line once more: it takes nothing back
@@ -223,25 +224,23 @@ def _apply(attempts: dict[int, Attempt], record: dict[str, Any]) -> bool:
     if event == "resume":
         attempts[number].resumed_step = as_count(record["step"])
     elif event == "guard":
-        known = {"action": as_text(record["action"]), "step": as_count(record["step"]), "time": as_time(record["time"])}
-        attempts[number].guarded.append({**record, **known})
-    elif event == "end":
-        _apply_end(attempts[number], record)
+        attempts[number].guarded.append(record | typed(record, _GUARD))
+    else:
+        told = typed(record, _END, _MAY_END)
+        attempts[number].end_time = told["time"]
+        attempts[number].error = read_error(record.get("error") or {})
+        for key in ("state", *_MAY_END):
+            setattr(attempts[number], key, told.get(key))
     return True
 
 
-def _apply_end(attempt: Attempt, record: dict[str, Any]) -> None:
-    state, end_time = RunState(record["state"]), as_time(record["time"])
-    steps = {key: _optional(as_count, record.get(key)) for key in ("step", "saved_step")}
-    words = {key: _optional(as_text, record.get(key)) for key in ("cause", "action", "signal")}
-    attempt.state, attempt.end_time = state, end_time
-    for key, value in {**steps, **words}.items():
-        setattr(attempt, key, value)
-    attempt.error = read_error(record.get("error") or {})
-
-
-def _optional(convert: Callable[[object], T], value: object) -> T | None:
-    return None if value is None else convert(value)
+_START = {
+    "job_id": as_text, "restart_count": as_count, "node": as_text, "pid": as_count, "time": as_time,
+    "executor": as_text, "process": as_text,
+}  # fmt: skip
+_GUARD = {"action": as_text, "step": as_count, "time": as_time}
+_END: Kinds = {"state": RunState, "time": as_time}
+_MAY_END = {"step": as_count, "saved_step": as_count, "cause": as_text, "action": as_text, "signal": as_text}
 
 
 def newest_chain(attempts: list[Attempt], successors: Collection[str]) -> list[Attempt]:

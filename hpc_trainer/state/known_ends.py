@@ -16,10 +16,12 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, as_text, as_time, records, tell
+from hpc_trainer.runs.reading import Faults, Kinds, as_text, as_time, records, tell, typed
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
 from hpc_trainer.state.run_state import End, SchedulerView
+
+_END: Kinds = {"uuid": as_text, "job_id": as_text, "state": RunState, "cause": as_text, "time": as_time}
 
 
 def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tuple[End, float]]:
@@ -37,9 +39,9 @@ def read_ends(sweep: SweepPaths, faults: Faults) -> Mapping[tuple[str, str], tup
     for number, record in records(sweep.ends, faults):
         if record is not None:
             try:
-                node = record.get("node")
-                end = RunState(record["state"]), as_text(record["cause"]), None if node is None else as_text(node)
-                ends[as_text(record["uuid"]), as_text(record["job_id"])] = end, as_time(record["time"])
+                told = typed(record, _END, {"node": as_text})
+                end = told["state"], told["cause"], told.get("node")
+                ends[told["uuid"], told["job_id"]] = end, told["time"]
             except (KeyError, ValueError) as error:
                 tell(faults, sweep.ends, f"{type(error).__name__}: {error}", number)
     return ends
@@ -54,13 +56,14 @@ def record_ends(sweep: SweepPaths, view: SchedulerView, decided: Iterable[tuple[
         {
             "uuid": folder.uuid,
             "job_id": folder.job_id,
-            "state": end[0].value,
-            "cause": end[1],
-            "node": end[2],
+            "state": state,
+            "cause": cause,
+            "node": node,
             "time": time.time(),
         }
-        for folder, end in decided
-        if _is_told_by_slurm(folder, end, view) and view.remembered.get(folder.job_key, (None,))[0] != end
+        for folder, (state, cause, node) in decided
+        if _is_told_by_slurm(folder, (state, cause, node), view)
+        and view.remembered.get(folder.job_key, (None,))[0] != (state, cause, node)
     ]
     with contextlib.suppress(OSError, HpcTrainerError):
         if news and sweep.folder.stat().st_uid == os.getuid():

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.reading import Faults, exists, list_folder, read_bytes, read_json
@@ -76,19 +74,11 @@ def is_of_unknown_job(attempts: list[Attempt], latest: Submission | None, jobs: 
     return latest is None or (latest.job_id is not None and latest.time <= newest.start_time)
 
 
-def submission_told_by(attempts: list[Attempt], latest: Submission | None, jobs: Collection[str]) -> Submission | None:
-    """The job that the newest attempt says it runs in, where no submission tells of that job; None where one does.
-
-    Args:
-        latest: the run's newest submission; there must be none.
-        jobs: ids of the arrays and jobs that submissions tell of.
-    """
-    if latest is not None or not is_of_unknown_job(attempts, latest, jobs):
-        return None
-    newest = attempts[-1]
+def submission_told_by(attempt: Attempt) -> Submission:
+    """The job that an attempt says it runs in, and of which no submission tells."""
     return Submission(
-        uuid="", executor="slurm", hardware="?", run_ids=(), time=newest.start_time, kind=SUCCESSOR,
-        job_id=newest.job_id,
+        uuid="", executor="slurm", hardware="?", run_ids=(), time=attempt.start_time, kind=SUCCESSOR,
+        job_id=attempt.job_id,
     )  # fmt: skip
 
 
@@ -198,6 +188,8 @@ def _head_of(name: str, sweep: SweepPaths) -> str | None:
 
 def _runs_of_queues(sweep: SweepPaths, ledger: Ledger) -> dict[str, str]:
     """The runs of local queues on this machine that work for this sweep, and of which no submission tells."""
+    import psutil  # 20 ms, which most looks do without
+
     known = {each.uuid for each in ledger.submissions}
     runs: dict[str, str] = {}
     for process in psutil.process_iter(["cmdline"]):

@@ -21,7 +21,7 @@ from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.slurm.commands import has_slurm
-from hpc_trainer.slurm.queue import QueueEntry, find_by_uuid
+from hpc_trainer.slurm.queue import find_by_uuid
 from hpc_trainer.slurm.reasons import explain_reason
 from hpc_trainer.slurm.states import NOT_BEGUN, PENDING
 from hpc_trainer.state.ask import ask_slurm, decide_now
@@ -42,7 +42,7 @@ from hpc_trainer.state.submissions import Ledger, Submission, latest_of_each_run
 from hpc_trainer.state.unstarted import last_words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 45 ms more
 class RunStatus:
     """One run, as `status` shows it. `step` is the newest one known; `age_s` how old that knowledge is."""
 
@@ -347,33 +347,38 @@ def _status_of(
     spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None, faults: Faults
 ) -> RunStatus:
     state, cause, node = decided
-    failure = _first_failure(folder, faults) if state is RunState.FAILED else {}
+    newest = folder.newest
+    failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
         failure = last_words(folder, faults)
+    elif state is RunState.FAILED and newest is not None:
+        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
+        failure = read_failure(folder.paths.failure(newest.attempt), faults)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
         state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
-    beat, newest = folder.heartbeat, folder.attempts[-1] if folder.attempts else None
+    beat = folder.heartbeat
     seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
-    waiting = _waiting_entry(folder, view)
+    entry = view.job_of(folder)
+    waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
     running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
     return RunStatus(
         spec=spec,
         state=state,
         # A loop of a person's own may finish before num_steps.
-        step=int(folder.result.get("step", spec.num_steps)) if state is RunState.COMPLETED else _step(folder),
+        step=folder.result.get("step", spec.num_steps) if state is RunState.COMPLETED else _step(folder),
         attempts=folder.attempts,
         job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
         cause=cause,
         node=node or (newest.node if newest else None),
-        metrics=_metrics(folder.result) or _metrics(beat),
+        metrics=folder.result.get("metrics") or beat.get("metrics") or {},
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
-        speed=_speed(beat) if running or state is RunState.COMPLETED else {},
+        speed=_speed({**beat, **beat.get("metrics", {})}) if running or state is RunState.COMPLETED else {},
         age_s=None if seen is None else max(0.0, time.time() - seen),
         num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
-        stop_s=_stop_s(beat),
+        stop_s=beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None,
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
@@ -388,34 +393,13 @@ def _status_of(
 _WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
 
 
-def _waiting_entry(folder: RunFolder, view: SchedulerView) -> QueueEntry | None:
-    entry = view.job_of(folder)
-    return entry if entry is not None and entry.state in NOT_BEGUN else None
-
-
-def _first_failure(folder: RunFolder, faults: Faults) -> Mapping[str, Any]:
-    """Written by the first rank that failed: rank 0 may have been killed before it could tell."""
-    newest = folder.attempts[-1] if folder.attempts else None
-    return read_failure(folder.paths.failure(newest.attempt), faults) if newest else {}
-
-
-def _stop_s(beat: Mapping[str, Any]) -> float | None:
-    return beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None
-
-
-def _metrics(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    metrics = record.get("metrics")
-    return metrics if isinstance(metrics, dict) else {}
-
-
-def _speed(beat: Mapping[str, Any]) -> Mapping[str, float]:
-    found = {**beat, **_metrics(beat)}
+def _speed(found: Mapping[str, Any]) -> Mapping[str, float]:
     return {key: found[key] for key in SPEED if is_number(found.get(key))}
 
 
 def _step(folder: RunFolder) -> int:
-    beat = int(folder.heartbeat.get("step") or 0)
-    newest = folder.attempts[-1] if folder.attempts else None
+    beat: int = folder.heartbeat.get("step", 0)
+    newest = folder.newest
     if newest is not None and newest.saved_step is not None:
         return newest.saved_step
     if newest is None or newest.attempt != folder.heartbeat.get("attempt"):

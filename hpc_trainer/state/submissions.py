@@ -33,6 +33,7 @@ from hpc_trainer.runs.reading import (
     records,
     seal,
     tell,
+    typed,
 )
 
 TOP_UP = "top-up"
@@ -189,10 +190,11 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
         OSError: the file system refused: what it hides may be a submission.
     """
     damage, faults = Faults(), Faults()
-    is_there = is_ours(paths.at(SUBMISSIONS) if isinstance(paths, RunPaths) else paths.submissions, damage)
+    place = paths.at(SUBMISSIONS)
+    is_there = is_ours(place, damage)
     if not is_there and not damage and isinstance(paths, RunPaths):
         return Ledger()  # as almost every run: no attempt of it had to submit a successor
-    told: _Told = [*records(paths.submissions, damage)] if is_there else []
+    told: _Told = [*records(place, damage)] if is_there else []
     book = _read(paths, told, faults)
     lost = _lost_copies(paths, book, damage)
     if lost:
@@ -276,12 +278,12 @@ class _Reader:
                 self.waiting.pop(run_id, None)
                 self.refused[run_id] = reason
         elif event == "waiting":
-            run_ids, begin = _run_ids(record["run_ids"]), as_time(record["time"])
-            why = Waiting(reason=as_text(record["reason"]), code=_digest(record.get("code")), time=begin)
-            key = begin, run_ids
+            told = typed(record, {"run_ids": _run_ids, "time": as_time, "reason": as_text}, {"code": _digest})
+            key = told["time"], told["run_ids"]
             if key not in self._waits:  # else the same line once more: what was submitted since does not wait
                 self._waits.add(key)
-                self.waiting.update(dict.fromkeys(run_ids, why))
+                why = Waiting(reason=told["reason"], code=told.get("code"), time=told["time"])
+                self.waiting.update(dict.fromkeys(told["run_ids"], why))
         else:
             raise ValueError(f"event {event[:20]!r} is of a newer version")
 
@@ -317,22 +319,7 @@ class _Reader:
 
 
 def _parse_intent(record: Mapping[str, Any]) -> Submission:
-    parallelism = record.get("parallelism")
-    return Submission(
-        uuid=as_text(record["uuid"]),
-        executor=as_text(record["executor"]),
-        hardware=as_text(record["hardware"]),
-        run_ids=_run_ids(record["run_ids"]),
-        time=as_time(record["time"]),
-        kind=as_text(record.get("kind", "array")),
-        parallelism=None if parallelism is None else as_count(parallelism),
-        code=_digest(record.get("code")),
-        after=_optional_text(record.get("after")),
-        num_attempts=_counts(record.get("num_attempts")),
-        cluster=_optional_text(record.get("cluster")),
-        job_id=None if record.get("job_id") is None else _job_id(record["job_id"]),
-        doubt_time=None if record.get("doubt_time") is None else as_time(record["doubt_time"]),
-    )
+    return Submission(**typed({"kind": "array", **record}, _INTENT, _MAY_INTENT))
 
 
 def _run_ids(value: object) -> tuple[str, ...]:
@@ -349,23 +336,26 @@ def _job_id(value: object) -> str:
     raise ValueError("job_id is no id of a job")
 
 
-def _digest(value: object) -> str | None:
+def _digest(value: object) -> str:
     """Of the frozen code: the name of its archive is made of it."""
-    if value is None or (isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value)):
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
         return value
     raise ValueError("code is no digest")
 
 
 def _counts(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
     if isinstance(value, list):
         return tuple(map(as_count, value))
     raise ValueError("num_attempts is no list of numbers")
 
 
-def _optional_text(value: object) -> str | None:
-    return None if value is None else as_text(value)
+_INTENT = {
+    "uuid": as_text, "executor": as_text, "hardware": as_text, "run_ids": _run_ids, "time": as_time, "kind": as_text,
+}  # fmt: skip
+_MAY_INTENT = {
+    "parallelism": as_count, "code": _digest, "after": as_text, "num_attempts": _counts, "cluster": as_text,
+    "job_id": _job_id, "doubt_time": as_time,
+}  # fmt: skip
 
 
 def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:

@@ -14,7 +14,7 @@ from hpc_trainer.runs.told_metrics import NewLines, Told
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.training.save_plan import SavePlan
+from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
 from hpc_trainer.training.telemetry.metrics import cause_of_end
 
@@ -31,7 +31,7 @@ class Story:
         self._log = MetricsLog(paths.metrics)
         self._signs = LifeSigns(
             paths=paths, env=env, attempt=attempt, num_steps=config.train.num_steps,
-            every_s=config.monitor.heartbeat_every_s, saves=SavePlan(), stop=stop,
+            every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop,
         )  # fmt: skip
 
     def look(self) -> None:
@@ -53,7 +53,7 @@ class Story:
             self._signs.num_steps = told.num_steps
         if told.metrics:
             self._metrics |= told.metrics
-            self._signs.saw_metrics(told.metrics)
+            self._signs.show(told.metrics)
             self._log.append(told.step, {**told.metrics, "time": time.time()}, sync=False)
 
     def conclude(self) -> str:

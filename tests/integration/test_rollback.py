@@ -18,7 +18,7 @@ from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
-from hpc_trainer.operate.compare_traces import Trace, first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.operate.certify.compare import Trace, first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths

@@ -24,7 +24,7 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.search import Trials
-from hpc_trainer.operate.compare_traces import read_trace
+from hpc_trainer.operate.certify.compare import read_trace
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.process_group import process_group
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env

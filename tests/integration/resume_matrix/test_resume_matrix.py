@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.operate.compare_traces import first_difference, other_files, other_metrics, read_trace
+from hpc_trainer.operate.certify.compare import first_difference, other_files, other_metrics, read_trace
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.state.journal import Journal

@@ -18,7 +18,7 @@ from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_sta
 from hpc_trainer.cli.why_verb import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
-from hpc_trainer.operate.drill_kinds import Drill
+from hpc_trainer.operate.drill.kinds import Drill
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state import status as status_module

@@ -17,9 +17,10 @@ from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch import freeze as freeze_module
 from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.runs.freeze import freeze
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
-from hpc_trainer.runs.spec import append_specs, freeze
+from hpc_trainer.runs.spec import append_specs
 from tests.unit.config.compose.random_overrides import write_files
 
 

@@ -12,8 +12,8 @@ import pytest
 from hpc_trainer.errors import SlurmError
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.drill import DrillReport, _come_back
-from hpc_trainer.operate.drill_kinds import Drill
+from hpc_trainer.operate.drill.kinds import Drill
+from hpc_trainer.operate.drill.run import DrillReport, _come_back
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status

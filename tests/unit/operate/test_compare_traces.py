@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.operate.compare_traces import (
+from hpc_trainer.operate.certify.compare import (
     First,
     Trace,
     first_difference,

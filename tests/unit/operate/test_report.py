@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.operate.report import Report, build_report, find_scaling, steady_speed
+from hpc_trainer.operate.report.data import Report, build_report, find_scaling, steady_speed
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_spec

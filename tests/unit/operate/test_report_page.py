@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.operate.report import Report, RunReport, find_scaling
-from hpc_trainer.operate.report_page import render_page
-from hpc_trainer.operate.report_svg import Line, line_chart, nice_ticks, number, percent
+from hpc_trainer.operate.report.charts import Line, line_chart, nice_ticks, number, percent
+from hpc_trainer.operate.report.data import Report, RunReport, find_scaling
+from hpc_trainer.operate.report.page import render_page
 
 VOID = {"meta", "wbr"}
 EVIL = "<script>alert('x')</script>\"'&\x00\ud800"

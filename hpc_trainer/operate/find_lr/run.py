@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
-from hpc_trainer.operate.certify import await_end
-from hpc_trainer.operate.lr_curve import Curve, curve_of
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.find_lr.curve import Curve, curve_of
+from hpc_trainer.operate.one_run import await_end, raise_failure
 from hpc_trainer.runs.beat import read_result
-from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.states import RunState
@@ -27,10 +26,7 @@ def find_lr(sweep: SweepPaths, run_id: str, start: Callable[[], object], *, time
     run = await_end(sweep, run_id, timeout_s)
     paths = sweep.run(run_id)
     if run.state is not RunState.COMPLETED:
-        failure = read_failure(paths.failure(run.attempts[-1].attempt if run.attempts else 0))
-        if failure.get("exit_code") == ExitCode.CONFIG:  # what only the worker could see
-            raise ConfigError(str(failure.get("message", "")))
-        raise RunStateError(f"the test is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}")
+        raise_failure(sweep, run)
     records = [each for each in read_metrics(paths.metrics) if "loss" in each and "lr" in each]
     metrics = read_result(paths.result).get("metrics") or {}
     if len(records) < _FEWEST_POINTS:

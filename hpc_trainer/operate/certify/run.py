@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
-from hpc_trainer.operate.compare_traces import (
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.certify.compare import (
     First,
     Reason,
     Trace,
@@ -19,15 +18,12 @@ from hpc_trainer.operate.compare_traces import (
     why_undisturbed_differ,
 )
 from hpc_trainer.operate.end_local import end_local
-from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.operate.one_run import await_end, raise_failure
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.interruptions import Interruption
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.status import RunStatus, read_status
-
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,31 +160,6 @@ def _run(trial: Trial, interruptions: Sequence[Interruption], timeout_s: float, 
         killed = {RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.NODE_FAIL, RunState.PREEMPTED}
         wanted = {RunState.PREEMPTED} if expected and expected.number.name != "SIGKILL" else killed
         if expected is None or run.state not in wanted:
-            number = run.attempts[-1].attempt if run.attempts else 0
-            failure = read_failure(trial.sweep.run(run.run_id).failure(number))
-            if failure.get("exit_code") == ExitCode.CONFIG:  # what only the worker could see: a name that leads nowhere
-                raise ConfigError(str(failure.get("message", "")))
-            raise RunStateError(
-                f"the {trial.sweep.name} run is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}"
-            )
+            raise_failure(trial.sweep, run)
         say(f"  {expected}: {run.state.value} at step {run.step}; started again")
         trial.bring_back()
-
-
-def await_end(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
-    """The status of a run once no queue has it any more.
-
-    Raises:
-        RunStateError: it did not end in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        run = read_status(sweep).run(run_id)
-        if not run.state.is_active:
-            return run
-        if time.monotonic() > deadline:
-            raise RunStateError(
-                f"{sweep.name} run had not ended after {timeout_s:g} s, and is {run.state.value} at step "
-                f"{run.step}. Take fewer --steps, or a longer --timeout."
-            )
-        time.sleep(_POLL_S)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from hpc_trainer.operate.lr_curve import Curve
+from hpc_trainer.operate.find_lr.curve import Curve
 
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 50

@@ -190,7 +190,10 @@ def why_resumed_differs(
         )
     attempt, step = earlier[-1]
     rank = first.rank
-    saved, restored = resumed.find(rank, "saved", step=step, before=attempt), _start_line(resumed, rank, attempt)
+    saved, restored = (
+        resumed.find(rank, "saved", step=step, before=attempt),
+        _line_of(resumed, rank, attempt, "restored"),
+    )
     began = _line_of(resumed, rank, attempt, "began")
     where = f"after the resume at step {step}"
     if saved and restored:
@@ -261,10 +264,6 @@ def _why_inputs(where: str, num_workers: int, has_own_loop: bool) -> Reason:
         text=f"the model's inputs differ {where}: the data set makes a batch from more than the indices.{workers}",
         advice=_UNSEEDED_OWN_LOOP if has_own_loop else _UNSEEDED,
     )
-
-
-def _start_line(trace: Trace, rank: int, attempt: int) -> Mapping[str, str] | None:
-    return _line_of(trace, rank, attempt, "restored")
 
 
 def _line_of(trace: Trace, rank: int, attempt: int, kind: str) -> Mapping[str, str] | None:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpc_trainer.operate.report import Report, RunReport, Scaling
-from hpc_trainer.operate.report_svg import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
+from hpc_trainer.operate.report.charts import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
+from hpc_trainer.operate.report.data import Report, RunReport, Scaling
 
 # More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12

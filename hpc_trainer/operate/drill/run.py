@@ -17,7 +17,7 @@ import psutil
 
 from hpc_trainer.errors import RunStateError, SlurmError
 from hpc_trainer.operate.cancel import cancel_runs
-from hpc_trainer.operate.drill_kinds import Drill
+from hpc_trainer.operate.drill.kinds import Drill
 from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import is_alive

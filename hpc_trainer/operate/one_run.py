@@ -1,0 +1,45 @@
+"""Waits for the one run of a sweep that a verb has started itself, and says why it did not do what it should."""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+from hpc_trainer.errors import ConfigError, ExitCode, RunStateError
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.state.status import RunStatus, read_status
+
+_POLL_S = 0.1
+
+
+def await_end(sweep: SweepPaths, run_id: str, timeout_s: float) -> RunStatus:
+    """The status of a run once no queue has it any more.
+
+    Raises:
+        RunStateError: it did not end in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        run = read_status(sweep).run(run_id)
+        if not run.state.is_active:
+            return run
+        if time.monotonic() > deadline:
+            raise RunStateError(
+                f"{sweep.name} run had not ended after {timeout_s:g} s, and is {run.state.value} at step "
+                f"{run.step}. Take fewer --steps, or a longer --timeout."
+            )
+        time.sleep(_POLL_S)
+
+
+def raise_failure(sweep: SweepPaths, run: RunStatus) -> NoReturn:
+    """Of a run that has ended otherwise than it should.
+
+    Raises:
+        ConfigError: the worker found the configuration wrong: a name that leads nowhere, for instance.
+        RunStateError: it failed for another reason.
+    """
+    failure = read_failure(sweep.run(run.run_id).failure(run.attempts[-1].attempt if run.attempts else 0))
+    if failure.get("exit_code") == ExitCode.CONFIG:
+        raise ConfigError(str(failure.get("message", "")))
+    raise RunStateError(f"the {sweep.name} run is {run.state.value} at step {run.step}: {run.reason or 'see its logs'}")
