@@ -61,7 +61,7 @@ test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of 
 # The newest torch-xla (November 2026) is for torch 2.9, whose wheels bring CUDA: 7 GB.
 XLA ?= 2.9.0
 xla: | $(VENV)-xla  ## Trainings on an XLA device, torch-xla on the CPU, in an environment of its own
-	$(VENV)-xla/bin/python -m pytest -m xla tests/integration/test_xla.py
+	$(VENV)-xla/bin/python -m pytest -m xla tests/integration/resume/test_xla.py
 
 soak: $(VENV)/.dev  ## Forty runs, ten minutes of preemptions, lost nodes, kills, restarts and cancels; prints its seed
 	@$(BIN)/python -m tests.slurm.soak
