@@ -126,6 +126,12 @@ _COLD = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _NAMES = _COLD.__code__.co_varnames[1 : _COLD.__code__.co_argcount]
 
 
+class _RealPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A real start, also where a test has put `execute_child` into the base: that would wait for this very start."""
+
+    _execute_child = _COLD
+
+
 def execute_child(process: Any, *values: Any) -> None:
     """In place of `subprocess.Popen._execute_child`, where code under test starts programs."""
     _start(process, _COLD, *values)
@@ -257,7 +263,7 @@ def _begin() -> None:
     left_out = ("PYTHONPATH", "PYTHONWARNINGS", _COVERAGE)
     environ = {name: value for name, value in os.environ.items() if name not in left_out}
     with far:
-        _process = subprocess.Popen(
+        _process = _RealPopen(
             [sys.executable, *options, __file__, str(far.fileno())], pass_fds=[far.fileno()], env=environ,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
