@@ -17,7 +17,7 @@ SIDE_BY_SIDE ?= 1
 # Releases of Slurm that test-long plays every scenario on; SLURM=24.11 for one alone.
 RELEASES ?= $(if $(SLURM),$(SLURM),22.05 24.11 26.05)
 
-.PHONY: demo test test-long soak lint unit slurm-tests slurm-24.11 xla bench slurm-up slurm-down pythons clean
+.PHONY: demo test test-long soak lint unit coverage slurm-tests slurm-24.11 xla bench slurm-up slurm-down pythons clean
 
 demo: $(VENV)/.demo  ## A 2 x 2 grid of real trainings on this machine; again: goes on, or says that all is done
 	@$(BIN)/hpc-trainer $(DEMO)
@@ -33,8 +33,18 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, spelling: what pre-commit
 	$(BIN)/codespell
 
 # Gives way to the tests beside it: the grace of a preemption is 20 s, its own deadlines are minutes.
+UNIT := -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
 unit: $(VENV)/.dev  ## All tests but those on a real Slurm
-	nice -n 5 $(BIN)/python -m pytest -m "not slurm and not long and not xla" --numprocesses 2 --dist loadfile
+	nice -n 5 $(BIN)/python $(UNIT)
+
+# In every process that tests start. The last report is for people: it names what no test has run yet.
+coverage: $(VENV)/.dev  ## The lines that `make unit` runs, in ranks too; fails under 95 % of the core's or of launch's
+	@$(BIN)/coverage erase
+	nice -n 5 $(BIN)/coverage run $(UNIT)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include='hpc_trainer/training/*' --fail-under=95
+	$(BIN)/coverage report --include='hpc_trainer/launch/*' --fail-under=95
+	$(BIN)/coverage report
 
 # Tests on a Slurm mostly wait: two at once, each on a cluster of its own.
 CLUSTERS ?= 2
@@ -49,8 +59,10 @@ slurm-24.11: $(VENV)/.dev  ## Lifecycle on a newer Slurm than the host's
 	SLURM=24.11 $(BIN)/python -m tests.slurm.testbed build  # before the clock of the first test
 	SLURM=24.11 $(ON_SLURM) tests/slurm/test_lifecycle.py
 
+test-long: export HPC_TRAINER_FUZZ_SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of Slurm, and two minutes of the soak: some 2 h
 	$(BIN)/python -m pytest -m "long and not slurm" tests/integration tests/unit
+	@$(MAKE) --no-print-directory coverage
 	$(BIN)/python -m tests.each_alone
 	$(BIN)/python -m pytest -m long $(filter-out %/test_soak.py,$(wildcard tests/slurm/test_*.py))
 	@set -e; for release in $(RELEASES); do \
@@ -61,7 +73,7 @@ test-long: $(VENV)/.dev  ## Every scenario of a run's life on three releases of 
 # The newest torch-xla (November 2026) is for torch 2.9, whose wheels bring CUDA: 7 GB.
 XLA ?= 2.9.0
 xla: | $(VENV)-xla  ## Trainings on an XLA device, torch-xla on the CPU, in an environment of its own
-	$(VENV)-xla/bin/python -m pytest -m xla tests/integration/test_xla.py
+	$(VENV)-xla/bin/python -m pytest -m xla tests/integration/resume/test_xla.py
 
 soak: $(VENV)/.dev  ## Forty runs, ten minutes of preemptions, lost nodes, kills, restarts and cancels; prints its seed
 	@$(BIN)/python -m tests.slurm.soak

@@ -45,7 +45,7 @@ _HEAVY = (
     "torch.distributed.pipelining", "torch.nn.parallel", "torch.utils.data", "torch.utils.flop_counter",
     "torch.nn.attention", "torch.testing", "safetensors.torch", "sklearn.datasets", "hydra", "omegaconf",
     "submitit.local._local", "submitit.slurm.slurm", "rich.table", "rich.console", "typer", "yaml",
-    "psutil", "unittest.mock",
+    "psutil", "unittest.mock", "coverage",
 )  # fmt: skip
 # Programs that start others: each of them gets a parent of its own to fork from.
 _STARTERS = ("hpc_trainer", "hpc_trainer.launch.local_queue", "submitit.local._local")
@@ -61,6 +61,8 @@ _READ_LATER = (
 )
 _PYTHON = os.path.realpath(sys.executable)  # a test may name another one
 _PR_SET_CHILD_SUBREAPER, _PR_SET_MM, _PR_SET_MM_MAP = 36, 35, 14
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"
+_end_now = os._exit  # coverage's own would save once more
 _DONE, _FAILED, _GONE = 0, -1, -2  # what a nursery says after a fork
 
 
@@ -122,6 +124,12 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
 _COLD = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _NAMES = _COLD.__code__.co_varnames[1 : _COLD.__code__.co_argcount]
+
+
+class _RealPopen(subprocess.Popen):  # type: ignore[type-arg]
+    """A real start, also where a test has put `execute_child` into the base: that would wait for this very start."""
+
+    _execute_child = _COLD
 
 
 def execute_child(process: Any, *values: Any) -> None:
@@ -252,9 +260,10 @@ def _begin() -> None:
     global _the_nursery, _process
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     options = ["-P"] if sys.version_info >= (3, 11) else []
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    left_out = ("PYTHONPATH", "PYTHONWARNINGS", _COVERAGE)
+    environ = {name: value for name, value in os.environ.items() if name not in left_out}
     with far:
-        _process = subprocess.Popen(
+        _process = _RealPopen(
             [sys.executable, *options, __file__, str(far.fileno())], pass_fds=[far.fileno()], env=environ,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
@@ -413,6 +422,12 @@ def _execute(program: Program) -> None:
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
 
 
+def _measure() -> None:
+    """Begins to count lines where coverage asks for it; a start of Python does so through coverage's .pth file."""
+    if _COVERAGE in os.environ:
+        importlib.import_module("coverage").process_startup()
+
+
 def _leave(error: BaseException | None) -> NoReturn:
     """Ends as Python does, but for taking the interpreter apart: with torch that takes 0.3 s of a core."""
     code: Any = 0
@@ -434,7 +449,7 @@ def _leave(error: BaseException | None) -> NoReturn:
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(code & 0xFF)
+    _end_now(code & 0xFF)
 
 
 def _main() -> None:
@@ -456,6 +471,7 @@ def _main() -> None:
         started = _own_nursery(at_start) if set(program.argv) & set(_STARTERS) else None
     if _the_nursery is not None:
         subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+    _measure()
     try:
         _execute(program)
     except BaseException as error:

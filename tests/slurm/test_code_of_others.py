@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.shared_folder import SharedFolder, make_shared_folder
+from tests.integration.shared_machine.shared_folder import SharedFolder, make_shared_folder
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 

@@ -1,7 +1,8 @@
 """Program of test_resume_matrix.py: one rank that trains a cell undisturbed, then through interruptions.
 
 Every attempt has a context, model, optimizer, loader and DDP of its own, in one process: what a new process adds is
-tests/integration/test_resume.py's. A stop is asked of one rank; a kill ends all ranks between two steps without a save.
+shown by tests/integration/resume/test_resume.py. A stop is asked of one rank; a kill ends all ranks between two steps
+without a save.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.integration.resume_matrix.cells import (
     all_pairs,
     pairs,
 )
+from tests.seeds import chosen_seed
 
 ROOT = Path(__file__).resolve().parents[3]
 _LIMIT_S = 280
@@ -35,8 +35,7 @@ _LONG_LIMIT_S = 900
 def _holds(name: str, folder: Path) -> None:
     cell = CELLS[name]
     world_size = int(cell["ranks"])
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")  # of the four interruptions besides the cell's own
+    seed = chosen_seed()  # of the four interruptions besides the cell's own
     ranks = []
     for rank in range(world_size):
         words = [name, str(rank), str(folder), str(seed)]

@@ -25,6 +25,7 @@ from hpc_trainer.runs.reading import parse_record, seal
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import write_confirmation, write_intent, write_waiting
+from tests.unit.runs.lookalike import start_lookalike
 from tests.unit.slurm.fake_slurm import accounting_rows, queue_rows
 from tests.unit.state.sweeps import SweepOnDisk
 
@@ -206,8 +207,7 @@ class Bed:
         else:
             self.paths.local_logs.mkdir()
             words = ["--sweep-dir", str(self.paths.folder), "--intent", intent.uuid, *run_ids]
-            argv = [shutil.which("python3") or "python3", "-S", "-c", "input()"]
-            self.processes += [subprocess.Popen([*argv, *more], stdin=subprocess.PIPE) for more in ([], words)]
+            self.processes += [start_lookalike(), start_lookalike(*words)]
             job = process_name(self.processes[1].pid)
         write_confirmation(self.paths, intent, job)
         lines = self.paths.submissions.read_bytes().splitlines()

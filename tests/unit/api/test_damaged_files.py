@@ -8,8 +8,9 @@ import pytest
 
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
+from tests.seeds import chosen_seed
 from tests.unit.api.damaged_sweeps import BYTES, KINDS, SUBSETS, Bed
-from tests.unit.api.tries import VERBS, Tries, bed, expect_nothing_wrong, seed
+from tests.unit.api.tries import VERBS, Tries, bed, expect_nothing_wrong
 
 __all__ = ["bed"]
 
@@ -28,7 +29,7 @@ def test_an_undamaged_sweep_is_shown_as_it_is(bed: Bed) -> None:
 
 
 def test_a_sample_of_damage(bed: Bed) -> None:
-    tries = Tries(bed, seed())
+    tries = Tries(bed, chosen_seed())
     files, kinds, verbs = bed.files(), [*BYTES, *KINDS], list(VERBS)
     for _ in range(_SMALL // 2):
         tries.play(tries.chance.choice(files), tries.chance.choice(kinds), tries.chance.choice(verbs))
@@ -47,7 +48,7 @@ def test_whichever_of_the_sweeps_files_are_gone_under_every_verb(bed: Bed, gone:
 @pytest.mark.timeout(900)
 def test_damage_to_what_was_submitted(bed: Bed) -> None:
     """More often than among all files: what decides which element is which run, and whether it is sent again."""
-    tries = Tries(bed, seed())
+    tries = Tries(bed, chosen_seed())
     files = ["submissions.jsonl", str(bed.paths.intent(bed.uuid).relative_to(bed.paths.folder))]
     for _ in range(2):
         for file, kind, verb in itertools.product(files, (*BYTES, *KINDS), VERBS):
@@ -57,7 +58,7 @@ def test_damage_to_what_was_submitted(bed: Bed) -> None:
 
 @pytest.mark.long
 def test_damage_to_every_file_under_every_verb(bed: Bed) -> None:
-    tries = Tries(bed, seed())
+    tries = Tries(bed, chosen_seed())
     table = [(file, kind, verb) for file in bed.files() for kind in (*BYTES, *KINDS) for verb in VERBS]
     tries.chance.shuffle(table)
     for file, kind, verb in table[: _FULL // 2]:

@@ -29,6 +29,7 @@ from hpc_trainer.state.status import read_status
 from hpc_trainer.state.submissions import read_ledger, read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, submit
 from tests.unit.runs.builders import make_specs
+from tests.unit.runs.lookalike import start_lookalike
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
 
@@ -289,7 +290,7 @@ def test_a_local_queue_of_which_no_line_is_left_keeps_its_runs(tmp_path: Path) -
     sweep.paths.local_logs.mkdir()
     intent = write_intent(sweep.paths, executor="local", hardware="cpu_x1", run_ids=[specs[0].run_id])
     words = ["--sweep-dir", str(sweep.paths.folder), "--intent", intent.uuid, specs[0].run_id]
-    queue = subprocess.Popen([sys.executable, "-S", "-c", "input()", *words], stdin=subprocess.PIPE)
+    queue = start_lookalike(*words)
     try:
         write_confirmation(sweep.paths, intent, process_name(queue.pid))
         shutil.rmtree(sweep.paths.intents)

@@ -22,8 +22,9 @@ from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from hpc_trainer.state.submissions import read_submissions
+from tests.seeds import chosen_seed
 from tests.unit.api.damaged_sweeps import Bed, doubled, may_show
-from tests.unit.api.tries import READING, VERBS, Tries, bed, expect_nothing_wrong, seed
+from tests.unit.api.tries import READING, VERBS, Tries, bed, expect_nothing_wrong
 
 __all__ = ["bed"]
 
@@ -181,7 +182,7 @@ def _is_the_sweep(file: str) -> bool:
 @pytest.fixture
 def refusals(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> Refusals:
     server = FileServer(bed.paths.folder.parent, monkeypatch)
-    return Refusals(bed, seed(), server)
+    return Refusals(bed, chosen_seed(), server)
 
 
 def test_a_sample_of_refusals(refusals: Refusals) -> None:

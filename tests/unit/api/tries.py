@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import random
-import secrets
 import shutil
 import tempfile
 import traceback
@@ -254,12 +253,6 @@ VERBS: dict[str, Callable[[Tries, str, str], object]] = {
     "a worker's start": Tries.work,
     "a start after the damage": Tries.start_late,
 }
-
-
-def seed() -> int:
-    seed = int(os.environ.get("HPC_TRAINER_FUZZ_SEED") or secrets.randbelow(2**32))
-    print(f"HPC_TRAINER_FUZZ_SEED={seed}")
-    return seed
 
 
 def expect_nothing_wrong(tries: Tries) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -23,16 +22,44 @@ from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
 
-PATIENCE_S = 0.4
+PATIENCE_S, POLL_S = 100.0, 10.0
 Leaves = Callable[[SweepOnDisk], None]
 _NAME = attrgetter("__name__")
 
 
+class Clock:
+    """Played time, which passes while somebody sleeps: a busy machine makes no pause longer than another."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._plans: list[tuple[float, Callable[[], object]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        due = [do for at, do in self._plans if at <= self.now]
+        self._plans = [plan for plan in self._plans if plan[0] > self.now]
+        for do in due:
+            do()
+
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
+        self._plans.append((self.now + seconds, do))
+
+
 @pytest.fixture
-def sweep(tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> SweepOnDisk:
-    monkeypatch.setattr(waits, "_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(waits, "_SLURM_POLL_S", 0.02)
-    monkeypatch.setattr(waits, "_LOCAL_POLL_S", 0.02)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock, real = Clock(), time.time
+    monkeypatch.setattr(waits, "time", clock)
+    monkeypatch.setattr(time, "time", lambda: real() + clock.now)  # signs of life grow old by it
+    return clock
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> SweepOnDisk:
+    for name, seconds in (("_PATIENCE_S", PATIENCE_S), ("_SLURM_POLL_S", POLL_S), ("_LOCAL_POLL_S", POLL_S)):
+        monkeypatch.setattr(waits, name, seconds)
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
     fake_slurm.answer("squeue", "")
     fake_slurm.answer("sacct", "")
@@ -62,11 +89,10 @@ def _out_of_queue(sweep: SweepOnDisk) -> None:
 
 
 @pytest.mark.parametrize("leaves", [_interrupted, _damaged, _on_another_host, _out_of_queue], ids=_NAME)
-def test_a_wait_for_what_nobody_has_ends_with_a_sentence(sweep: SweepOnDisk, leaves: Leaves) -> None:
+def test_a_wait_for_what_nobody_has_ends_with_a_sentence(sweep: SweepOnDisk, clock: Clock, leaves: Leaves) -> None:
     leaves(sweep)
-    begin = time.monotonic()
     status = _watch(sweep)
-    assert time.monotonic() - begin >= PATIENCE_S
+    assert clock.now == PATIENCE_S
     (run,) = status.runs
     assert run.state in (RunState.UNKNOWN, RunState.PENDING)
     assert status.notes[-1].startswith("No longer waiting for 1 run(s) that nobody is known to have")
@@ -74,37 +100,27 @@ def test_a_wait_for_what_nobody_has_ends_with_a_sentence(sweep: SweepOnDisk, lea
     assert status.notes[-1].endswith(f"hpc-trainer why {run.run_id}")
 
 
-def _later(seconds: float, do: Callable[[], None]) -> None:
-    timer = threading.Timer(seconds, do)
-    timer.daemon = True
-    timer.start()
-
-
 def test_a_silent_scheduler_goes_on_being_asked(
-    sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep.submit()
     sweep.start()
     fake_slurm.answer("squeue", error="Unable to contact slurm controller", code=1)
 
-    _later(3 * PATIENCE_S, sweep.done)
+    clock.later(1.5 * PATIENCE_S, sweep.done)
     assert _watch(sweep).counts == {"COMPLETED": 1}
     said = capsys.readouterr().err
     assert said.count("Note: squeue did not answer") == 1
     assert said.rstrip().endswith("Note: Slurm answers again.")
 
 
-def test_a_run_that_gives_signs_of_life_is_waited_for(sweep: SweepOnDisk) -> None:
+def test_a_run_that_gives_signs_of_life_is_waited_for(sweep: SweepOnDisk, clock: Clock) -> None:
     _on_another_host(sweep)
-    end = time.monotonic() + 3 * PATIENCE_S
-    step = 0
 
     def lives() -> None:
-        nonlocal step
-        step += 1
-        sweep.beat(step=1)
-        if time.monotonic() < end:
-            _later(0.05, lives)
+        if clock.now < 1.5 * PATIENCE_S:
+            sweep.beat(step=1)
+            clock.later(POLL_S, lives)
         else:
             sweep.done()
 
@@ -112,10 +128,12 @@ def test_a_run_that_gives_signs_of_life_is_waited_for(sweep: SweepOnDisk) -> Non
     assert _watch(sweep).counts == {"COMPLETED": 1}
 
 
-def test_a_job_in_the_queue_is_waited_for_in_whatever_state(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+def test_a_job_in_the_queue_is_waited_for_in_whatever_state(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, clock: Clock
+) -> None:
     sweep.submit()
     fake_slurm.answer("squeue", "500_0|A_STATE_OF_TOMORROW|n1|None|x\n")
-    _later(3 * PATIENCE_S, sweep.done)
+    clock.later(1.5 * PATIENCE_S, sweep.done)
     assert _watch(sweep).counts == {"COMPLETED": 1}
 
 

@@ -110,7 +110,7 @@ def test_thousands_at_work_are_not_all_named() -> None:
     assert array.after[-1] == many[-1].job_id
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 60),
     st.integers(1, 70),

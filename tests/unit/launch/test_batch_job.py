@@ -107,7 +107,7 @@ def _rendered(shape: Shape) -> Shape:
     return dataclasses.replace(shape, **whole, **gpus)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(jobs())
 def test_every_script_reads_back_as_the_job_that_made_it(job: BatchJob) -> None:
     text = render_script(job)
@@ -321,7 +321,7 @@ def test_sbatch_obeys_directives_of_other_schedulers_among_the_commands(tmp_path
 
 
 @needs_sbatch
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(jobs())
 def test_sbatch_reads_what_we_read(tmp_path_factory: pytest.TempPathFactory, job: BatchJob) -> None:
     modest = dataclasses.replace(

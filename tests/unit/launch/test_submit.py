@@ -28,6 +28,7 @@ from hpc_trainer.state.status import read_status
 from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from tests.unit.launch.grids import make_grid, make_plan, submit
 from tests.unit.runs.builders import make_spec, make_specs
+from tests.unit.runs.lookalike import start_lookalike
 from tests.unit.slurm.fake_slurm import FakeSlurm
 
 SLURM = ("cluster=slurm",)
@@ -349,8 +350,7 @@ def test_a_local_queue_that_lives_is_adopted(folder: Path) -> None:
     """Killed between the start of the queue and the confirmation: a second queue would run everything twice."""
     uuid = _killed_before_the_answer(folder, executor="local")
     # A process that looks like the queue: the module's name and the intent are among its arguments.
-    argv = [sys.executable, "-S", "-c", "input()", "hpc_trainer.launch.local_queue", "--intent", uuid]
-    queue = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    queue = start_lookalike("hpc_trainer.launch.local_queue", "--intent", uuid)
     try:
         settle_intents(SweepPaths(folder))
         (submission,) = read_submissions(SweepPaths(folder))

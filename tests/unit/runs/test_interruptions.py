@@ -9,11 +9,11 @@ import signal
 import pytest
 
 from hpc_trainer.runs.interruptions import ALL_RANKS, NONE, draw, from_text, to_text
+from tests.seeds import chosen_seed
 
 
 def test_random_draws_are_in_order_and_early_enough() -> None:
-    chance = random.Random(seed := random.randrange(10**6))
-    print(f"seed {seed}")
+    chance = random.Random(chosen_seed())
     for _ in range(200):
         steps, count, ranks = chance.randint(5, 60), chance.randint(1, 8), chance.randint(1, 4)
         every = max(1, steps // 8)

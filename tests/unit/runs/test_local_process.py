@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import uuid
 
 import pytest
 
 from hpc_trainer.runs.local_process import find_process, is_alive, pid_of, process_name
+from tests.unit.runs.lookalike import start_lookalike
 
 
 def test_a_process_is_found_by_an_argument() -> None:
     argument = uuid.uuid4().hex
     assert find_process(argument) is None
-    process = subprocess.Popen([sys.executable, "-S", "-c", "input()", argument], stdin=subprocess.PIPE)
+    process = start_lookalike(argument)
     try:
         assert find_process(argument) == process_name(process.pid)
         assert find_process(argument[:-1]) is None
@@ -35,14 +34,13 @@ def test_this_process_lives() -> None:
 
 
 def test_a_process_that_ended_does_not_live_even_before_it_is_reaped() -> None:
-    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    name = process_name(process.pid)
-    assert is_alive(name) is True
-    assert process.stdin is not None
-    process.stdin.close()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and still a zombie
-    assert is_alive(name) is False
-    process.wait()
+    with start_lookalike() as process:
+        name = process_name(process.pid)
+        assert is_alive(name) is True
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and still a zombie
+        assert is_alive(name) is False
     assert is_alive(name) is False
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.seeds import chosen_seed
 from tests.unit.training.ranks import child_environment
 
 CHILD = Path(__file__).with_name("skewed_child.py")
@@ -18,8 +18,7 @@ CHILD = Path(__file__).with_name("skewed_child.py")
 
 @pytest.mark.parametrize("num_stops", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1000)])])
 def test_ranks_agree_whenever_the_signals_come(tmp_path: Path, num_stops: int) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     ranks = []
     for rank in range(2):
         command = [sys.executable, str(CHILD), str(rank), str(tmp_path), str(seed)]

@@ -156,7 +156,7 @@ _VALUES = st.recursive(
 
 
 def test_override_value_reads_back_as_the_same_value(composer: Composer) -> None:
-    @settings(derandomize=True, max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(_VALUES)
     def reads_back(value: Any) -> None:
         (parsed,) = composer.parse([f"model.kwargs={override_value(value)}"])

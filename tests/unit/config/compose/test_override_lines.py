@@ -18,7 +18,7 @@ _VALUES = st.sampled_from(["null", "True", "FALSE", "NaN", "-inf", "", " 1", "1 
 _KEYS = st.sampled_from(["a", "optim.lr", "a-b", "x.0", "$x", "a/b", "_", "é", "a.", " a", "model@x", "+a", "~a"])
 
 
-@settings(derandomize=True, max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(_KEYS, _NUMBERS | _WORDS | _VALUES)
 def test_a_common_override_means_what_hydra_reads(key: str, value: str) -> None:
     text = f"{key}={value}"

@@ -577,7 +577,7 @@ def test_what_is_frozen_is_named_by_names_and_paths_inside(changes: dict[str, An
 _COUNT = st.integers(1, 12)
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_COUNT, _COUNT, st.integers(1, 4), st.integers(1, 8), st.sampled_from(["none", "micro", "accum", "both"]))
 def test_the_batch_is_resolved_or_refused(micro: int, accum: int, nodes: int, ranks: int, given: str) -> None:
     config = make_config()
@@ -614,7 +614,7 @@ def _follow(config: TrainConfig, problems: list[str]) -> None:
             setattr(config.train, key, None if value == "null" else int(value))
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(1, 400), st.none() | st.integers(1, 500), st.none() | _COUNT, st.integers(1, 16),
     st.integers(16, 400) | st.just(10**6), st.booleans(),

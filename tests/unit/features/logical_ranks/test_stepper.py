@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
@@ -12,6 +10,7 @@ from hpc_trainer.features.logical_ranks.stepper import LogicalStepper, PairSum, 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.data.loader import shares_of
 from hpc_trainer.training.rng import rng_for_world, rng_state, seed_everything, seed_step
+from tests.seeds import chosen_seed
 from tests.unit.training.step_builders import batches_of, build_step
 
 
@@ -81,8 +80,7 @@ def test_one_rank_sends_nothing() -> None:
 
 
 def test_each_logical_rank_and_step_has_its_own_stream() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     drawn = set()
     for rank in range(4):
         for step in range(50):

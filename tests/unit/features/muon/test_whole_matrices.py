@@ -16,7 +16,7 @@ def test_the_largest_goes_first_and_to_the_one_with_least() -> None:
     assert share_work([1.0, 1.0], 4) == [0, 1]
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=40), st.integers(1, 9))
 def test_no_rank_has_more_than_a_share_and_one_piece(work: list[float], num_ranks: int) -> None:
     """Graham's bound: mean + largest × (1 - 1 / ranks)."""

@@ -46,7 +46,7 @@ def _stages(model: nn.Module, inputs: torch.Tensor, count: int, precision: Preci
     return stages_of(model, count, inputs=between, precision=precision, device_type="cpu")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
 def test_the_dearest_stage_is_as_cheap_as_it_can_be(costs: list[int], num_stages: int) -> None:
     num_stages = min(num_stages, len(costs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.state import TrainState
+from tests.seeds import chosen_seed
 from tests.unit.training.built_parts import building_of
 
 CPU = torch.device("cpu")
@@ -42,8 +42,7 @@ def _float(word: int) -> float:
 
 def test_bits_are_uniform() -> None:
     """Each of 256 values of either byte, and neighbours, as often as chance would have it; by chi square."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     bits = random_bits(str(seed), 3, 4 * NUM, CPU)
     assert 0 <= int(bits.min()) <= int(bits.max()) < 1 << 16
     pairs = (bits[1:] >> 12) * 16 + (bits[:-1] >> 12)
@@ -57,8 +56,7 @@ def test_bits_are_uniform() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.25, 0.5, 0.9])
 def test_the_mean_of_what_is_rounded_is_what_was_rounded(share: float) -> None:
     """Within five standard deviations of a binomial; by the one bit that there is between two bf16 numbers."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     for low, sign in ((1.0, 1), (1.0, -1), (3.0e-39, 1)):  # the last is subnormal
         word = torch.tensor(low).bfloat16().float().view(torch.int32).item()
         value, below, above = (sign * _float(int(word) + add) for add in (int(share * 65536), 0, 1 << 16))
@@ -169,8 +167,7 @@ def test_a_step_is_that_of_fp32_rounded_by_its_bits(kind: str, monkeypatch: pyte
 
 def test_updates_below_the_last_bit_count_in_the_mean() -> None:
     """Of each a twentieth of what is between two numbers: rounded to the nearest a weight would never move."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     state = _built(SgdConfig(lr=1.0, momentum=0.0, nesterov=False), seed=seed)
     weight = state.model[0].weight  # type: ignore[index]
     with torch.no_grad():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.seeds import chosen_seed
 
 MakeStore = Callable[..., CheckpointStore]
 Save = Callable[[CheckpointStore, int], Path]
@@ -18,8 +19,7 @@ def damage_each(
     make_store: MakeStore, save: Save, warnings_seen: list[str], damage: Callable[[bytes, int], bytes], stride: int
 ) -> int:
     """Damages every `stride`-th place of every file in turn, from a random one on; returns how often."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     first = random.Random(seed).randrange(stride)
     store = make_store()
     save(store, 1)

@@ -16,6 +16,7 @@ from hpc_trainer.errors import StorageError
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.seeds import chosen_seed
 from tests.unit.training.checkpoint import crash
 from tests.unit.training.checkpoint.disk import Disk
 from tests.unit.training.world_child import compose, play
@@ -178,8 +179,7 @@ def test_a_save_that_does_not_fit_is_foretold(
 @pytest.mark.parametrize("keep_last", [1, 2])
 def test_what_a_power_cut_leaves_loads(tmp_path: Path, keep_last: int) -> None:
     """Every prefix of the recorded operations of a save and its deletions, and what may be lost of each."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     rng = random.Random(seed)
     folder = tmp_path / "checkpoints"
     store, _ = open_store(folder, keep_last=keep_last)

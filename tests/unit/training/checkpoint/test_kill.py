@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore
+from tests.seeds import chosen_seed
 from tests.unit.training.ranks import child_environment
 
 FEW = 20
@@ -73,8 +74,7 @@ def check_loads(info: CheckpointInfo, world_size: int) -> None:
 
 
 def kill_again_and_again(folder: Path, num_kills: int, world_size: int, is_background: bool, environ: str) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = chosen_seed()
     rng, last, leftovers, warned = random.Random(seed), 0, 0, list[str]()
     command = [sys.executable, str(CHILD), str(folder)]
     env = {**child_environment(), "TMPDIR": environ}

@@ -82,7 +82,7 @@ def through_disk(tree: Any, path: Path) -> Any:
 
 
 @given(trees)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "tree.safetensors"
     assert same(through_disk(tree, path), tree)

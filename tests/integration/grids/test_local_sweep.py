@@ -20,7 +20,7 @@ from tests.benchmarks.gpu import EXPERIMENTS
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 TINY = (
     "experiment=digits",
     "cluster=local",

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-JOB = Path(__file__).parents[2] / "jobs" / "own_loop.py"
+JOB = Path(__file__).parents[3] / "jobs" / "own_loop.py"
 BASE = ("monitor.heartbeat_every_s=0", "checkpoint.every_steps=100000")
 
 
@@ -35,7 +35,7 @@ def _interrupt(local: LocalDriver, sweep: str, words: list[str], step: int) -> d
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("hardware", "steps"), [("cpu_x1", 3000), ("cpu_x2", 800)])
+@pytest.mark.parametrize(("hardware", "steps"), [pytest.param("cpu_x1", 3000, marks=pytest.mark.long), ("cpu_x2", 800)])
 def test_the_loop_of_jobs_goes_on_with_the_same_bits(local: LocalDriver, hardware: str, steps: int) -> None:
     shutil.copy(JOB, local.folder)
     words = _words("own_loop.main", f"hardware={hardware}", f"train.num_steps={steps}", "params.width=32")
@@ -59,6 +59,9 @@ def test_the_loop_of_jobs_goes_on_with_the_same_bits(local: LocalDriver, hardwar
 SCIKIT = '''
 """scikit-learn writes its own files: the run says which one counts."""
 
+import pathlib
+import time
+
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
@@ -75,6 +78,8 @@ def main(config, run):
                 setattr(model, name, arrays[name] if arrays[name].ndim else arrays[name].item())
     for step in range(saved.step + 1, run.num_steps + 1):
         rows = shuffle.integers(1400, size=32)
+        if pathlib.Path("slowly").exists():  # the test has time to stop it
+            time.sleep(0.05)
         model.partial_fit(images[rows], labels[rows], classes=np.arange(10))
         run.log(step, {"train_accuracy": model.score(images[rows], labels[rows])})
         stop = run.should_stop(step)
@@ -91,8 +96,10 @@ def main(config, run):
 
 def test_another_framework_with_checkpoints_of_its_own(local: LocalDriver) -> None:
     (local.folder / "scikit_loop.py").write_text(SCIKIT)
-    words = _words("scikit_loop.main", "train.num_steps=1500", "params.alpha=1e-3")
+    words = _words("scikit_loop.main", "train.num_steps=200", "params.alpha=1e-3")
+    (local.folder / "slowly").touch()
     end = _interrupt(local, "stopped", words, 30)
+    (local.folder / "slowly").unlink()
     assert local.train(*words, "sweep_name=stopped")["state"] == "COMPLETED"
     assert [record["step"] for record in local.events("stopped", "resume")] == [0, end["saved_step"]]
     undisturbed = local.train(*words, "sweep_name=undisturbed")
@@ -101,7 +108,7 @@ def test_another_framework_with_checkpoints_of_its_own(local: LocalDriver) -> No
     for sweep in ("stopped", "undisturbed"):
         folder = local.run_folder(sweep) / "own_checkpoints"
         assert folder.stat().st_mode & 0o777 == 0o700
-        with np.load(folder / "model-001500.npz") as arrays:
+        with np.load(folder / "model-000200.npz") as arrays:
             models.append({name: arrays[name].tobytes() for name in arrays})
     assert models[0] == models[1]
     assert (local.run_folder("stopped") / "own_checkpoints" / f"model-{end['saved_step']:06d}.npz").exists()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import warm
+
 TEAM, COLLEAGUE = 43210, 54321
 # Says who imported it, and from where; then does as if nothing had been there.
 TRAP = """
@@ -43,13 +45,18 @@ class SharedFolder:
         for name in TRAPS:
             self.colleague_writes(f"{name}.py", TRAP.format(record=str(self.record)))
 
-    def run(self, *words: str, code: int = 0, **environ: str) -> str:
-        """What `hpc-trainer` says to the person in this folder, who sets no PYTHONPATH."""
+    def run(self, *words: str, code: int = 0, is_forked: bool = False, **environ: str) -> str:
+        """What `hpc-trainer` says to the person in this folder, who sets no PYTHONPATH.
+
+        Args:
+            is_forked: for what does not depend on how Python starts: from the warm process, as others do.
+        """
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PYTHON"))}
         own = {"HPC_TRAINER_RUNS": str(self.home / "runs"), "XDG_CONFIG_HOME": str(self.home), "COLUMNS": "300"}
-        done = subprocess.run(
-            [Path(sys.executable).with_name("hpc-trainer"), *words], cwd=self.folder,
-            env={**kept, **own, **self.env, **environ}, capture_output=True, text=True, check=False, timeout=250,
+        start = [sys.executable, "-m", "hpc_trainer"] if is_forked else [Path(sys.executable).with_name("hpc-trainer")]
+        done = (warm.run if is_forked else subprocess.run)(
+            [*start, *words], cwd=self.folder, env={**kept, **own, **self.env, **environ}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, check=False, timeout=250,
         )  # fmt: skip
         logs = "\n".join(path.read_text(errors="replace") for path in (self.home / "runs").glob("*/l*/*"))
         assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{logs}"

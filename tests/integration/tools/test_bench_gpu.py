@@ -12,7 +12,7 @@ import pytest
 
 from tests.benchmarks.gpu import EXPERIMENTS, _losses, _overrides, rates, read_options
 
-JOB = Path(__file__).parents[2] / "jobs" / "bench_gpu.sh"
+JOB = Path(__file__).parents[3] / "jobs" / "bench_gpu.sh"
 
 
 def _run(*words: str, job: Path = JOB, **env: str) -> subprocess.CompletedProcess[str]:

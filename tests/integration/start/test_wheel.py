@@ -10,7 +10,7 @@ import sys
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_wheel_runs_from_another_folder(tmp_path: Path) -> None:

@@ -45,18 +45,15 @@ def test_what_is_kept_and_the_best_survives_a_kill(local: LocalDriver) -> None:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("hardware", ["cpu_x1", "cpu_x2"])
+@pytest.mark.parametrize("hardware", [pytest.param("cpu_x1", marks=pytest.mark.long), "cpu_x2"])
 def test_stopped_beside_a_running_save_goes_on_with_the_same_bits(local: LocalDriver, hardware: str) -> None:
     """A save is due at every step, so one is always being written, whenever the signal comes."""
     words = [
-        *WORDS,
-        f"hardware={hardware}",
-        "checkpoint.every_steps=1",
-        "train.eval_every_steps=0",
+        *WORDS, f"hardware={hardware}", "train.num_steps=250", "checkpoint.every_steps=1", "train.eval_every_steps=0",
         "data.num_workers=2",
-    ]
+    ]  # fmt: skip
     process = local.start("train", *words, "sweep_name=beside")
-    for step in (40, 120):
+    for step in (30, 80):
         local.wait_for_step("beside", step)
         local.signal_rank("beside", signal.SIGUSR2)
         output, errors = process.communicate(timeout=100)
@@ -69,6 +66,6 @@ def test_stopped_beside_a_running_save_goes_on_with_the_same_bits(local: LocalDr
     assert process.returncode == 0, output + errors + local.logs()
     saved = [end["saved_step"] for end in local.events("beside", "end")[:-1]]
     assert [event["step"] for event in local.events("beside", "resume")] == [0, *saved]
-    local.train(*words, "sweep_name=undisturbed")
+    local.train(*words, "checkpoint.every_steps=100000", "sweep_name=undisturbed")
     assert local.final_state("beside") == local.final_state("undisturbed")
     assert local.metrics("beside", "loss") == local.metrics("undisturbed", "loss")

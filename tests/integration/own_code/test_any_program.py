@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
+PROGRAMS = Path(__file__).parents[2] / "programs"
 FAST = ("monitor.heartbeat_every_s=0",)
 
 
