@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config import script_words as words
+from hpc_trainer.config.sbatch_options import sbatch_problems
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.states import CANCEL
@@ -59,6 +61,8 @@ class BatchJob:
     srun_args: tuple[str, ...]
     command: tuple[str, ...]
     """The words of one rank (`worker_command`), or of a top-up job (`top_up_command`)."""
+    sbatch: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of sbatch (`cluster.sbatch`)."""
     exit_codes: tuple[tuple[int, int], ...] = ()
     """(ours, instead): exit codes that the site's RequeueExit has taken."""
 
@@ -119,6 +123,7 @@ class BatchJob:
                 yield f"the frozen {key}={value!r} must be a number of GB, 1 MB or more. Submit the run anew."
         for line in self.setup:
             yield from words.setup_problem(line)
+        yield from sbatch_problems(self.sbatch)
         for argument in self.srun_args:
             yield from words.srun_problem(argument)
         for text in self.command:

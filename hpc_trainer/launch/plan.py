@@ -181,7 +181,8 @@ def _over_budget(plan: SweepPlan) -> Sequence[str]:
 def _array_environment(spec: RunSpec) -> str:
     # One array is one script: runs whose setup lines or srun arguments differ cannot share it.
     cluster = spec.config["cluster"]
-    return repr([cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")])
+    shared = [cluster[key] for key in ("setup", "python", "srun_args", "array_parallelism")]
+    return repr([*shared, cluster.get("sbatch")])  # specs of older versions lack it
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:

@@ -62,7 +62,7 @@ def _job_of(plan: SweepPlan, array: ArrayPlan, uuid: str) -> BatchJob:
     archive = archive_of(paths, plan.code) if plan.code else None
     return BatchJob(
         sweep=paths, shape=array.shape, uuid=uuid, num_elements=len(array.specs), array_parallelism=array.parallelism,
-        setup=tuple(cluster["setup"]), srun_args=tuple(cluster["srun_args"]),
+        setup=tuple(cluster["setup"]), srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {},
         command=worker_command(paths.folder, ["--array", uuid], cluster["python"], archive),
         exit_codes=plan.exit_codes,
     )  # fmt: skip

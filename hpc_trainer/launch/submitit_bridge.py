@@ -20,6 +20,7 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
+from hpc_trainer.config.sbatch_options import sbatch_flags
 from hpc_trainer.config.script_words import DIRECTIVES
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
 from hpc_trainer.launch.batch_job import GO_ON, BatchJob, megabytes
@@ -59,7 +60,12 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         super().__init__(folder=job.sweep.scripts)
         self.job, self.options = job, options
         self._flags = _flags(job)
-        self._more = {"requeue": True, "output": job.output, "signal": f"USR2@{job.shape.signal_lead_s}"}
+        self._more = {
+            **sbatch_flags(job.sbatch),
+            "requeue": True,
+            "output": job.output,
+            "signal": f"USR2@{job.shape.signal_lead_s}",
+        }
         self.parameters = {
             **self._flags,
             # Sites that enforce wckeys refuse submitit's default one.

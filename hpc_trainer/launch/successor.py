@@ -65,7 +65,7 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
     )  # fmt: skip
     job = BatchJob(
         sweep=sweep, shape=spec.shape, uuid=intent.uuid, setup=tuple(cluster["setup"]),
-        srun_args=tuple(cluster["srun_args"]), exit_codes=codes,
+        srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {}, exit_codes=codes,
         command=worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive),
     )  # fmt: skip
     job_id = hand_over(sweep, intent, job, [f"--dependency=afterany:{after}"], book=run)

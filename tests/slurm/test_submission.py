@@ -194,3 +194,20 @@ def test_over_budget_is_refused_with_the_number(driver: Driver) -> None:
     done = driver.run("submit", *TINY, "seed=range(0,9)", "budget.max_gpu_hours=1.4", check=False)
     assert (done.returncode, "may take up to 1.5 GPU-hours" in done.stderr) == (2, True)
     assert not (driver.folder / "runs").exists()
+
+
+def test_options_of_sbatch_reach_the_job(driver: Driver) -> None:
+    answer = driver.submit(
+        "experiment=digits",
+        "debug=smoke",
+        "hardware=testbed_x1",
+        "sweep_name=more",
+        "+cluster.sbatch={nice: 7, hold: true}",
+    )
+    (array,) = answer["arrays"]
+    told = driver.slurm.run("scontrol", "show", "job", array["job_id"]).stdout
+    assert "Nice=7" in told
+    driver.wait_for_states("more", "HELD")
+    refused = driver.run("plan", "cluster=testbed", "experiment=digits", "+cluster.sbatch.time=5", check=False)
+    assert (refused.returncode, "Use hardware.time_limit_min" in refused.stderr) == (2, True)
+    driver.run("cancel", "more")

@@ -26,6 +26,7 @@ from hpc_trainer.config.rules.resume_from import resume_from_problems, with_abso
 from hpc_trainer.config.rules.retention import retention_problems
 from hpc_trainer.config.rules.step_rules import step_problems
 from hpc_trainer.config.rules.text_file import window_problems
+from hpc_trainer.config.sbatch_options import sbatch_problems
 from hpc_trainer.config.schema.data import (
     DataConfig,
     TextBytesConfig,
@@ -189,6 +190,7 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
             yield f"cluster.env.{name}={value!r}: a variable is a name (letters, digits, _) and one line of text."
     for line in cluster.setup:
         yield from words.setup_problem(line)
+    yield from sbatch_problems(cluster.sbatch)
     for argument in cluster.srun_args:
         yield from words.srun_problem(argument)
     if cluster.python is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from hpc_trainer.config.schema.key import ALWAYS, key
 
@@ -40,6 +41,9 @@ class ClusterConfig:
     """Partition of the one-core job that submits what waits in a sweep's own queue; null: that of the runs."""
     srun_args: list[str] = key([], ALWAYS)
     """Further arguments of srun."""
+    sbatch: dict[str, Any] = key({}, ALWAYS)
+    """Further options of sbatch by their long names, as {mail-type: END, reservation: x, exclusive: true}. What
+    hpc_trainer sets itself is refused, with the key to use."""
     max_failures: int = key(3, ALWAYS, limits="≥ 0")
     """Times that a run comes back after an error of storage or data (exit 74); your own code's errors never do."""
     max_no_progress: int = key(3, ALWAYS, limits="≥ 1")

@@ -114,6 +114,8 @@ def _empty_database(spec: Spec) -> Path:
 
 
 def _install_database(spec: Spec, target: Path) -> None:
+    own_tmp = spec.run / "install"
+    own_tmp.mkdir(exist_ok=True)
     _run(
         spec,
         "/usr/bin/mariadb-install-db",
@@ -124,6 +126,7 @@ def _install_database(spec: Spec, target: Path) -> None:
         "--auth-root-authentication-method=normal",
         "--skip-test-db",
         "--innodb-log-file-size=4M",
+        f"--tmpdir={own_tmp}",  # as start_mariadbd says
         log="mariadb-install.log",
     )
 
@@ -131,6 +134,10 @@ def _install_database(spec: Spec, target: Path) -> None:
 def start_mariadbd(spec: Spec) -> None:
     """Start a database server that only a socket leads to; it need not survive a power loss."""
     shutil.copytree(_empty_database(spec), spec.database / "data")
+    # A server that starts removes all `#sql*` files of its tmpdir: in /tmp those of a cluster beside this one, which
+    # then crashes (signal 11 in create_tmp_table, 10.11.19).
+    own_tmp = spec.database / "tmp"
+    own_tmp.mkdir()
     pid_file = spec.run / "mariadbd.pid"
     server = [
         "/usr/sbin/mariadbd",
@@ -139,6 +146,7 @@ def start_mariadbd(spec: Spec) -> None:
         f"--datadir={spec.database}/data",
         f"--socket={spec.database_socket}",
         f"--pid-file={pid_file}",
+        f"--tmpdir={own_tmp}",
         "--skip-networking",
         "--innodb-log-file-size=4M",
         "--innodb-buffer-pool-size=32M",

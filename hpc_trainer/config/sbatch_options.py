@@ -1,0 +1,92 @@
+"""`cluster.sbatch`: options of sbatch(1) that are no key of ours, judged by name and by word.
+
+The names are those of sbatch(1) of Slurm 22.05 to 26.05. An option that hpc_trainer sets itself is refused, with the
+key to use: a second directive of one name wins over the first, and what was planned would not be what runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpc_trainer.config.script_words import Word, shown
+from hpc_trainer.errors import did_you_mean
+
+_FREE = frozenset({
+    "acctg-freq", "batch", "bb", "bbf", "cluster-constraint", "container", "container-id", "contiguous",
+    "core-spec", "cores-per-socket", "cpu-freq", "deadline", "delay-boot", "exclusive", "extra-node-info",
+    "gpu-bind", "gpu-freq", "gres-flags", "hint", "hold", "kill-on-invalid-dep", "licenses", "mail-type",
+    "mail-user", "mcs-label", "mem-bind", "mincpus", "network", "nice", "no-kill", "nodefile", "nodelist",
+    "oom-kill-step", "overcommit", "oversubscribe", "power", "prefer", "priority", "profile", "propagate", "reboot",
+    "reservation", "resv-ports", "segment", "sockets-per-node", "spread-job", "stepmgr", "switches", "thread-spec",
+    "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-task", "use-min-nodes", "wait-all-nodes", "wckey",
+})  # fmt: skip
+_OURS = {
+    "account": "cluster.account",
+    "array": "the grid itself, and cluster.array_parallelism",
+    "begin": "submit later: a job that waits holds up nothing",
+    "chdir": "the folder in which you submit",
+    "clusters": "a cluster= for each grid",
+    "comment": "nothing: jobs are known by it",
+    "constraint": "hardware.constraint",
+    "cpus-per-gpu": "hardware.cpus_per_gpu",
+    "cpus-per-task": "hardware.cpus_per_task",
+    "dependency": "nothing: jobs that follow each other set it",
+    "error": "hpc-trainer logs",
+    "exclude": "hardware.exclude",
+    "export": "cluster.env",
+    "export-file": "cluster.env",
+    "gpus": "hardware.gpus_per_node",
+    "gpus-per-node": "hardware.gpus_per_node",
+    "gpus-per-socket": "hardware.gpus_per_node",
+    "gpus-per-task": "hardware.gpus_per_node",
+    "gres": "hardware.gpu_type and hardware.gpu_request",
+    "job-name": "sweep_name",
+    "mem": "hardware.mem_gb_per_node",
+    "mem-per-cpu": "hardware.mem_gb_per_cpu",
+    "mem-per-gpu": "hardware.mem_gb_per_gpu",
+    "no-requeue": "hpc-trainer cancel",
+    "nodes": "hardware.num_nodes",
+    "ntasks": "hardware.tasks_per_node",
+    "ntasks-per-core": "hardware.tasks_per_node",
+    "ntasks-per-gpu": "hardware.tasks_per_node",
+    "ntasks-per-node": "hardware.tasks_per_node",
+    "ntasks-per-socket": "hardware.tasks_per_node",
+    "open-mode": "hpc-trainer logs",
+    "output": "hpc-trainer logs",
+    "partition": "hardware.partition",
+    "qos": "hardware.qos",
+    "requeue": "nothing: runs come back by themselves",
+    "signal": "cluster.signal_lead_s",
+    "time": "hardware.time_limit_min",
+    "wait": "submit --wait",
+    "wrap": "--command",
+}
+_VALUE = Word(re.compile(r"[A-Za-z0-9_./:+@-][A-Za-z0-9_.,:@%+=/*\[\]-]*"), "END")
+
+
+def sbatch_problems(options: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with options that shall stand in the batch script, a line each."""
+    for name, value in options.items():
+        what = f"cluster.sbatch holds {shown(str(name))}"
+        option = str(name).removeprefix("--").replace("_", "-")
+        if option in _OURS:
+            yield f"{what}, which hpc_trainer sets itself. Use {_OURS[option]}."
+        elif name not in _FREE:
+            nearest = did_you_mean(option, _FREE) or f"It takes {', '.join(sorted(_FREE))}."
+            yield f"{what}: no option of sbatch by that name. {nearest}".rstrip()
+        elif not _is_word(value):
+            yield (
+                f"cluster.sbatch.{name}={shown(str(value))} must be true (an option without a value), a number, or one "
+                "plain word as Slurm takes it, like END: no spaces, quotes or shell characters. Leave it out, or null."
+            )
+
+
+def _is_word(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and _VALUE.fits(value))
+
+
+def sbatch_flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Option -> its value, True for one that takes none; what is null or false is left out."""
+    return {name: value for name, value in options.items() if value is not None and value is not False}
