@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -78,6 +79,8 @@ def has_seal(data: bytes) -> bool:
     return is_sealed
 
 
+# A checksum by another name is no line of before checksums: what it was of may be damaged too. No key of ours looks so.
+_ALMOST_A_SEAL = re.compile(rb', "[^"]{1,12}": "[0-9a-f]{8}"\}\Z')
 _decode = json.JSONDecoder().decode  # of 50,000 lines a tenth less than json.loads
 
 
@@ -107,7 +110,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
     record: dict[str, Any] = value
     if is_sealed:
         del record["crc"]
-    elif isinstance(record.get("crc"), str):
+    elif isinstance(record.get("crc"), str) or _ALMOST_A_SEAL.search(data[-2 * _SEAL_SIZE :]):
         raise ValueError("its checksum is damaged")
     return record
 

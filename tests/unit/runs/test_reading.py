@@ -72,6 +72,16 @@ def test_every_flipped_bit_of_a_sealed_line_is_seen() -> None:
             assert {key: found.get(key) for key in record} == record, "only the name of the checksum may be another"
 
 
+@pytest.mark.parametrize("bit", range(24))
+def test_a_checksum_whose_name_is_damaged_hides_no_other_bit(bit: int) -> None:
+    """One of two flipped bits made another run of a line, the other one a line of before checksums."""
+    line = bytearray(seal(json.dumps({"run_ids": ["lr0.001-s2"], "kind": "array"})).encode())
+    line[line.index(b"0.001") + 4] ^= 4  # 0.005
+    line[line.index(b"crc") + bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ValueError, match=r"checksum is damaged|JSON|UTF-8"):
+        parse_record(bytes(line))
+
+
 def test_a_checksum_that_is_none_is_no_line_of_before() -> None:
     with pytest.raises(ValueError, match="its checksum is damaged"):
         parse_record((seal('{"step": 3}')[:-10] + '0000000"}').encode())
