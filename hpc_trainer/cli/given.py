@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.errors import ConfigError
 
@@ -39,9 +39,12 @@ class Given:
         """The grid of the overrides, and of those that a verb forces."""
         from hpc_trainer.launch.freeze import freeze_grid
 
-        return freeze_grid(
-            [*(self.overrides or ()), *forced], config_dirs=self.config_dirs or (), trust=self.trust or ()
-        )
+        return freeze_grid([*(self.overrides or ()), *forced], **self.places)
+
+    @property
+    def places(self) -> dict[str, list[Any]]:
+        """Where configuration and code may come from: what `freeze_grid` takes besides overrides."""
+        return {"config_dirs": self.config_dirs or [], "trust": self.trust or []}
 
     def here(self, verb: str, without: tuple[str, ...] = ()) -> Given:
         """The same on this machine, less the overrides that begin so."""

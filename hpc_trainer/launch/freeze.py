@@ -12,8 +12,10 @@ from pathlib import Path
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
 from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.point_values import PointValues
+from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.rules.command_rules import unread_overrides
 from hpc_trainer.config.rules.validate import MAX_SEED, validate
 from hpc_trainer.config.schema.budget import BudgetConfig
@@ -21,8 +23,8 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.freeze import SeedTwins, freeze
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
+from hpc_trainer.runs.shape import resources
 from hpc_trainer.runs.spec import RunSpec
 
 _DUPLICATES_KEPT = 5
@@ -119,6 +121,45 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         duplicates=tuple(duplicates),
         compose_counts=counts,
     )
+
+
+def freeze(
+    config: TrainConfig, *, axes: Mapping[str, str], overrides: tuple[str, ...], memo: Memo | None = None
+) -> RunSpec:
+    """A validated configuration as a frozen run. With a `memo`, runs share what their sections share."""
+    from hpc_trainer.config.load import to_plain
+
+    memo = memo or Memo()
+    plain = to_plain(config, memo)
+    digest = config_digest(plain, memo)
+    return RunSpec(
+        run_id=build_run_id(config, digest),
+        digest=digest,
+        axes=axes,
+        overrides=overrides,
+        shape=memo.of(resources, config.hardware, config.cluster, is_one_a_node(config)),
+        hardware=config.hardware.name,
+        num_steps=config.train.num_steps,
+        config=plain,
+    )
+
+
+class SeedTwins:
+    """Freezes runs that are alike in all but their seed, after the first of them: 10 µs each, and 60 with `freeze`."""
+
+    def __init__(self, config: TrainConfig, first: RunSpec, memo: Memo) -> None:
+        self._first = first
+        self._label = run_label(config)
+        self._digests = SeedDigests(first.config, memo)
+
+    def freeze(self, seed: int, *, axes: Mapping[str, str], overrides: tuple[str, ...]) -> RunSpec:
+        """What `freeze` makes of the configuration with this seed."""
+        first, digest = self._first, self._digests.of(seed)
+        return RunSpec(
+            run_id=run_id_of(self._label, seed, digest), digest=digest, axes=axes, overrides=overrides,
+            shape=first.shape, hardware=first.hardware, num_steps=first.num_steps,
+            config={**first.config, "seed": seed},
+        )  # fmt: skip
 
 
 class _Twins:

@@ -70,8 +70,8 @@ def newest_metrics(
 
 
 def outcome_metrics(run: RunStatus) -> dict[str, Any]:
-    """The run's metrics that tell an outcome, as eval_accuracy; of one that is done, what it ended with."""
-    passing = SPEED if run.state is RunState.COMPLETED else _PASSING
+    """The run's metrics that tell an outcome, as eval_accuracy; of a program all but its speed."""
+    passing = _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be all that it tells
     return {key: value for key, value in run.metrics.items() if key not in passing}
 
 

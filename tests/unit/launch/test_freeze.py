@@ -16,8 +16,7 @@ from hpc_trainer.config.rules import validate as validate_module
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch import freeze as freeze_module
-from hpc_trainer.launch.freeze import freeze_grid
-from hpc_trainer.runs.freeze import freeze
+from hpc_trainer.launch.freeze import freeze, freeze_grid
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import read_lines
 from hpc_trainer.runs.spec import append_specs

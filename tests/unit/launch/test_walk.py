@@ -15,7 +15,7 @@ from tests.unit.slurm.fake_slurm import FakeSlurm
 _PACKAGE = f"{Path(hpc_trainer.__file__).parent}/"
 # What happens to a point of the grid on its way, and where: the calls that lead there are the walk.
 STATIONS = {
-    "config/compose/fast_compose.py compose", "config/rules/validate.py validate", "runs/spec.py freeze",
+    "config/compose/fast_compose.py compose_point", "config/rules/validate.py validate", "launch/freeze.py freeze",
     "launch/plan.py build_plan", "launch/arrays.py fit", "runs/spec.py append_specs",
     "state/submissions.py write_intent", "launch/batch_job.py worker_command",
     "launch/submitit_bridge.py _make_submission_file_text", "slurm/sbatch.py submit_script",
@@ -52,4 +52,4 @@ def test_from_an_override_to_sbatch_are_fifteen_rooms(
     assert ended.value.code in (0, None)
     assert reached == STATIONS
     assert len(fake_slurm.calls("sbatch")) == 1
-    assert len(rooms) <= 15, list(rooms)
+    assert len(rooms) <= 15, " ".join(rooms)

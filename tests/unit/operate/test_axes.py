@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.results import result_rows
-from hpc_trainer.runs.freeze import freeze
 from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import RunState

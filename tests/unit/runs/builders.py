@@ -10,7 +10,7 @@ from typing import Any
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.freeze import freeze
+from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.runs.spec import RunSpec
 
 

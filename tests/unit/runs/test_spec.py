@@ -10,9 +10,9 @@ import pytest
 
 from hpc_trainer.config.schema.hardware import GpuRequest
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
-from hpc_trainer.runs.freeze import shape_of
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.shape import shape_of
 from hpc_trainer.runs.spec import append_specs, read_spec, read_specs
 from tests.unit.runs.builders import make_config, make_spec, make_specs
 

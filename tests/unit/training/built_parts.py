@@ -12,8 +12,10 @@ from hpc_trainer.config.mesh import MeshShape
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.ability import Building
+from hpc_trainer.config.table.declarations import features
+from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.build import make_optimizer
+from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.optim.build import Recipe
 from hpc_trainer.training.parallel.mesh import Mesh
@@ -22,12 +24,18 @@ ALONE = Mesh(shape=MeshShape(), rank=0)
 
 
 def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Building:
-    """What hooks are given of a run whose data set does not matter."""
+    """What hooks are given of a run whose data set does not matter; without what each run has to report of itself."""
     nobodys: Any = None
     settings: dict[str, Any] = {
-        "device": torch.device("cpu"), "dataset": nobodys, "run": object(), "abilities": abilities(config), **changes,
+        "device": torch.device("cpu"), "dataset": nobodys, "run": object(), "abilities": _chosen(config),
+        "sizes": BatchSizes.given(config.train), **changes,
     }  # fmt: skip
     return Building(config=config, mesh=mesh, **settings)
+
+
+def _chosen(config: TrainConfig) -> list[Ability]:
+    always = {each.name for each in features() if not each.on}
+    return [each for each in abilities(config) if type(each).__module__.split(".")[2] not in always]
 
 
 def optimizer_of(

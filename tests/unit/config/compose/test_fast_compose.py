@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from hydra.core.default_element import ResultDefault
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from hpc_trainer.config.compose import fast_compose
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.hydra_parts import HydraParts
 from hpc_trainer.config.schema.train import TrainConfig
@@ -88,8 +89,8 @@ def test_the_way_of_a_point_is_counted(lines: list[str], way: str) -> None:
 
 def test_points_that_agree_on_what_is_named_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved: list[int] = []
-    resolve = OmegaConf.resolve
-    monkeypatch.setattr(OmegaConf, "resolve", lambda cfg: (resolved.append(1), resolve(cfg)))
+    to_typed = fast_compose.to_typed
+    monkeypatch.setattr(fast_compose, "to_typed", lambda cfg: (resolved.append(1), to_typed(cfg))[1])
     with GridComposer() as composer:
         for steps, lr, seed in itertools.product((5, 6), (0.1, 0.2), (1, 2, 3)):
             fixed = ["experiment=digits", "train.eval_every_steps=${train.num_steps}"]

@@ -51,11 +51,12 @@ def test_overrides_that_only_hydra_itself_can_take(text: str) -> None:
         ("optim.lr=1", True, True), ("seed=1", True, True), ("optim.lr=null", True, True),
         ("optim.betas=[1,2]", False, True), ("optim={lr:1}", False, True), ("+cluster.env.A=1", False, True),
         ("~cluster.env.A", False, True), ("cluster.env.A=1", False, True), ("trust=[a]", False, False),
-        ("optim.lr=${seed}", False, False), ("optim={lr:${seed}}", False, False), ("optim.name='???'", False, True),
-        ("~optim", False, False), ("optim.betas.0=1", False, False), ("optim.name=$\\{seed\\}", False, False),
-        ("optim={name:[$\\{seed\\}]}", False, False),
+        ("optim.lr=${seed}", False, True), ("optim={lr:${seed}}", False, True), ("optim.name='???'", False, True),
+        ("~optim", False, False), ("optim.betas.0=1", False, False), ("optim.name=$\\{seed\\}", False, True),
+        ("optim={name:[$\\{seed\\}]}", False, True),
     ],
 )  # fmt: skip
 def test_how_far_an_override_reaches(text: str, is_scalar: bool, is_local: bool) -> None:
     line = read_line(text, _PARSER.parse_overrides, lambda key: False)
     assert (line.is_scalar, line.is_local) == (is_scalar, is_local)
+    assert line.follows == (frozenset({"seed"}) if "seed}" in text or "seed\\}" in text else frozenset())

@@ -12,6 +12,7 @@ from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.keys import Declared, all_keys
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.key import APART
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.freeze import freeze_grid
@@ -21,8 +22,10 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 # What a condition of the declarations without a value means, and what has to stand beside others to be allowed at all.
 SET: dict[str, Any] = {
     "checkpoint.keep_best": "eval_loss", "monitor.profile_steps": 2, "parallel.pipeline_parallel": 2,
-    "train.early_stop.patience": 2,
+    "train.early_stop.patience": 2, "train.command": "python -V",
 }  # fmt: skip
+# Another value than the default of keys whose default does not tell of what type they are.
+OTHER: dict[str, Any] = {"train.command_dir": "/"}
 
 
 LIMITED = [each for each in all_keys() if each.section is None and each.key.needs]
@@ -81,7 +84,7 @@ def test_a_key_is_taken_with_each_of_those_that_it_goes_with(each: Declared) -> 
     for need in each.key.needs or ():
         other, _, value = need.partition("=")
         config = make_config()
-        _put(config, each.name, _other(each.default))
+        _put(config, each.name, OTHER.get(each.name, _other(each.default)))
         _put(config, other, SET[other] if not value else True if value == "true" else value)
         assert not [line for line in find_problems(config) if "has no effect with" in line], need
 
@@ -92,7 +95,7 @@ def test_what_is_left_counts() -> None:
         config = make_config()
         before = config_digest(to_plain(config))
         _put(config, each.name, _other(each.default))
-        is_told = each.name.partition(".")[0] not in ("checkpoint", "monitor")
+        is_told = each.key.identity is not APART and each.name.partition(".")[0] not in ("checkpoint", "monitor")
         assert (config_digest(to_plain(config)) != before) is is_told, each.name
 
 

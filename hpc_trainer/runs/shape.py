@@ -1,0 +1,39 @@
+"""What a validated configuration asks of Slurm."""
+
+from __future__ import annotations
+
+from hpc_trainer.config.program import is_one_a_node
+from hpc_trainer.config.schema.cluster import ClusterConfig
+from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.spec import Shape
+
+
+def shape_of(config: TrainConfig) -> Shape:
+    """The shape of a validated configuration."""
+    return resources(config.hardware, config.cluster, is_one_a_node(config))
+
+
+def resources(hardware: HardwareConfig, cluster: ClusterConfig, is_one_a_node: bool) -> Shape:
+    """The same, of the sections that it hangs on."""
+    # Slurm may send the signal up to 60 s early (sbatch --signal) and KillWait follows: 120 s covers a save of
+    # seconds; a short job keeps three quarters of its time.
+    lead_s = cluster.signal_lead_s or max(1, min(120, hardware.time_limit_min * 60 // 4))
+    return Shape(
+        num_nodes=hardware.num_nodes,
+        tasks_per_node=1 if is_one_a_node else hardware.ranks_per_node,
+        gpus_per_node=hardware.gpus_per_node,
+        cpus_per_task=hardware.cpus_per_rank * (hardware.ranks_per_node if is_one_a_node else 1),
+        mem_gb_per_node=hardware.mem_gb_per_node,
+        mem_gb_per_gpu=hardware.mem_gb_per_gpu,
+        mem_gb_per_cpu=hardware.mem_gb_per_cpu,
+        gpu_type=hardware.gpu_type,
+        partition=hardware.partition,
+        qos=hardware.qos,
+        constraint=hardware.constraint,
+        exclude=hardware.exclude,
+        account=cluster.account,
+        time_limit_min=hardware.time_limit_min,
+        signal_lead_s=lead_s,
+        gpu_request=hardware.gpu_request.value,
+    )
