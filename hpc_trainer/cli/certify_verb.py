@@ -86,7 +86,7 @@ def _trials(
 ) -> tuple[list[Trial], list[Interruption]]:
     here = given.here("certify", without=("sweep_name=",))
     point = only_point(here.freeze(), "certify takes", "Choose one point.")
-    if point.config["train"].get("command") is not None:
+    if point.is_program:
         raise ConfigError(
             "certify looks at the tensors of a training, and train.command is a program of its own. Interrupt it on "
             "Slurm by: hpc-trainer drill preempt RUN."

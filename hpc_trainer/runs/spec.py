@@ -89,10 +89,14 @@ class RunSpec:
         return not self.digest
 
     @property
+    def is_program(self) -> bool:
+        """True if its work is a program of a person's own (`train.command`)."""
+        return self.config["train"].get("command") is not None
+
+    @property
     def is_own_loop(self) -> bool:
         """True if the shared loop has no part in it: a loop of a person's own, or a program."""
-        train = self.config["train"]
-        return train.get("main") is not None or train.get("command") is not None
+        return self.config["train"].get("main") is not None or self.is_program
 
     def typed(self) -> TrainConfig:
         """The configuration as dataclasses.

@@ -104,7 +104,8 @@ def run_drill(
         run_id=run.run_id, drill=drill, how=(_ON_SLURM if on_slurm else _LOCALLY)[drill],
         newest_checkpoint=_newest_checkpoint(paths),
     )  # fmt: skip
-    say(f"{run.run_id} is at step {run.step}, its newest checkpoint at {report.newest_checkpoint}. {report.how}.")
+    newest = "" if run.spec.is_program else f", its newest checkpoint at {report.newest_checkpoint}"
+    say(f"{run.run_id} is at step {run.step}{newest}. {report.how}.")
     begin = time.monotonic()
     _interrupt(drill, sweep, run, on_slurm=on_slurm)
     # Who is killed tells nothing: then only Slurm knows.
@@ -115,7 +116,10 @@ def run_drill(
         return report
     report.stopped_s = time.monotonic() - begin
     _see_the_end(report, paths, attempt)
-    say(f"stopped after {report.stopped_s:.1f} s: {report.cause or 'without a word'}, saved step {report.saved_step}.")
+    saved = "" if report.saved_step is None else f", saved step {report.saved_step}"
+    if run.spec.is_program:
+        saved = "" if report.saved_step is None else f", after step {report.saved_step}"
+    say(f"stopped after {report.stopped_s:.1f} s: {report.cause or 'without a word'}{saved}.")
     if paths.marker(DONE).exists():
         report.problems.append("it was done before it could be interrupted; take a longer run")
         return report
@@ -214,7 +218,12 @@ def _come_back(
     back = resumed()
     assert back is not None
     report.back_s, report.resumed_step = time.monotonic() - begin, back.resumed_step
-    if report.resumed_step != (expected or 0):
+    if run.spec.is_program:  # what it saves is its own business; that it found it is not
+        if (report.resumed_step or 0) <= (Journal(paths).read()[0].resumed_step or 0):
+            report.problems.append(
+                f"it began anew at step {report.resumed_step}: it saves no checkpoint of its own, or does not find it"
+            )
+    elif report.resumed_step != (expected or 0):
         report.problems.append(f"it went on at step {report.resumed_step}, and step {expected or 0} was saved")
 
 

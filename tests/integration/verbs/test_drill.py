@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
+PROGRAMS = Path(__file__).parents[2] / "programs"
 WORDS = (
     "experiment=digits", "cluster=local", "model=mlp", "train.num_steps=1000000", "train.eval_every_steps=0",
     "checkpoint.every_steps=50", "monitor.heartbeat_every_s=0.1", "sweep_name=drilled",
@@ -32,6 +36,21 @@ def test_every_drill_passes_and_loses_at_most_an_interval(local: LocalDriver) ->
             assert report["saved_step"] is None
     assert [record["step"] for record in local.events("drilled", "resume")] == resumed
     local.run("cancel", "drilled")
+
+
+@pytest.mark.parametrize(("program", "passes"), [("./count.sh {params.steps}", True), ("sh anew.sh", False)])
+def test_a_program_has_to_find_its_own_checkpoint(local: LocalDriver, program: str, passes: bool) -> None:
+    shutil.copy(PROGRAMS / "count.sh", local.folder)
+    told = '{\\"step\\": $i}'
+    loop = f'i=0; while true; do i=$((i + 1)); echo "{told}" >> "$HPC_TRAINER_METRICS"; sleep 0.05; done'
+    (local.folder / "anew.sh").write_text(f"trap 'exit 75' TERM; {loop}\n")
+    name = "found" if passes else "anew"
+    words = (f"sweep_name={name}", "params.steps=100000", "monitor.heartbeat_every_s=0.1", "cluster=local")
+    local.run("submit", "--command", program, *words)
+    local.wait_for_step(name, 20)
+    report = json.loads(local.run("drill", "preempt", name, "--json", check=False).stdout)
+    assert [problem[:13] for problem in report["problems"]] == ([] if passes else ["it began anew"]), local.logs()
+    local.run("cancel", name)
 
 
 def test_a_drill_wants_one_run_that_trains(local: LocalDriver) -> None:
