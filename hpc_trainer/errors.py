@@ -160,6 +160,12 @@ class StuckError(HpcTrainerError):
     exit_code = ExitCode.STORAGE
 
 
+class NoProgressError(HpcTrainerError):
+    """The run was restarted again and again without a new step: going on would only burn the allocation."""
+
+    exit_code = ExitCode.NO_PROGRESS
+
+
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`Did you mean NAME? `, for a message: the nearest of `known`, whatever the case; nothing if none is near."""
     import difflib  # late: every command and rank imports this module, and few make a mistake

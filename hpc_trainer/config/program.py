@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.resume_contract import flatten
 from hpc_trainer.config.schema.train import CommandPer, TrainConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 
@@ -86,7 +87,7 @@ def values_of(config: Mapping[str, Any], places: Mapping[str, str]) -> Callable[
 
 def unknown(name: str, config: Mapping[str, Any]) -> str:
     """What is wrong with a placeholder that names nothing."""
-    known = [*RUN_PLACES, *_keys(config, "")]
+    known = [*RUN_PLACES, *flatten(config)]
     if not name.strip():
         return "{} names nothing. Write the key, as {params.lr}; {{}} for braces."
     own = sorted(
@@ -98,14 +99,6 @@ def unknown(name: str, config: Mapping[str, Any]) -> str:
         f"params: {{params.{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'x'}}} and params.NAME=VALUE; "
         f"places are {', '.join(RUN_PLACES)}. Write {{{{ and }}}} for braces."
     )
-
-
-def _keys(section: Mapping[str, Any], before: str) -> Iterator[str]:
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from _keys(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}"
 
 
 def script_files(words: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpc_trainer.runs.spec import RunSpec
@@ -77,24 +77,25 @@ def _configured(spec: RunSpec, key: str) -> Any:
 
 def _differing(specs: Sequence[RunSpec]) -> list[str]:
     """Keys in which these configurations differ; of a section that has another name that alone."""
-    leaves = [dict(_leaves(spec.config)) for spec in specs]
-    keys = [key for key in dict.fromkeys(key for each in leaves for key in each) if _differs(key, leaves)]
+    runs = [dict(leaves(spec.config, without=_PASSED_OVER)) for spec in specs]
+    keys = [key for key in dict.fromkeys(key for each in runs for key in each) if _differs(key, runs)]
     renamed = {key.removesuffix(".name") for key in keys if key.count(".") == 1 and key.endswith(".name")}
     keys = list(dict.fromkeys(key.split(".")[0] if key.split(".")[0] in renamed else key for key in keys))
     return keys[:_MOST_KEYS]
 
 
-def _differs(key: str, leaves: Sequence[Mapping[str, Any]]) -> bool:
-    first, *others = (each.get(key, ...) for each in leaves)
+def _differs(key: str, runs: Sequence[Mapping[str, Any]]) -> bool:
+    first, *others = (each.get(key, ...) for each in runs)
     return any(type(each) is not type(first) or each != first for each in others)
 
 
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], path: str = "", without: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of a configuration, but for its sections `without`; an empty mapping is a value."""
     for key, value in tree.items():
-        if not path and key in _PASSED_OVER:
+        if key in without:
             continue
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
+            yield from leaves(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 

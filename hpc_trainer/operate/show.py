@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.axes import leaves
 from hpc_trainer.operate.find import find_sweep, fits, list_sweeps
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, list_folder, read_json
@@ -80,8 +81,8 @@ def _code(ledger: Ledger, run_id: str) -> str | None:
 def values(spec: RunSpec) -> list[Value]:
     """Every key of the run, in the order of the configuration."""
     said = {_key(line): line for line in spec.overrides}
-    fresh = dict(_flat(_defaults(spec)))
-    return [_value(key, value, said, fresh) for key, value in _flat(spec.config)]
+    fresh = dict(leaves(_defaults(spec)))
+    return [_value(key, value, said, fresh) for key, value in leaves(spec.config)]
 
 
 def _defaults(spec: RunSpec) -> dict[str, Any]:
@@ -115,17 +116,9 @@ def _key(line: str) -> str:
     return line.lstrip("+~").partition("=")[0]
 
 
-def _flat(section: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
 def difference(runs: Sequence[Known]) -> list[tuple[str, list[Any]]]:
     """(key, its value in each run) of the keys that are not the same in all; None where a run has no such key."""
-    flat = [{**dict(_flat(run.spec.config)), "frozen code": run.code and run.code[:12]} for run in runs]
+    flat = [{**dict(leaves(run.spec.config)), "frozen code": run.code and run.code[:12]} for run in runs]
     keys = dict.fromkeys(key for each in flat for key in each)
     rows = [(key, [each.get(key) for each in flat]) for key in keys]
     return [(key, found) for key, found in rows if any(value != found[0] for value in found)]

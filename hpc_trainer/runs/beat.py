@@ -1,11 +1,14 @@
-"""heartbeat.json and result.json, as they are read: without values that no worker writes."""
+"""heartbeat.json and result.json: read without values that no worker writes, and the result as it is written."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import (
     Faults,
     Place,
@@ -17,6 +20,7 @@ from hpc_trainer.runs.reading import (
     read_json,
     tell,
 )
+from hpc_trainer.runs.states import DONE
 
 
 def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
@@ -37,6 +41,13 @@ def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
         return {}
     known = _typed(result, {"step": as_count, "cause": as_text, "reason": as_text}, path, faults)
     return {**known, **_with_metrics(result)}
+
+
+def write_result(paths: RunPaths, result: Mapping[str, Any]) -> None:
+    """The run is done, with this result."""
+    write_json(paths.result, dict(result))
+    # DONE last: who sees it may count on the result.
+    write_json(paths.marker(DONE), {"time": time.time()})
 
 
 def _typed(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hpc_trainer.errors import ExitCode, HpcTrainerError, LoopError
+from hpc_trainer.errors import LoopError, NoProgressError
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
@@ -27,12 +27,6 @@ from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0
-
-
-class NoProgressError(HpcTrainerError):
-    """The run was restarted again and again without a new step: going on would only burn the allocation."""
-
-    exit_code = ExitCode.NO_PROGRESS
 
 
 class Outcome(enum.Enum):

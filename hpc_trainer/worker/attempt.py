@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -18,7 +17,6 @@ from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError, StuckError
-from hpc_trainer.runs.files import is_storage_error
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
@@ -29,7 +27,7 @@ from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
-from hpc_trainer.state.journal import Journal, log_header
+from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import Outcome, RunContext
@@ -38,7 +36,7 @@ from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
-from hpc_trainer.worker.failure import conclude_error
+from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
 from hpc_trainer.worker.tracker import build_tracker
@@ -183,19 +181,7 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
             f"lost another rank: it was killed, or its node failed (its log says more, if it could write). {error}"
         )
         error = lost.with_traceback(error.__traceback__)
-    code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
-    code = ExitCode.STORAGE if is_storage_error(error) else code  # a data set that cannot be read, a journal
-    code = ExitCode.CONFIG if code is ExitCode.USAGE else code
-    record: dict[str, Any] = {
-        "rank": stop.env.rank,
-        "node": stop.env.node,
-        "exit_code": int(code),
-        "type": type(error).__name__,
-        "message": str(error)[:4000],  # a refused resume names the flag that allows it at its end
-        "traceback": "".join(traceback.format_exception(error))[-8000:],
-        "time": time.time(),
-        "start": log_header(stop.attempt, stop.env.job_id, stop.env.restart_count),
-    }
+    record = record_of_error(stop, error)
     if is_out_of_memory(error):
         record |= {"cause": OUT_OF_MEMORY, "memory": getattr(error, "memory", {})}
     try:
@@ -203,4 +189,4 @@ def _fail(error: BaseException, stop: Stop) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(int(code))  # whatever happens: a full disk must not keep the allocation
+        os._exit(record["exit_code"])  # whatever happens: a full disk must not keep the allocation

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+import traceback
 from typing import Any
 
 from hpc_trainer.errors import (
     ConfigError,
     DivergedError,
     ExitCode,
+    HpcTrainerError,
     IncompatibleResumeError,
     PeerLostError,
     StuckError,
 )
 from hpc_trainer.runs.failure import read_failure
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.files import is_storage_error, write_json
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.state.journal import log_header
 from hpc_trainer.worker.conclude import Stop, conclude_failure
 
 _CAUSES = {
@@ -27,6 +31,30 @@ _CAUSES = {
     ConfigError.__name__: "invalid_config",
 }
 _CAUSES_BY_CODE = {int(ExitCode.NO_PROGRESS): "no_progress", int(ExitCode.STORAGE): "storage"}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """What a rank ends with after this error."""
+    code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
+    code = ExitCode.STORAGE if is_storage_error(error) else code  # a data set that cannot be read, a journal
+    return ExitCode.CONFIG if code is ExitCode.USAGE else code
+
+
+def record_of(stop: Stop, code: ExitCode, **fields: Any) -> dict[str, Any]:
+    """What the failure file has of this rank, with `type` and `message` among the fields."""
+    return {
+        "rank": stop.env.rank, "node": stop.env.node, "exit_code": int(code), "time": time.time(),
+        "start": log_header(stop.attempt, stop.env.job_id, stop.env.restart_count), **fields,
+    }  # fmt: skip
+
+
+def record_of_error(stop: Stop, error: BaseException) -> dict[str, Any]:
+    """The same of an exception."""
+    return record_of(
+        stop, exit_code_of(error), type=type(error).__name__,
+        message=str(error)[:4000],  # a refused resume names the flag that allows it at its end
+        traceback="".join(traceback.format_exception(error))[-8000:],
+    )  # fmt: skip
 
 
 def conclude_error(stop: Stop, record: dict[str, Any]) -> None:

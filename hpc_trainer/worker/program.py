@@ -12,20 +12,19 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError
-from hpc_trainer.runs.files import is_storage_error, write_json
+from hpc_trainer.errors import ExitCode, NoProgressError, PeerLostError
+from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
-from hpc_trainer.state.journal import Attempt, Journal, log_header, newest_chain, successor_jobs
+from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.conclude import Stop, conclude_start
-from hpc_trainer.worker.failure import conclude_error
+from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, words_of
 from hpc_trainer.worker.program_story import Story
@@ -43,12 +42,6 @@ _LAST_LINES, _LAST_BYTES = 25, 8_000
 _STOPS = (*STOP_SIGNALS, signal.SIGINT)
 _STARTS = "the program starts in "
 """How the line of the log begins before what the program prints."""
-
-
-class NoProgressError(HpcTrainerError):
-    """The program was started again and again, and got no further."""
-
-    exit_code = ExitCode.NO_PROGRESS
 
 
 class _PeerFailed(Exception):  # noqa: N818  (no error of this rank)
@@ -73,19 +66,13 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         return ExitCode.REQUEUED
     except _PeerFailed:
         print("another rank has failed: this one ends.")
-        lost = rank.record(ExitCode.FAILED, type=PeerLostError.__name__, message="another rank has failed")
+        lost = record_of(rank.as_stop, ExitCode.FAILED, type=PeerLostError.__name__, message="another rank has failed")
         conclude_error(rank.as_stop, lost)  # by the record of that one
         return ExitCode.FAILED
     except Exception as error:
         traceback.print_exc()
-        code = error.exit_code if isinstance(error, HpcTrainerError) else ExitCode.FAILED
-        code = ExitCode.STORAGE if is_storage_error(error) else code
-        code = ExitCode.CONFIG if code is ExitCode.USAGE else code
-        text = "".join(traceback.format_exception(error))[-_LAST_BYTES:]
-        conclude_error(
-            rank.as_stop, rank.record(code, type=type(error).__name__, message=str(error)[:4000], traceback=text)
-        )
-        return code
+        conclude_error(rank.as_stop, record_of_error(rank.as_stop, error))
+        return exit_code_of(error)
     finally:
         rank.end_program()
 
@@ -113,7 +100,7 @@ class _Rank:
         self._config, self._paths, self._env, self._stop, self._attempt = config, paths, env, stop, attempt
         self._story = Story(config, paths, env, attempt, stop) if env.rank == 0 else None
         self._program: Program | None = None
-        self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size) if env.world_size > 1 else _LOOK_S
+        self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
         self._late = LateStop(self.as_stop, lambda: self._step, leave=self.end_program)
 
@@ -201,18 +188,11 @@ class _Rank:
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         message = f"the program ended with {_told(code)}"
         print(f"{message}: {self._program.words if self._program else ''}", file=sys.stderr, flush=True)
-        record = self.record(
-            ExitCode.FAILED, type="ProgramError", message=message, cause="killed" if is_killed else "program",
-            output=output,
+        record = record_of(
+            self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
+            cause="killed" if is_killed else "program", output=output,
         )  # fmt: skip
         conclude_error(self.as_stop, record)
-
-    def record(self, exit_code: ExitCode, **fields: Any) -> dict[str, Any]:
-        """What the failure file has of this rank."""
-        return {
-            "rank": self._env.rank, "node": self._env.node, "exit_code": int(exit_code), "time": time.time(),
-            "start": log_header(self._attempt, self._env.job_id, self._env.restart_count), **fields,
-        }  # fmt: skip
 
     def end_program(self) -> None:
         """Leaves nothing of the program behind."""

@@ -6,10 +6,9 @@ import time
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.states import DONE
 from hpc_trainer.runs.told_metrics import NewLines, Told
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -64,7 +63,5 @@ class Story:
             "attempts": self._attempt + 1, "world_size": self._world_size, "cause": cause, "reason": None,
             "metrics": self._metrics,
         }  # fmt: skip
-        write_json(self._paths.result, result)
-        # DONE last: who sees it may count on the result.
-        write_json(self._paths.marker(DONE), {"time": time.time()})
+        write_result(self._paths, result)
         return cause

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
-from hpc_trainer.runs.states import DONE
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
 
 
@@ -63,9 +62,7 @@ class Reporter:
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """The run is done."""
-        write_json(self.paths.result, dict(result))
-        # DONE last: who sees it may count on the result.
-        write_json(self.paths.marker(DONE), {"time": time.time()})
+        write_result(self.paths, result)
 
     def close(self) -> None:
         """Writes what the tracker holds back."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.errors import CheckpointError, LoopError, UntrustedFileError
+from hpc_trainer.errors import CheckpointError, LoopError, NoProgressError, UntrustedFileError
 from hpc_trainer.runs.files import read_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import CANCEL, DONE
@@ -22,7 +22,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import NoProgressError, Outcome, RunContext
+from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import SupersededError

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.schema.train import CommandPer, TrainConfig
+from hpc_trainer.errors import NoProgressError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.worker import program
-from hpc_trainer.worker.program import ASKED, NoProgressError
+from hpc_trainer.worker.program import ASKED
 from hpc_trainer.worker.program_start import environment_of, words_of
 
 PLACE = ("node1", 4321)
