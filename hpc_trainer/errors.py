@@ -21,7 +21,8 @@
     │   └── StorageError             exit 74   the file system refused: full, over quota, broken
     ├── DataError                    exit 74   a data set is missing or unreadable
     ├── PeerLostError                exit 74   another rank, or its node, is gone
-    └── StuckError                   exit 74   a rank showed no sign of life
+    ├── StuckError                   exit 74   a rank showed no sign of life
+    └── NoProgressError              exit 76   started again and again without a new step
 
 Exit 74 may pass: a run comes back `cluster.max_failures` times after it.
 
