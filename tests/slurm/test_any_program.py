@@ -10,13 +10,11 @@ import pytest
 
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
+from tests.starting_points import PROGRAMS, STARTING_POINTS, take
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
-COMMANDS = {
-    "shell": ("count.sh", "./count.sh {params.steps}", ()),
-    "scikit-learn": ("fit_sklearn.py", "python fit_sklearn.py --alpha {params.alpha} --steps {params.steps}", ()),
-    "lightning": ("fit_lightning.py", "python fit_lightning.py {params.steps}", ()),
-    "torchrun": ("fit_ddp.py", "torchrun fit_ddp.py {params.steps}", ("train.command_per=node", "hardware=testbed_x4")),
+OTHERS = {
+    "shell": ("count.sh", "./count.sh {params.steps}"),
+    "scikit-learn": ("fit_sklearn.py", "python fit_sklearn.py --alpha {params.alpha} --steps {params.steps}"),
 }
 
 
@@ -25,21 +23,23 @@ def driver(slurm: SlurmCluster, tmp_path: Path) -> Driver:
     return Driver(slurm, tmp_path)
 
 
-_LONG = ("scikit-learn", "lightning")
-"""They begin in ten seconds; shell and torchrun take the same ways."""
+_SHORT = ("shell", "argparse_ddp")
+"""The rest begins in ten seconds, and takes the ways of these."""
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=pytest.mark.long if each in _LONG else ()) for each in COMMANDS]
+    "kind",
+    [pytest.param(each, marks=() if each in _SHORT else pytest.mark.long) for each in (*OTHERS, *STARTING_POINTS)],
 )
 def test_a_preempted_program_goes_on_from_its_own_checkpoint(driver: Driver, kind: str) -> None:
-    file, command, more = COMMANDS[kind]
-    shutil.copy(PROGRAMS / file, driver.folder)
     steps = 300
-    answer = driver.submit(
-        "--command", command, "hardware=testbed_x1", *more, f"params.steps={steps}", "params.alpha=0.01",
-        f"sweep_name={kind}", "hardware.partition=preempt", "monitor.heartbeat_every_s=0.1",
-    )  # fmt: skip
+    if kind in OTHERS:
+        file, command = OTHERS[kind]
+        shutil.copy(PROGRAMS / file, driver.folder)
+        words = ("--command", command, f"params.steps={steps}", "params.alpha=0.01", f"sweep_name={kind}")
+    else:
+        file, words = "after.py", take(kind, "after.py", driver.folder, steps)
+    answer = driver.submit("hardware=testbed_x1", *words, "hardware.partition=preempt", "monitor.heartbeat_every_s=0.1")
     job_id = f"{answer['arrays'][0]['job_id']}_0"
     # What stands here now is not what was submitted.
     (driver.folder / file).write_text("exit 1\n")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.starting_points import PROGRAMS, STARTING_POINTS, changed_lines, take
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 FAST = ("monitor.heartbeat_every_s=0",)
 
 
@@ -69,16 +70,34 @@ def test_a_failing_rank_ends_the_others_and_is_told_with_its_last_lines(local: L
 
 
 def test_ranks_know_their_place_and_torchrun_starts_its_own(local: LocalDriver) -> None:
-    _take(local, "fit_ddp.py")
-    steps = ("params.steps=20", "hardware=cpu_x2", *FAST)
-    ranks = local.train("--command", "python fit_ddp.py {params.steps}", "sweep_name=ranks", *steps)
+    words = take("argparse_ddp", "after.py", local.folder, 20)
+    command = words[words.index("--command") + 1]
+    ranks = local.train(
+        "--command", command.replace("torchrun", "python"), *words[2:4], "sweep_name=ranks", "hardware=cpu_x2", *FAST
+    )
     node = local.train(
-        "--command", "torchrun fit_ddp.py {params.steps}", "sweep_name=node", "train.command_per=node", *steps
+        "--command", command, *words[2:4], "sweep_name=node", "train.command_per=node", "hardware=cpu_x2", *FAST
     )
     assert (ranks["state"], node["state"]) == ("COMPLETED", "COMPLETED")
     assert ranks["metrics"] == node["metrics"]
     logs = "".join(each.read_text() for each in (local.run_folder("node") / "logs").glob("*.log"))
     assert {f"rank {rank} of 2" in logs for rank in (0, 1)} == {True}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each == "plain" else pytest.mark.long) for each in STARTING_POINTS]
+)
+def test_a_program_runs_as_it_is(local: LocalDriver, kind: str) -> None:
+    words = [word for word in take(kind, "before.py", local.folder, 20) if not word.startswith("hardware=")]
+    done = local.train(*words, "hardware=cpu_x2" if kind == "argparse_ddp" else "hardware=cpu_x1", *FAST)
+    assert done["state"] == "COMPLETED"
+    assert any((local.run_folder(kind) / "own_checkpoints").iterdir()), "it saved nothing"
+
+
+def test_the_page_says_how_many_lines_change() -> None:
+    page = (PROGRAMS.parents[1] / "docs" / "any_program.md").read_text()
+    for name, point in STARTING_POINTS.items():
+        assert f"| {point.title} | 0 | {changed_lines(name)} |" in page
 
 
 def test_nothing_of_a_cancelled_program_is_left(local: LocalDriver) -> None:
