@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.cli.common import print_json
-from hpc_trainer.cli.given import Given, only_point
+from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import retry, submit_grid
 from hpc_trainer.operate.certify.run import Certificate, Trial, certify
@@ -106,7 +107,7 @@ def _trials(
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
         grid = here.freeze(
             *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
-            "monitor.log_every_steps=1", "tracker=none",
+            "monitor.log_every_steps=1", *at_defaults("tracker", TrackerConfig()),
             f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",
         )  # fmt: skip
         start = partial(submit_grid, grid, command_line=sys.argv)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.cli.common import print_json, print_next, print_table, say
-from hpc_trainer.cli.given import Given, only_point
+from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import stop_queues
-from hpc_trainer.config.compose.composer import override_value
 from hpc_trainer.config.lr_scaling import lr_factor
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
+from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.grids import submit_grid
 from hpc_trainer.operate.find_lr.curve import Curve
@@ -68,8 +67,9 @@ def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
     try:
         grid = here.freeze(
             f"train.num_steps={plan.num_steps}", "train.eval_every_steps=0",
-            "schedule=constant", *_at_defaults("schedule", ScheduleConfig()), "tracker=none",
-            *_at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
+            "schedule=constant", *at_defaults("schedule", ScheduleConfig()),
+            *at_defaults("tracker", TrackerConfig()),
+            *at_defaults("train.early_stop", EarlyStopConfig()), "checkpoint.resume_from=null",
             "checkpoint.keep_best=null", "checkpoint.best_mode=auto", "sweep_name=find-lr",
             f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{plan.to_text()}'",
         )  # fmt: skip
@@ -81,13 +81,6 @@ def _test(here: Given, plan: LrRange, timeout_s: float) -> Curve:
     finally:
         stop_queues(job_ids)  # after Ctrl-C, or when the time is over: nothing is left at work
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _at_defaults(section: str, fresh: ScheduleConfig | EarlyStopConfig) -> Iterator[str]:
-    """What the configuration chose for it would have no effect on the test, and be refused."""
-    for each in dataclasses.fields(fresh):
-        value = getattr(fresh, each.name)
-        yield f"{section}.{each.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"
 
 
 def _optim_lr(curve: Curve, spec: RunSpec) -> float | None:

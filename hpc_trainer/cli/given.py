@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,3 +61,16 @@ def only_point(grid: Grid, takes: str, use: str) -> RunSpec:
     if len(grid.specs) != 1:
         raise ConfigError(f"{takes} one configuration, and this is a grid of {len(grid.specs)}. {use}")
     return grid.specs[0]
+
+
+def at_defaults(section: str, fresh: Any) -> Iterator[str]:
+    """Overrides for a section that a verb has no use for: what was chosen there would have no effect, and be refused.
+
+    Args:
+        fresh: the section's dataclass, with nothing set.
+    """
+    from hpc_trainer.config.compose.composer import override_value
+
+    for each in dataclasses.fields(fresh):
+        value = getattr(fresh, each.name)
+        yield f"{section}.{each.name}={override_value(value.name if isinstance(value, enum.Enum) else value)}"

@@ -337,6 +337,20 @@ def report(
     run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, as_json=as_json)
 
 
+@app.command()
+def sync(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to sync.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="wandb or mlflow; else the tracker of each run.")] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Send W&B or MLflow what runs have logged; from a login node, as often as you like."""
+    from hpc_trainer.cli.sync_verb import run_sync
+
+    run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)
+
+
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpc_trainer.config.lr_scaling import scaling_line
 from hpc_trainer.config.memory_bound import memory_line
+from hpc_trainer.config.schema.tracker import TrackerName
+from hpc_trainer.config.trackers import missing_package
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
 from hpc_trainer.launch.freeze import Grid
@@ -20,6 +23,7 @@ from hpc_trainer.slurm.preemption import OFF
 
 _MOST_LRS = 8
 _MOST_MODELS = 4
+_MOST_TRACKERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ def build_plan(
             *_grace_notes(arrays, known, limits),
             *_first_few((scaling_line(spec.config) for spec in grid.specs), _MOST_LRS, "learning rates are scaled"),
             *_first_few(too_large, _MOST_MODELS, "models do not fit"),
+            *_first_few((_tracker_line(spec.config) for spec in grid.specs), _MOST_TRACKERS, "trackers"),
         ),
         exit_codes=exit_codes,
         known=known,
@@ -225,6 +230,16 @@ def _first_few(lines: Iterable[str | None], most: int, what: str) -> list[str]:
     found = list(dict.fromkeys(line for line in lines if line is not None))
     more = [f"{len(found) - most} more {what}."] if len(found) > most else []
     return [*found[:most], *more]
+
+
+def _tracker_line(config: Mapping[str, Any]) -> str | None:
+    """The package that a tracker lacks here. Of another Python on the nodes (cluster.python) nobody knows here."""
+    name = TrackerName(config.get("tracker", {}).get("name", TrackerName.none))
+    missing = None if config["cluster"].get("python") and not name.is_synced else missing_package(name)
+    if missing is None:
+        return None
+    what = "hpc-trainer sync needs it here" if name.is_synced else "without it the runs write no event files"
+    return f"{missing}; {what}. Training goes on without."
 
 
 def _taken_codes_note(exit_codes: Sequence[tuple[int, int]]) -> Iterator[str]:

@@ -6,13 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpc_trainer.config.trackers import PASSED_OVER
 from hpc_trainer.runs.spec import RunSpec
 
-# Where and how loudly a run works tells no two runs apart.
-_PASSED_OVER = frozenset((
-    "experiment_name", "sweep_name", "cluster", "monitor", "tracker", "local", "paths", "snapshot", "sweep", "budget",
-    "trust",
-))  # fmt: skip
 _MOST_KEYS = 8
 
 
@@ -48,7 +44,7 @@ def _named(specs: Sequence[RunSpec]) -> list[str]:
     words = [dict.fromkeys(spec.overrides) for spec in specs]
     counts = Counter(word for each in words for word in each)
     keys = dict.fromkeys(word.split("=")[0].lstrip("+~") for word, count in counts.items() if count < len(specs))
-    return [key for key in keys if key.split(".")[0] not in _PASSED_OVER]
+    return [key for key in keys if key.split(".")[0] not in PASSED_OVER]
 
 
 def _words_as_typed(axis: str, specs: Sequence[RunSpec]) -> dict[str, str]:
@@ -77,7 +73,7 @@ def _configured(spec: RunSpec, key: str) -> Any:
 
 def _differing(specs: Sequence[RunSpec]) -> list[str]:
     """Keys in which these configurations differ; of a section that has another name that alone."""
-    runs = [dict(leaves(spec.config, without=_PASSED_OVER)) for spec in specs]
+    runs = [dict(leaves(spec.config, without=PASSED_OVER)) for spec in specs]
     keys = [key for key in dict.fromkeys(key for each in runs for key in each) if _differs(key, runs)]
     renamed = {key.removesuffix(".name") for key in keys if key.count(".") == 1 and key.endswith(".name")}
     keys = list(dict.fromkeys(key.split(".")[0] if key.split(".")[0] in renamed else key for key in keys))

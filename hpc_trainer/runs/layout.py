@@ -75,6 +75,12 @@ class RunPaths:
     """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
     lr_range = _Named("lr_range.svg")
     """The plot of `hpc-trainer find-lr` for this configuration; the command replaces."""
+    tracker = _Named("tracker.json")
+    """What of this run W&B and MLflow have; `hpc-trainer sync` replaces."""
+    wandb = _Named("wandb")
+    """Folders for `wandb sync`, each with steps of its own; `hpc-trainer sync` adds one."""
+    wandb_work = _Named("wandb.part")
+    """What `hpc-trainer sync` is writing for W&B."""
     requeue_token = _Named("requeue.json")
     """Which incarnation asked for a requeue, so that none asks twice; rank 0 replaces."""
 
@@ -148,6 +154,8 @@ class SweepPaths:
     """How jobs ended of which only Slurm's accounting knows, which forgets; who learns of one appends."""
     lock = _Named("submit.lock")
     """Held by the one `submit` at work."""
+    sync_lock = _Named("sync.lock")
+    """Held by the one `sync` at work."""
     scripts = _Named("slurm")
     """Batch scripts that submitit rendered, and what Slurm's batch shell printed."""
     local_logs = _Named("local")

@@ -1,10 +1,16 @@
-"""Where else metrics go. Imported late: a tracker's package is heavy, and only rank 0 needs it."""
+"""Event files beside metrics.jsonl. Imported late: the package is heavy, and only rank 0 needs it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hpc_trainer.config.schema.tracker import TrackerConfig, TrackerName
+from hpc_trainer.config.load import to_plain
+from hpc_trainer.config.resume_contract import flatten
+from hpc_trainer.config.schema.tracker import TrackerName
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.trackers import hyperparameters, missing_package
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.telemetry.reporter import NoTracker, Tracker
 
@@ -12,14 +18,14 @@ from hpc_trainer.training.telemetry.reporter import NoTracker, Tracker
 class TensorBoardTracker:
     """Event files in `folder`; steps after `first_step` of earlier attempts are superseded (purge_step)."""
 
-    def __init__(self, folder: Path, first_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "tracker=tensorboard needs a package: pip install 'hpc_trainer[tensorboard]', or tracker=none."
-            ) from error
+    def __init__(self, folder: Path, first_step: int, hparams: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams as summaries
+
         self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
+        shown = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()}
+        for summary in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
+            self._writer.file_writer.add_summary(summary)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Adds one scalar a value."""
@@ -31,12 +37,15 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-def build_tracker(config: TrackerConfig, folder: Path, first_step: int) -> Tracker:
-    """The tracker that `tracker=` chose. Call it on rank 0 only.
+def build_tracker(config: TrainConfig, folder: Path, first_step: int) -> Tracker:
+    """The tracker that `tracker=` chose, of those that a run writes itself. Call it on rank 0 only.
 
     Raises:
         ConfigError: its package is not installed.
     """
-    if config.name is TrackerName.tensorboard:
-        return TensorBoardTracker(folder, first_step)
-    return NoTracker()
+    if config.tracker.name is not TrackerName.tensorboard:
+        return NoTracker()
+    missing = missing_package(config.tracker.name)
+    if missing is not None:
+        raise ConfigError(f"{missing}, or tracker=none.")
+    return TensorBoardTracker(folder, first_step, flatten(hyperparameters(to_plain(config))))

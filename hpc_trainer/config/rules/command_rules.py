@@ -74,6 +74,7 @@ def unread_overrides(config: TrainConfig, overrides: Iterable[str]) -> Iterator[
         key = line.lstrip("+~").partition("=")[0].partition("@")[0]
         head = key.replace("/", ".").partition(".")[0]
         is_read = any(name == key or name.startswith(f"{key}.") for name in read)
+        is_read = is_read or (head == "tracker" and config.tracker.name.is_synced)
         if head in _OF_EVERY_RUN or key in _KEYS or is_read or ("." not in key and head not in _SECTIONS):
             continue
         yield (

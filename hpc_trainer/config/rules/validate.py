@@ -34,6 +34,7 @@ from hpc_trainer.config.schema.data import (
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
+from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems
 from hpc_trainer.errors import ConfigError
@@ -119,6 +120,17 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from effect_problems(config)
 
 
+def _tracker(tracker: TrackerConfig) -> Iterator[str]:
+    if "@" in (tracker.uri or "").partition("://")[2].partition("/")[0]:
+        yield (
+            "tracker.uri must hold no user and password: it stands in files that others may read. Set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where you run hpc-trainer sync."
+        )
+    for key in ("project", "entity", "uri"):
+        if words.has_control(getattr(tracker, key) or ""):
+            yield f"tracker.{key}={getattr(tracker, key)!r} must hold no control characters."
+
+
 def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
     if config.monitor.watchdog_s:
@@ -126,6 +138,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from _home("paths.runs_dir", config.paths.runs_dir)
+    yield from _tracker(config.tracker)
     for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
         if words.has_control(text):  # it is printed
             yield f"{key}={text!r} must be one line without control characters. Use {words.plain(text) or 'mine'}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +13,8 @@ from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
+
+_LOG = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -50,13 +54,19 @@ class Reporter:
         """Training goes on from this step: metrics of later ones are gone."""
         self._metrics.rewind(step)
         self.close()
-        self._tracker = self.make_tracker(step)
+        try:
+            self._tracker = self.make_tracker(step)
+        except Exception as error:
+            self._give_up(error)
 
     def log(self, step: int, numbers: dict[str, float], *, sync: bool) -> None:
         """A line of metrics.jsonl, one of the log, and a sign of life. `sync`: on the disk when this returns."""
         self.signs.show(numbers)
         self._metrics.append(step, {**numbers, "time": time.time()}, sync=sync)
-        self._tracker.log(step, numbers)
+        try:
+            self._tracker.log(step, numbers)
+        except Exception as error:
+            self._give_up(error)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
         print(f"step {step}/{self.signs.num_steps}  {shown}", flush=True)
 
@@ -67,4 +77,14 @@ class Reporter:
     def close(self) -> None:
         """Writes what the tracker holds back."""
         tracker, self._tracker = self._tracker, NoTracker()
-        tracker.close()
+        try:
+            tracker.close()
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Says once that the tracker is gone. A full disk or a lost package there is no reason to lose a training."""
+        tracker, self._tracker = self._tracker, NoTracker()
+        with contextlib.suppress(Exception):
+            tracker.close()
+        _LOG.warning("WARNING: the tracker gets no more of this attempt, metrics.jsonl goes on: %s", error)

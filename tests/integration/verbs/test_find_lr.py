@@ -10,7 +10,8 @@ import pytest
 
 from tests.integration.conftest import LocalDriver
 
-WORDS = ("experiment=digits", "model=mlp", "hardware=cpu_x2", "optim.lr_scaling=linear", "optim.lr_base_batch=32")
+WORDS = ("experiment=digits", "model=mlp", "hardware=cpu_x2", "optim.lr_scaling=linear", "optim.lr_base_batch=32",
+         "tracker=wandb", "tracker.project=mine")  # fmt: skip
 
 
 @pytest.mark.dist

@@ -115,6 +115,7 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
         ("./tran", [], "runs ./tran, and .* has no such file"),
         ("python train.py", ["optim.lr=1e-3"], "optim.lr=0.001 has no effect|optim.lr=1e-3 has no effect"),
         ("python train.py", ["model=gpt"], "model=gpt has no effect"),
+        ("python train.py", ["tracker=tensorboard"], "tracker=tensorboard has no effect"),
         ("python train.py", ["train.main=my.main"], "two programs for one run"),
         ("python train.py", ["train.command_dir=/no/such"], "train.command_dir=/no/such must be a folder"),
     ],
@@ -122,6 +123,11 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
 def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         _freeze(command, *words)
+
+
+def test_metrics_that_a_program_tells_may_go_to_a_tracker() -> None:
+    (spec,) = _freeze("python train.py", "tracker=wandb", "tracker.project=mine").specs
+    assert spec.config["tracker"]["project"] == "mine"
 
 
 def test_an_override_that_the_command_reads_is_welcome() -> None:

@@ -98,6 +98,20 @@ def test_models_that_cannot_fit_are_noted_each_once_and_a_few_of_them(tmp_path: 
     assert make_plan(tmp_path, [small]).notes == ()
 
 
+def test_a_package_that_a_tracker_lacks_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(*words: str) -> tuple[str, ...]:
+        return make_plan(tmp_path, make_specs(2, *SLURM, *words)).notes
+
+    assert notes("tracker=wandb") == notes("tracker=mlflow") == notes("tracker=tensorboard") == ()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (wandb,), (tensorboard,) = notes("tracker=wandb"), notes("tracker=tensorboard")
+    assert "pip install 'hpc_trainer[wandb]'; hpc-trainer sync needs it here" in wandb
+    assert "pip install 'hpc_trainer[tensorboard]'" in tensorboard
+    assert notes() == ()
+    assert notes("tracker=tensorboard", "cluster.python=/env/bin/python") == (), "nobody knows what that one has"
+    assert notes("tracker=mlflow", "cluster.python=/env/bin/python") != ()
+
+
 def _planned(
     *, stop_s: float, mode: str = "REQUEUE", grace_s: int = 20, taken: frozenset[int] = frozenset()
 ) -> SweepPlan:

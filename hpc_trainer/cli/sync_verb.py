@@ -1,0 +1,53 @@
+"""`hpc-trainer sync`: what runs have logged, to W&B and MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from hpc_trainer.cli.common import print_json, print_table, resolve_runs_dir, say, warn
+from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.config.schema.tracker import TrackerName
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.find import select
+from hpc_trainer.operate.sync.sync import sync_runs
+from hpc_trainer.runs.modes import set_umask
+
+
+def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: str | None, as_json: bool) -> None:
+    """Tells trackers what is new. Exits 1 if one did not take a run.
+
+    Raises:
+        ConfigError: `to` is no tracker that is synced.
+    """
+    if to is not None and to not in (each.value for each in TrackerName if each.is_synced):
+        raise ConfigError(f"--to {to}: it is wandb or mlflow.")
+    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
+    set_umask(status.sweep.is_group_readable)
+    result = sync_runs(status, run_ids, None if to is None else TrackerName(to))
+    warn(status)
+    if as_json:
+        print_json({
+            "sweep": status.sweep.name,
+            "runs": [{**dataclasses.asdict(each), "state": each.state.value} for each in result.synced],
+            "failed": result.failed,
+            "not_begun": result.num_not_begun,
+        })  # fmt: skip
+    else:
+        print_table(
+            ["RUN", "STATE", "STEP", "NEW", "WHERE"],
+            [
+                [each.run_id, each.state, "-" if each.step is None else str(each.step), str(each.num_new), each.where]
+                for each in result.synced
+            ],
+        )
+        if result.num_not_begun:
+            say(f"{result.num_not_begun} more have not begun.")
+        for run_id, message in result.failed.items():
+            say(as_typed(f"{run_id}: {message}"))
+        if result.failed:
+            rest = " The rest was not tried." if result.has_given_up else ""
+            say(f"{len(result.failed)} could not be synced.{rest} The same command goes on from there.")
+    if result.failed:
+        sys.exit(1)

@@ -1,0 +1,92 @@
+"""To W&B: at once, or, with WANDB_MODE=offline, as folders for `wandb sync`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.sync.logged import Done, Logged
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.states import RunState
+
+_ENDED_BADLY = (RunState.FAILED, RunState.OUT_OF_MEMORY, RunState.TIMEOUT, RunState.NODE_FAIL, RunState.CANCELLED)
+_WHOLE = "whole.json"
+# Nothing of this machine, and nothing of this process: what trained was another one.
+_SETTINGS = {
+    "console": "off", "silent": True, "disable_git": True, "disable_code": True, "program": "hpc-trainer",
+    "x_disable_meta": True, "x_disable_stats": True, "x_disable_machine_info": True, "x_save_requirements": False,
+}  # fmt: skip
+
+
+class ToWandb:
+    """One W&B run for each run.
+
+    W&B adds what is sent to what it has, also if it has it already. So at once only what comes after the last step
+    that its server tells is sent; and a folder for `wandb sync` holds only steps of no folder before it.
+    """
+
+    def __init__(self, config: TrackerConfig) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_SILENT", "true")
+        self._wandb: Any = importlib.import_module("wandb")
+        settings = self._wandb.setup().settings
+        self.is_offline = settings.mode in ("offline", "dryrun")
+        if not self.is_offline and not self._wandb.login(prompt=False, verify=False):
+            self.close()
+            raise ConfigError(
+                f"W&B has no API key for {settings.base_url} here. Run: wandb login. Without the internet: "
+                "WANDB_MODE=offline hpc-trainer sync"
+            )
+        self._config = config
+        self.where = f"{'offline' if self.is_offline else settings.base_url}:{config.entity or ''}"
+
+    def send(self, logged: Logged, sent: int | None) -> Done:
+        """Adds the steps after the last one that is there."""
+        work = logged.paths.wandb_work
+        self.settle(logged, sent)
+        shutil.rmtree(work, ignore_errors=True)  # of a sync that was killed
+        make_folder(work)
+        run = self._wandb.init(
+            entity=self._config.entity, project=self._config.project or logged.sweep, group=logged.sweep,
+            id=logged.key, name=logged.paths.run_id, config={**logged.config, "hpc_trainer": dict(logged.tags)},
+            resume="allow", reinit="create_new", dir=str(work), settings=self._wandb.Settings(**_SETTINGS),
+        )  # fmt: skip
+        first = (-1 if sent is None else sent) + 1 if self.is_offline else run.starting_step
+        new = [each for each in logged.steps if each.step >= first]
+        for each in new:
+            run.log({**each.values, "_timestamp": each.time}, step=each.step)
+        run.summary["state"] = logged.state.value
+        folder, url = Path(run.settings.sync_dir), run.url
+        run.finish(exit_code=int(logged.state in _ENDED_BADLY))
+        if self.is_offline:
+            write_json(work / _WHOLE, {"step": logged.last_step})
+            return Done(len(new), str(logged.paths.wandb / folder.name))
+        shutil.rmtree(work, ignore_errors=True)
+        # What the server lacked of them it has now; `wandb sync` would add it once more.
+        shutil.rmtree(logged.paths.wandb, ignore_errors=True)
+        return Done(len(new), url)
+
+    def settle(self, logged: Logged, sent: int | None) -> None:
+        """Gives a whole folder its place, once its steps are remembered as sent: a kill in between loses none."""
+        work, place = logged.paths.wandb_work, logged.paths.wandb
+        whole = read_json(work / _WHOLE)
+        if whole is None or sent is None or (whole["step"] or 0) > sent:
+            return
+        make_folder(place)
+        for folder in (work / "wandb").glob("offline-run-*"):
+            name = folder.name
+            while (place / name).exists():  # of two syncs in one second
+                name += "-next"
+            folder.rename(place / name)
+        shutil.rmtree(work, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends W&B's own process."""
+        self._wandb.teardown()
