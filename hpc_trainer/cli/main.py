@@ -61,6 +61,7 @@ Command = Annotated[
     str | None,
     typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
 ]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folders are set aside.")]
 Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
@@ -74,7 +75,7 @@ SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to l
 def train(
     overrides: Overrides = None,
     command: Command = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folder is set aside.")] = False,
+    fresh: Fresh = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -94,6 +95,7 @@ def plan(
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
     ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Plan all runs, as if there were none.")] = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -102,7 +104,7 @@ def plan(
     from hpc_trainer.cli.grid_verbs import run_plan
 
     given = Given.of_grid(overrides, command, config_dir, trust)
-    run_plan(given, script=script, memory=memory, retry_failed=retry_failed, as_json=as_json)
+    run_plan(given, script=script, memory=memory, retry_failed=retry_failed, fresh=fresh, as_json=as_json)
 
 
 @app.command()
@@ -112,6 +114,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
+    fresh: Fresh = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -121,9 +124,9 @@ def submit(
 
     given = Given.of_grid(overrides, command, config_dir, trust)
     if dry_run:
-        run_plan(given, retry_failed=retry_failed, as_json=as_json)
+        run_plan(given, retry_failed=retry_failed, fresh=fresh, as_json=as_json)
     else:
-        run_submit(given, wait=wait, retry_failed=retry_failed, as_json=as_json)
+        run_submit(given, wait=wait, retry_failed=retry_failed, fresh=fresh, as_json=as_json)
 
 
 @app.command()
