@@ -47,6 +47,7 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
         "gpu_hours_max": plan.gpu_hours_max,
         "limits": list(plan.binding),
         "changed_code": _changed_json(plan),
+        "shorter_twins": _twins_json(plan),
         "left_out": list(plan.left_out),
         "notes": list(plan.notes),
         "problems": list(plan.problems),
@@ -67,9 +68,14 @@ def submit_json(done: Submitted) -> dict[str, Any]:
         "top_up_job": outcome.top_up,
         "limits": list(plan.binding),
         "changed_code": _changed_json(plan),
+        "shorter_twins": _twins_json(plan),
         "left_out": list(plan.left_out),
         "notes": [*plan.notes, *outcome.notes],
     }
+
+
+def _twins_json(plan: SweepPlan) -> list[dict[str, Any]]:
+    return [{"run_id": each.run_id, "twin": each.twin, "step": each.step, "why": each.why} for each in plan.twins]
 
 
 def _changed_json(plan: SweepPlan) -> list[dict[str, Any]]:
@@ -127,8 +133,26 @@ def say_changed(plan: SweepPlan) -> None:
     more = f" and {len(files) - _CHANGED_SHOWN} more" if len(files) > _CHANGED_SHOWN else ""
     stay = sum(each.num_runs for each in plan.changed)
     say(f"Changed since {stay} of these runs were submitted: {shown}{more}. They stay as they are.")
-    verb = "train" if sys.argv[1:2] == ["train"] else "submit"
-    print(as_typed(f"To run them anew: hpc-trainer {verb} --fresh {_words()}"))
+    print(as_typed(f"To run them anew: hpc-trainer {_verb()} --fresh {_words()}"))
+
+
+def _verb() -> str:
+    return "train" if sys.argv[1:2] == ["train"] else "submit"
+
+
+def say_twins(plan: SweepPlan) -> None:
+    """Which runs have done fewer steps already, and how to go on from there."""
+    there = [each for each in plan.twins if each.is_extended]
+    can = [each for each in plan.twins if each.step is not None]
+    cannot = [each for each in plan.twins if each.why is not None]
+    for twins, told in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
+        if twins:
+            step = f", step {twins[0].step}" if twins[0].step is not None else ""
+            say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}); the plan begins them at step 0.")
+            print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {_words()}"))
+    if cannot:
+        first = cannot[0]
+        say(f"{len(cannot)} of these runs cannot go on where shorter twins ended ({first.twin}): {first.why}.")
 
 
 def _counts(plan: SweepPlan) -> str:
@@ -147,6 +171,7 @@ def _say_limits(plan: SweepPlan) -> None:
 def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     grid = plan.grid
     say_changed(plan)
+    say_twins(plan)
     for line in dict.fromkeys((*plan.notes, *more)):
         say(f"Note: {line}")
     if plan.left_out:

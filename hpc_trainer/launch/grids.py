@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
+from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
 from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
@@ -278,7 +279,8 @@ def _checked(
                 raise
             notes.append(f"sbatch was not asked: {error}")
     changed, unknown = _changes(grid, plan, specs, code)
-    return dataclasses.replace(plan, notes=(*plan.notes, *notes, *unknown), changed=changed), code
+    twins = tuple(find_twins(grid.sweep, specs, known.specs)) if known.specs else ()
+    return dataclasses.replace(plan, notes=(*plan.notes, *notes, *unknown), changed=changed, twins=twins), code
 
 
 def _changes(

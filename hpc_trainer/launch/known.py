@@ -56,6 +56,7 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
             ),
             *successors,
         ),
+        specs=status.specs,
         codes=_codes(status),
         stop_s=_slowest_stops(status),
         shapes=frozenset(
