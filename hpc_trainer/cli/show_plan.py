@@ -148,7 +148,7 @@ def say_twins(plan: SweepPlan) -> None:
     for twins, told in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
         if twins:
             step = f", step {twins[0].step}" if twins[0].step is not None else ""
-            say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}); the plan begins them at step 0.")
+            say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}), and begin at step 0.")
             print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {_words()}"))
     if cannot:
         first = cannot[0]

@@ -49,11 +49,13 @@ def find_twins(sweep: SweepPaths, wanted: Iterable[RunSpec], known: Mapping[str,
     Args:
         known: every run of the sweep, by its id. Their configurations are not read: their digests tell.
     """
+    new = [spec for spec in wanted if spec.run_id not in known]
+    if not new:
+        return []
     by_label: dict[str, list[RunSpec]] = {}
     for spec in known.values():
         by_label.setdefault(spec.run_id[:-_DIGITS], []).append(spec)
     finder = _Finder(sweep)
-    new = [spec for spec in wanted if spec.run_id not in known]
     twins = (finder.find(spec, by_label.get(spec.run_id[:-_DIGITS], ())) for spec in new)
     return [twin for twin in twins if twin is not None]
 
@@ -85,20 +87,17 @@ def extend_grid(grid: Grid) -> Grid:
             f"no run of this grid is new and has a twin in the sweep {grid.sweep.name} that is done, of fewer "
             "train.num_steps and else the same. Leave out --extend."
         )
-    return dataclasses.replace(
-        grid,
-        specs=tuple(
-            _extended(spec, str(twins[spec.run_id].origin)) if spec.run_id in twins else spec for spec in grid.specs
-        ),
-    )
+    memo = Memo()
+    specs = [_extended(spec, twins[spec.run_id], memo) if spec.run_id in twins else spec for spec in grid.specs]
+    return dataclasses.replace(grid, specs=tuple(specs))
 
 
-def _extended(spec: RunSpec, origin: str) -> RunSpec:
-    config = {**spec.config, "checkpoint": {**spec.config["checkpoint"], "resume_from": origin}}
-    digest = config_digest(config)
+def _extended(spec: RunSpec, twin: Twin, memo: Memo) -> RunSpec:
+    config = {**spec.config, "checkpoint": {**spec.config["checkpoint"], "resume_from": twin.origin}}
+    digest = config_digest(config, memo)
     return dataclasses.replace(
         spec, run_id=f"{spec.run_id[:-_DIGITS]}{digest[:_DIGITS]}", digest=digest, config=config,
-        overrides=(*spec.overrides, f"{_ORIGIN}{origin}"),
+        overrides=(*spec.overrides, f"{_ORIGIN}{twin.origin}"),
     )  # fmt: skip
 
 

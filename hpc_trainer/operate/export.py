@@ -174,28 +174,37 @@ def _ask(**asked: Any) -> dict[str, Any]:
     raise kind(told["message"])
 
 
-def _snippet(title: str, config: TrainConfig, file: str, facts: Mapping[str, Any] | None) -> str:
-    """Python that loads the file into the model, or, of a loop of a person's own, into a dictionary."""
+def _snippet(title: str, config: TrainConfig, file: str, facts: Any) -> str:
+    """Python that loads the file into the model; into a dictionary, where nobody knows how the model is built.
+
+    Args:
+        facts: what the checkpoint says of the data set.
+    """
     reader, read = "from safetensors.torch import load_file", f'load_file(here / "{file}")'
     if file.endswith(".pt"):
         reader, read = "import torch", f'torch.load(here / "{file}", weights_only=True)'
-    if config.train.main is not None or not facts:
+    if (
+        config.train.main is not None
+        or not isinstance(facts, dict)
+        or not {"input_shape", "num_classes"} <= facts.keys()
+    ):
         return (
             f'"""{title}."""\n\nfrom pathlib import Path\n\n{reader}\n\nhere = Path(__file__).parent\n'
-            f"weights = {read}\n# Build your model as {config.train.main or 'your loop'} does, then: "
+            f"weights = {read}\n# Build the model as {config.train.main or 'the run'} does, then: "
             "model.load_state_dict(weights)\n"
         )
     module, _, name = config.model._target_.rpartition(".")
-    kind = type(config.model)
+    model = config.model
+    kind = type(model)
     shape = f"input_shape={tuple(facts['input_shape'])}, num_classes={facts['num_classes']}"
     imports = [reader, f"from {module} import {name}"]
-    if kind is CustomModelConfig:
+    if isinstance(model, CustomModelConfig):
         where = f"\n\nRun it where {module.partition('.')[0]} can be imported."
-        built = f"{name}({shape}, **{config.model.kwargs!r})"
+        built = f"{name}({shape}, **{model.kwargs!r})"
     else:
         where, given = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
         imports.append(f"from {kind.__module__} import {kind.__name__}")
-        listed = ", ".join(f"{key}={getattr(config.model, key)!r}" for key in given)
+        listed = ", ".join(f"{key}={getattr(model, key)!r}" for key in given)
         built = f"{name}({kind.__name__}({listed}), {shape})"
     return (
         f'"""{title}.{where}"""\n\nfrom pathlib import Path\n\n' + "\n".join(sorted(imports)) + "\n\n"

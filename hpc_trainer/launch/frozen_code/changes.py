@@ -71,22 +71,23 @@ def _changed(was: Mapping[str, Any], now: Snapshot) -> Iterator[str]:
     for root in was["roots"]:
         shared = (each for each in now.manifest["roots"] if each["packages"].keys() & root["packages"].keys())
         here = next(shared, None)
-        prefix = f"{root['name']}/"
-        for name, entry in was["files"].items() if here is not None else ():
-            below = name.removeprefix(prefix)
-            if (
-                name != below
-                and files.get(f"{here['name']}/{below}") != entry
-                and not _is_left_out(Path(here["source"], below), entry, is_frozen=f"{here['name']}/{below}" in files)
-            ):
+        if here is None:
+            continue
+        for name, entry in was["files"].items():
+            top, _, below = name.partition("/")
+            if top != root["name"]:
+                continue
+            found = files.get(f"{here['name']}/{below}")
+            is_same = found == entry if found is not None else _stands_there(Path(here["source"], below), entry)
+            if not is_same:
                 yield name
 
 
-def _is_left_out(path: Path, entry: list[str], *, is_frozen: bool) -> bool:
-    """True of a file that stands there as it was and is no longer frozen: `snapshot.exclude` is another one."""
+def _stands_there(path: Path, entry: list[str]) -> bool:
+    """True of a file that is as it was and no longer frozen: `snapshot.exclude` is another one."""
     mode, sha256 = entry
     try:
-        read = None if is_frozen or mode == LINK else read_file(path)
+        read = None if mode == LINK else read_file(path)
     except ConfigError:
         return False
     return read is not None and hashlib.sha256(read[1]).hexdigest() == sha256

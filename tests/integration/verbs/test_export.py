@@ -160,11 +160,18 @@ def test_a_loop_of_a_persons_own(local: LocalDriver) -> None:
 CLASS = """
 import torch
 
-class Net(torch.nn.Sequential):
+class Net(torch.nn.Module):
     def __init__(self, input_shape, num_classes, width):
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes))
-        self[2].weight = torch.nn.Parameter(self[2].weight)
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes)
+        )
+        self.first = self.body[1]  # two names for one memory
 
+    def forward(self, inputs):
+        return self.body(inputs)
+
+class Talkative(Net):
     def get_extra_state(self):
         return {"words": ["a", "b"]}
 
@@ -173,15 +180,18 @@ class Net(torch.nn.Sequential):
 """
 
 
-def test_a_class_of_a_persons_own(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "to"), [("Net", "safetensors"), ("Talkative", "torch")])
+def test_a_class_of_a_persons_own(local: LocalDriver, name: str, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (local.folder / "my_net.py").write_text(CLASS)
-    words = ("--trust", "my_net", "model=custom", "model._target_=my_net.Net", "+model.kwargs.width=5")
+    words = ("--trust", "my_net", "model=custom", f"model._target_=my_net.{name}", "+model.kwargs.width=5")
     run = local.train(*WORDS, *words, "sweep_name=class")
-    done = local.run("export", run["run_id"], check=False)
-    assert done.returncode == 1
-    assert "_extra_state of the model is no tensor" in done.stderr
-    told = local.json("export", run["run_id"], "--to", "torch")
+    told = local.json("export", run["run_id"], "--to", to)
     monkeypatch.syspath_prepend(local.folder)
     model = _load(told)
-    assert model.words == ["a", "b"]
+    monkeypatch.delitem(sys.modules, "my_net")
     assert _evaluated(local, "class", model)["eval_loss"] == pytest.approx(run["metrics"]["eval_loss"], rel=1e-5)
+    if name == "Talkative":
+        assert model.words == ["a", "b"]
+        done = local.run("export", run["run_id"], "-o", "other", check=False)
+        assert done.returncode == 1
+        assert "_extra_state of the model is no tensor" in done.stderr

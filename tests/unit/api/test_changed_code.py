@@ -149,6 +149,22 @@ def test_fresh_runs_them_anew_with_the_code_of_now(project: Path, sweep: SweepPa
     assert _submit().plan.changed == ()
 
 
+@pytest.mark.usefixtures("project")
+def test_fresh_that_was_killed_before_it_submitted_is_given_again(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _submit()
+    run_ids = _finish(sweep, fake_slurm)
+    with monkeypatch.context() as killed:
+        killed.setattr("hpc_trainer.launch.grids.submit_plan", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            _submit(fresh=True)
+    monkeypatch.setattr("hpc_trainer.state.run_state._LAG_S", -1.0)  # their jobs ended long ago
+    assert not any(sweep.run(run_id).folder.exists() for run_id in run_ids)
+    assert _submit().num_submitted == 0
+    assert _submit(fresh=True).num_submitted == 2
+
+
 def test_what_the_cluster_refuses_sets_nothing_aside(project: Path, sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     _submit()
     run_ids = _finish(sweep, fake_slurm)
