@@ -56,6 +56,23 @@ class Given:
         return dataclasses.replace(self, overrides=[each for each in local if not each.startswith(without)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which runs of a grid are submitted, and where they begin."""
+
+    retry_failed: bool
+    fresh: bool
+    extend: bool
+
+    def of(self, grid: Grid) -> Grid:
+        """The grid; with `extend` its runs begin where shorter ones have ended."""
+        if not self.extend:
+            return grid
+        from hpc_trainer.launch.extend import extend_grid
+
+        return extend_grid(grid)
+
+
 def only_point(grid: Grid, takes: str, use: str) -> RunSpec:
     """The one point of a grid. Raises ConfigError if there are more, with what to use instead."""
     if len(grid.specs) != 1:

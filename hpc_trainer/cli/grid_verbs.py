@@ -11,15 +11,23 @@ from functools import partial
 from pathlib import Path
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, resolve_runs_dir, say, state_markup, warn
-from hpc_trainer.cli.given import Given, only_point
+from hpc_trainer.cli.given import Chosen, Given, only_point
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs
-from hpc_trainer.cli.show_plan import plan_json, print_next_of, print_plan, print_submitted, submit_json
+from hpc_trainer.cli.show_plan import (
+    plan_json,
+    print_next_of,
+    print_plan,
+    print_submitted,
+    say_changed,
+    say_twins,
+    submit_json,
+)
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
-from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
@@ -35,9 +43,9 @@ from hpc_trainer.state.status import SweepStatus, read_status
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
-def run_plan(given: Given, *, retry_failed: bool, as_json: bool, script: bool = False, memory: bool = False) -> None:
+def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False) -> None:
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
-    plan = plan_grid(freeze_grid(given.overrides or [], **given.places), retry_failed=retry_failed)
+    plan = plan_grid(chosen.of(given.freeze()), retry_failed=chosen.retry_failed, fresh=chosen.fresh)
     needs = partial(find_needs, plan.grid.specs, plan.grid.sweep)
     if as_json:
         print_json(plan_json(plan) | ({"memory": memory_json(needs())} if memory else {}))
@@ -53,10 +61,10 @@ def run_plan(given: Given, *, retry_failed: bool, as_json: bool, script: bool = 
         sys.exit(ExitCode.USAGE)
 
 
-def run_submit(given: Given, *, wait: bool, retry_failed: bool, as_json: bool) -> None:
+def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
     """Submits what is new or interrupted; with `wait`, shows progress to the end."""
-    grid = freeze_grid(given.overrides or [], **given.places)
-    done = submit_grid(grid, retry_failed=retry_failed, command_line=sys.argv)
+    grid = chosen.of(given.freeze())
+    done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
     if as_json and not wait:
         print_json(submit_json(done))
         return
@@ -127,15 +135,16 @@ def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
     return "\n".join((f"Sweep {sweep.name}: {submitted} submitted, {len(done.waiting)} wait{after}.", *done.notes))
 
 
-def run_train(given: Given, *, fresh: bool, as_json: bool) -> None:
+def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None:
     """One run, here: the local executor with one run and a place to watch it."""
-    grid = given.here("train").freeze()
+    grid = Chosen(retry_failed=True, fresh=fresh, extend=extend).of(given.here("train").freeze())
     spec = only_point(grid, "train runs", "Use submit.")
     paths = grid.sweep.run(spec.run_id)
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
     if state is RunState.CANCELLED and not fresh:
         raise RunStateError(f"{spec.run_id} was cancelled and stays so. `--fresh` begins anew in another folder.")
-    arrays = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv).arrays
+    done = submit_grid(grid, retry_failed=True, fresh=fresh, command_line=sys.argv)
+    arrays = done.arrays
     if not as_json:
         told = f" is {state.value} already; this watches it"
         if arrays:
@@ -143,6 +152,8 @@ def run_train(given: Given, *, fresh: bool, as_json: bool) -> None:
         elif state is RunState.COMPLETED:
             told = ": all is done. `--fresh` begins anew"
         print(f"{spec.run_id}{told}. Run folder: {paths.folder}")
+        say_changed(done.plan)
+        say_twins(done.plan)
     status = _wait(grid, [array.job_id for array in arrays], quiet=as_json)
     run = status.run(spec.run_id)
     if as_json:

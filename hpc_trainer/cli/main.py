@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.given import Given
+from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.drill.kinds import Drill
@@ -61,6 +61,8 @@ Command = Annotated[
     str | None,
     typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
 ]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folders are set aside.")]
+Extend = Annotated[bool, typer.Option("--extend", help="Begin where runs of fewer train.num_steps have ended.")]
 Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
@@ -74,7 +76,8 @@ SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to l
 def train(
     overrides: Overrides = None,
     command: Command = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folder is set aside.")] = False,
+    fresh: Fresh = False,
+    extend: Extend = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -82,7 +85,7 @@ def train(
     """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
     from hpc_trainer.cli.grid_verbs import run_train
 
-    run_train(Given.of_grid(overrides, command, config_dir, trust), fresh=fresh, as_json=as_json)
+    run_train(Given.of_grid(overrides, command, config_dir, trust), fresh=fresh, extend=extend, as_json=as_json)
 
 
 @app.command()
@@ -94,6 +97,8 @@ def plan(
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
     ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Plan failed runs too.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Plan all runs, as if there were none.")] = False,
+    extend: Extend = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -102,7 +107,8 @@ def plan(
     from hpc_trainer.cli.grid_verbs import run_plan
 
     given = Given.of_grid(overrides, command, config_dir, trust)
-    run_plan(given, script=script, memory=memory, retry_failed=retry_failed, as_json=as_json)
+    chosen = Chosen(retry_failed=retry_failed, fresh=fresh, extend=extend)
+    run_plan(given, chosen, script=script, memory=memory, as_json=as_json)
 
 
 @app.command()
@@ -112,6 +118,8 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
+    fresh: Fresh = False,
+    extend: Extend = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -120,10 +128,11 @@ def submit(
     from hpc_trainer.cli.grid_verbs import run_plan, run_submit
 
     given = Given.of_grid(overrides, command, config_dir, trust)
+    chosen = Chosen(retry_failed=retry_failed, fresh=fresh, extend=extend)
     if dry_run:
-        run_plan(given, retry_failed=retry_failed, as_json=as_json)
+        run_plan(given, chosen, as_json=as_json)
     else:
-        run_submit(given, wait=wait, retry_failed=retry_failed, as_json=as_json)
+        run_submit(given, chosen, wait=wait, as_json=as_json)
 
 
 @app.command()
@@ -349,6 +358,27 @@ def sync(
     from hpc_trainer.cli.sync_verb import run_sync
 
     run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.")],
+    to: Annotated[str, typer.Option("--to", help="Format of the file: safetensors or torch.")] = "safetensors",
+    best: Annotated[bool, typer.Option("--best", help="The one that checkpoint.keep_best keeps.")] = False,
+    step: Annotated[int | None, typer.Option("--step", help="A checkpoint's step; else the newest.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")] = False,
+    name: Annotated[str, typer.Option("--object", help="Of your own loop: what run.save calls the model.")] = "model",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The folder; else RUN-step-N here.")] = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's weights into one file, with its configuration and ten lines that load it in plain PyTorch."""
+    from hpc_trainer.cli.export_verb import run_export
+    from hpc_trainer.operate.export import Wanted
+
+    wanted = Wanted(to=to, best=best, step=step, raw=raw, name=name, output=output)
+    run_export(run, sweep, runs_dir, wanted, as_json=as_json)
 
 
 @app.callback(invoke_without_command=True)

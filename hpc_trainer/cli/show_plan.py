@@ -19,6 +19,7 @@ from hpc_trainer.runs.states import RunState
 
 _LEFT_OUT_SHOWN = 10
 _RUNS_SHOWN = 50
+_CHANGED_SHOWN = 3
 _ONLY_OF_PLAN = ("--script", "--dry-run", "--memory")
 
 
@@ -45,6 +46,8 @@ def plan_json(plan: SweepPlan) -> dict[str, Any]:
         "excluded": plan.grid.num_excluded,
         "gpu_hours_max": plan.gpu_hours_max,
         "limits": list(plan.binding),
+        "changed_code": _changed_json(plan),
+        "shorter_twins": _twins_json(plan),
         "left_out": list(plan.left_out),
         "notes": list(plan.notes),
         "problems": list(plan.problems),
@@ -64,9 +67,19 @@ def submit_json(done: Submitted) -> dict[str, Any]:
         ],
         "top_up_job": outcome.top_up,
         "limits": list(plan.binding),
+        "changed_code": _changed_json(plan),
+        "shorter_twins": _twins_json(plan),
         "left_out": list(plan.left_out),
         "notes": [*plan.notes, *outcome.notes],
     }
+
+
+def _twins_json(plan: SweepPlan) -> list[dict[str, Any]]:
+    return [{"run_id": each.run_id, "twin": each.twin, "step": each.step, "why": each.why} for each in plan.twins]
+
+
+def _changed_json(plan: SweepPlan) -> list[dict[str, Any]]:
+    return [{"code": each.code, "runs": each.num_runs, "files": list(each.files)} for each in plan.changed]
 
 
 def print_plan(plan: SweepPlan) -> None:
@@ -103,7 +116,43 @@ def print_plan(plan: SweepPlan) -> None:
 def print_next_of(plan: SweepPlan) -> None:
     """The submit that the plan is of, if it would submit something."""
     if plan.num_to_submit and not plan.problems:
-        print_next(f"submit {shlex.join(word for word in sys.argv[2:] if word not in _ONLY_OF_PLAN)}")
+        print_next(f"submit {_words()}")
+
+
+def _words() -> str:
+    """Those of this command that `submit` takes too."""
+    return shlex.join(word for word in sys.argv[2:] if word not in _ONLY_OF_PLAN)
+
+
+def say_changed(plan: SweepPlan) -> None:
+    """Which files changed since the runs that stay as they are were submitted, and how to run them anew."""
+    files = list(dict.fromkeys(file for each in plan.changed for file in each.files))
+    if not files:
+        return
+    shown = ", ".join(files[:_CHANGED_SHOWN])
+    more = f" and {len(files) - _CHANGED_SHOWN} more" if len(files) > _CHANGED_SHOWN else ""
+    stay = sum(each.num_runs for each in plan.changed)
+    say(f"Changed since {stay} of these runs were submitted: {shown}{more}. They stay as they are.")
+    print(as_typed(f"To run them anew: hpc-trainer {_verb()} --fresh {_words()}"))
+
+
+def _verb() -> str:
+    return "train" if sys.argv[1:2] == ["train"] else "submit"
+
+
+def say_twins(plan: SweepPlan) -> None:
+    """Which runs have done fewer steps already, and how to go on from there."""
+    there = [each for each in plan.twins if each.is_extended]
+    can = [each for each in plan.twins if each.step is not None]
+    cannot = [each for each in plan.twins if each.why is not None]
+    for twins, told in ((there, "are there already, extended"), (can, "have a shorter twin that is done")):
+        if twins:
+            step = f", step {twins[0].step}" if twins[0].step is not None else ""
+            say(f"{len(twins)} of these runs {told} ({twins[0].twin}{step}), and begin at step 0.")
+            print(as_typed(f"To go on from there: hpc-trainer {_verb()} --extend {_words()}"))
+    if cannot:
+        first = cannot[0]
+        say(f"{len(cannot)} of these runs cannot go on where shorter twins ended ({first.twin}): {first.why}.")
 
 
 def _counts(plan: SweepPlan) -> str:
@@ -121,6 +170,8 @@ def _say_limits(plan: SweepPlan) -> None:
 
 def _say_notes(plan: SweepPlan, more: Sequence[str]) -> None:
     grid = plan.grid
+    say_changed(plan)
+    say_twins(plan)
     for line in dict.fromkeys((*plan.notes, *more)):
         say(f"Note: {line}")
     if plan.left_out:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.errors import ConfigError, RunStateError, SlurmError
+from hpc_trainer.errors import ConfigError, RunStateError, SlurmError, UntrustedFileError
+from hpc_trainer.launch.extend import find_twins
 from hpc_trainer.launch.freeze import Grid, grid_of_specs
-from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
+from hpc_trainer.launch.frozen_code.changes import CodeChange, find_changes
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, is_same_code, read_code
 from hpc_trainer.launch.known import known_of, what_is_known
 from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
@@ -19,7 +22,7 @@ from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import Faults
-from hpc_trainer.runs.spec import WRITE_AGAIN, append_specs, read_specs
+from hpc_trainer.runs.spec import WRITE_AGAIN, RunSpec, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.slurm.commands import has_slurm
 from hpc_trainer.slurm.jobs import cancel_jobs
@@ -56,9 +59,14 @@ class Submitted:
         return sum(spec.run_id not in busy for spec in self.plan.grid.specs)
 
 
-def plan_grid(grid: Grid, *, retry_failed: bool = False) -> SweepPlan:
-    """What `submit_grid` of this grid would do. Writes nothing."""
-    return _checked(grid, known_of(grid.sweep, grid), retry_failed, must_answer=False)[0]
+def plan_grid(grid: Grid, *, retry_failed: bool = False, fresh: bool = False) -> SweepPlan:
+    """What `submit_grid` of this grid would do. Writes nothing.
+
+    Raises:
+        RunStateError: `fresh`, and one of the runs works or waits.
+    """
+    known = known_of(grid.sweep, grid)
+    return _checked(grid, _anew(grid, known) if fresh else known, retry_failed, must_answer=False)[0]
 
 
 def submit_grid(
@@ -70,6 +78,9 @@ def submit_grid(
     Args:
         revive: take back the cancel of cancelled runs, and submit them too.
         fresh: begin anew; what there is of the runs is set aside under another name.
+
+    Raises:
+        RunStateError: `fresh`, and one of the runs works or waits.
     """
     # A new sweep is checked before the lock makes its folder: what the cluster would refuse leaves nothing behind.
     is_new = not grid.sweep.exists
@@ -80,8 +91,7 @@ def submit_grid(
     with submit_lock(grid.sweep) as lock:
         status = _settled(grid.sweep) if grid.sweep.exists else None
         if fresh and status is not None:
-            _set_aside(grid, what_is_known(status, grid).states)
-            status = read_status(grid.sweep)
+            _anew(grid, what_is_known(status, grid))
         if status is not None and _write_lost_specs(grid, status):
             status = dataclasses.replace(read_status(grid.sweep), faults=status.faults)
         before: list[Outcome] = []
@@ -91,6 +101,7 @@ def submit_grid(
         cancelled = [spec.run_id for spec in grid.specs if known.states.get(spec.run_id) is RunState.CANCELLED]
         if revive and cancelled:
             known = dataclasses.replace(known, states={**known.states, **dict.fromkeys(cancelled, RunState.PREEMPTED)})
+        known = _anew(grid, known) if fresh else known
         if checked is None or known.states:
             # What waits has had its turn, with the code that it was submitted with.
             checked, code = _checked(grid, dataclasses.replace(known, waiting=frozenset()), retry_failed)
@@ -98,6 +109,9 @@ def submit_grid(
             _end_what_waits(status, cancelled)
             for run_id in cancelled:
                 grid.sweep.run(run_id).marker(CANCEL).unlink(missing_ok=True)
+        if fresh and not checked.problems:
+            _end_what_waits(status, cancelled)
+            _set_aside(grid)
         outcome = submit_plan(checked, command_line=command_line, code=code, lock=lock)
     own = {spec.run_id for spec in grid.specs}
     still = {run_id for run_id in read_ledger(grid.sweep).waiting if run_id in own}
@@ -116,16 +130,23 @@ def _end_what_waits(status: SweepStatus | None, run_ids: Sequence[str]) -> None:
     cancel_jobs([run.waiting_job for run in runs if run.waiting_job is not None])
 
 
-def _set_aside(grid: Grid, states: Mapping[str, RunState]) -> None:
-    """Renames the folders of runs that begin anew. Call it under the sweep's lock.
+def _anew(grid: Grid, known: Known) -> Known:
+    """What exists, as if the grid's runs had never been submitted.
 
     Raises:
         RunStateError: one of them works or waits.
     """
     for spec in grid.specs:
-        state, folder = states.get(spec.run_id, RunState.NEW), grid.sweep.run(spec.run_id).folder
+        state = known.states.get(spec.run_id, RunState.NEW)
         if state.is_active:
             raise RunStateError(f"{spec.run_id} is {state.value}. Cancel it first: hpc-trainer cancel {spec.run_id}")
+    return dataclasses.replace(known, states={**known.states, **{spec.run_id: RunState.NEW for spec in grid.specs}})
+
+
+def _set_aside(grid: Grid) -> None:
+    """Renames the folders of runs that begin anew. Call it under the sweep's lock."""
+    for spec in grid.specs:
+        folder = grid.sweep.run(spec.run_id).folder
         if folder.exists():
             folder.rename(folder.with_name(f"{spec.run_id}.old-{time.time_ns()}"))
 
@@ -257,4 +278,24 @@ def _checked(
             if must_answer:
                 raise
             notes.append(f"sbatch was not asked: {error}")
-    return dataclasses.replace(plan, notes=(*plan.notes, *notes)), code
+    changed, unknown = _changes(grid, plan, specs, code)
+    twins = tuple(find_twins(grid.sweep, specs, known.specs)) if known.specs else ()
+    return dataclasses.replace(plan, notes=(*plan.notes, *notes, *unknown), changed=changed, twins=twins), code
+
+
+def _changes(
+    grid: Grid, plan: SweepPlan, submitted: Sequence[RunSpec], code: Snapshot | None
+) -> tuple[tuple[CodeChange, ...], list[str]]:
+    """Which files of the code of runs that stay as they are, complete or in the queue, are other ones now."""
+    leaving = {spec.run_id for spec in submitted}
+    states = ((spec, plan.states[spec.run_id]) for spec in grid.specs if spec.run_id not in leaving)
+    kept = [spec for spec, state in states if state is RunState.COMPLETED or state.is_active]
+    codes = Counter(plan.known.codes[spec.run_id] for spec in kept if spec.run_id in plan.known.codes)
+    now = code
+    if any(codes) and (code is None or not is_same_code(kept, submitted)):
+        try:
+            now = read_code(kept, grid.sweep.folder.parent, is_look=True)
+        except (ConfigError, UntrustedFileError) as error:  # nothing of it is submitted
+            return (), [f"Nobody knows whether the code of {len(kept)} run(s) has changed since: {error}"]
+    changed, unknown = find_changes(grid.sweep, codes, now)
+    return tuple(changed), unknown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.launch.arrays import ActiveArray
 from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.plan import Known
@@ -55,12 +56,31 @@ def what_is_known(status: SweepStatus, grid: Grid | None = None) -> Known:
             ),
             *successors,
         ),
+        specs=status.specs,
+        codes=_codes(status),
         stop_s=_slowest_stops(status),
         shapes=frozenset(
             spec.shape for run_id, spec in status.specs.items() if run_id in ids and not spec.is_lost
         ),
         notes=(*told_few(status.faults), *status.left_alone, *dict.fromkeys(claimed.values())),
     )  # fmt: skip
+
+
+def _codes(status: SweepStatus) -> dict[str, str]:
+    """Of the newest submission of each run, or of its place in the sweep's own queue."""
+    found: dict[str, str] = {}
+    for each in status.ledger.submissions:
+        code = each.code
+        if code is None and each.run_ids:  # one snapshot for a submission: its first run tells of all
+            spec = status.specs.get(each.run_ids[0])
+            if spec is not None and spec.config.get("snapshot", {}).get("mode") == SnapshotMode.off.value:
+                code = ""
+        if code is not None:
+            found.update(dict.fromkeys(each.run_ids, code))
+        else:
+            for run_id in each.run_ids if found else ():
+                found.pop(run_id, None)
+    return found | {run_id: each.code for run_id, each in status.ledger.waiting.items() if each.code is not None}
 
 
 def _slowest_stops(status: SweepStatus) -> dict[Shape, float]:

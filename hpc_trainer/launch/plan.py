@@ -13,7 +13,9 @@ from hpc_trainer.config.schema.tracker import TrackerName
 from hpc_trainer.config.trackers import missing_package
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.launch.arrays import ActiveArray, ArrayPlan, fit
+from hpc_trainer.launch.extend import Twin
 from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.frozen_code.changes import CodeChange
 from hpc_trainer.launch.preflight import find_shape_problems
 from hpc_trainer.runs.spec import RunSpec, Shape
 from hpc_trainer.runs.states import RunState
@@ -39,6 +41,11 @@ class Known:
     """A top-up job that has not begun."""
     shapes: frozenset[Shape] = frozenset()
     """Shapes that Slurm has accepted in this sweep before."""
+    specs: Mapping[str, RunSpec] = field(default_factory=dict)
+    """Run id -> the run as it was submitted."""
+    codes: Mapping[str, str] = field(default_factory=dict)
+    """Run id -> digest of the frozen code that it was submitted with last; "" with snapshot=off. Of a run whose code
+    was all installed none."""
     stop_s: Mapping[Shape, float] = field(default_factory=dict)
     """How long runs of a shape need to stop and save, as they measured: the slowest of them."""
     notes: tuple[str, ...] = ()
@@ -64,6 +71,10 @@ class SweepPlan:
     notes: tuple[str, ...] = ()
     code: str | None = None
     """Digest of the frozen code that the runs import; None if nothing is frozen."""
+    changed: tuple[CodeChange, ...] = ()
+    """Runs that stay as they are, complete or in the queue, and whose frozen code is no longer what is there."""
+    twins: tuple[Twin, ...] = ()
+    """Runs to be submitted of which shorter ones are done, that they might go on from (`extend_grid`)."""
     left_out: tuple[str, ...] = ()
     """Files that are not frozen because of their names, and links that lead to what is not frozen."""
     known: Known = field(default_factory=Known)

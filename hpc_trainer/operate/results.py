@@ -20,17 +20,26 @@ _PASSING = ("lr", "grad_norm", "loss", *SPEED)
 def result_rows(status: SweepStatus) -> list[dict[str, Any]]:
     """A flat dict for each run: run_id, what runs differ in, metrics, state, step, cost.
 
+    `code`, where runs have other code: the first digits of the digest of what was frozen for them; None: nothing was.
     `metrics_step`, where a run has not ended well: the step that its metrics are of.
     """
     axes = find_axes([run.spec for run in status.runs])
-    return [_row(status, run, axes[run.run_id]) for run in status.runs]
+    codes = {run.run_id: run.submission.code for run in status.runs if run.submission is not None}
+    varies = len(set(codes.values())) > 1
+    return [
+        _row(status, run, axes[run.run_id], {"code": (codes.get(run.run_id) or "")[:12] or None} if varies else {})
+        for run in status.runs
+    ]
 
 
-def _row(status: SweepStatus, run: RunStatus, axes: Mapping[str, str]) -> dict[str, Any]:
+def _row(
+    status: SweepStatus, run: RunStatus, axes: Mapping[str, str], code: Mapping[str, str | None]
+) -> dict[str, Any]:
     metrics, step = newest_metrics(status, run)
     return {
         "run_id": run.run_id,
         **axes,
+        **code,
         **metrics,
         **({} if step in (None, run.step) else {"metrics_step": step}),
         "state": run.state.value,

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.frozen_code.snapshot import read_code, store_code
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import append_specs
@@ -53,11 +54,16 @@ def _submitted(folder: Path) -> tuple[SweepPaths, Grid]:
     paths = SweepPaths(folder / "many")
     make_folder(paths.folder)
     append_specs(paths, list(grid.specs))
+    code = read_code(grid.specs, folder)  # None where hpc_trainer is installed: nothing is compared then
+    if code is not None:
+        store_code(paths, code)
     run_ids = [spec.run_id for spec in grid.specs]
     rows = ["JOBID|STATE|NODELIST|REASON|COMMENT|NAME|end"]
     for number, start in enumerate(range(0, RUNS, ARRAY), start=1000):
         part = run_ids[start : start + ARRAY]
-        intent = write_intent(paths, executor="slurm", hardware="gpu_x1", run_ids=part)
+        intent = write_intent(
+            paths, executor="slurm", hardware="gpu_x1", run_ids=part, code=code.digest if code is not None else None
+        )
         write_confirmation(paths, intent, str(number))
         rows += [f"{number}_{index}|PENDING||Priority|{intent.uuid}|many|end" for index in range(len(part))]
     (folder / "queue").write_text("\n".join(rows) + "\n")

@@ -110,8 +110,11 @@ def archive_of(paths: SweepPaths, digest: str) -> Path:
     return paths.code / f"{digest[:12]}.zip"
 
 
-def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
+def read_code(specs: Sequence[RunSpec], runs_dir: Path, *, is_look: bool = False) -> Snapshot | None:
     """The code that these runs will import, as it stands now; None with snapshot=off, or if all of it is installed.
+
+    Args:
+        is_look: only to compare: also with snapshot=off.
 
     Raises:
         ConfigError: the runs disagree about `snapshot`, a package is not among the files that would be frozen, there
@@ -120,10 +123,11 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
     """
     if not specs:
         return None
-    config = specs[0].config["snapshot"]
-    if any(spec.config["snapshot"] != config for spec in specs):
+    configs = _distinct(specs)
+    config = configs[0]["snapshot"]
+    if any(each["snapshot"] != config for each in configs):
         raise ConfigError("snapshot is one for a whole grid: submit each part by a command of its own.")
-    if config["mode"] == SnapshotMode.off.value:
+    if config["mode"] == SnapshotMode.off.value and not is_look:
         return None
     rules = Rules(
         include=tuple(config["include"]),
@@ -131,17 +135,34 @@ def read_code(specs: Sequence[RunSpec], runs_dir: Path) -> Snapshot | None:
         runs_dir=os.path.realpath(runs_dir),
         max_files=config["max_files"],
     )
-    configs = [spec.config for spec in specs]
-    targets = {target for spec in specs for target in targets_of(spec.config).values()}
-    packages = {target.split(".", 1)[0] for target in targets} | set(config["packages"])
-    scripts: list[Path] = []
+    packages, scripts = _code_names(configs)
+    prefer_git = config["mode"] != SnapshotMode.copy.value
+    roots = _find_roots(packages - {"hpc_trainer"}, scripts, rules, prefer_git=prefer_git)
+    return _read(roots, config) if roots else None
+
+
+def is_same_code(one: Sequence[RunSpec], other: Sequence[RunSpec]) -> bool:
+    """True if the runs of both name the same code."""
+    return _code_names(_distinct(one)) == _code_names(_distinct(other))
+
+
+def _distinct(specs: Sequence[RunSpec]) -> list[Mapping[str, Any]]:
+    """Their configurations, once each where they share the sections that name code, as almost all of a grid do."""
+    names = ("model", "data", "optim", "train", "snapshot")
+    found = {tuple(id(spec.config[name]) for name in names): spec.config for spec in specs}
+    return list(found.values())
+
+
+def _code_names(configs: Sequence[Mapping[str, Any]]) -> tuple[set[str], set[Path]]:
+    """Top-level packages, and the scripts that commands run."""
+    packages = {target.split(".", 1)[0] for each in configs for target in targets_of(each).values()}
+    packages |= {name for each in configs for name in each["snapshot"]["packages"]}
+    scripts: set[Path] = set()
     for command, folder in {(each["train"].get("command"), each["train"].get("command_dir")) for each in configs}:
         words = split_words(command or "")
         packages |= {module.split(".", 1)[0] for module in module_names(words)}
-        scripts += [Path(folder or ".", word) for word in script_files(words)]
-    prefer_git = config["mode"] == SnapshotMode.git.value
-    roots = _find_roots(packages - {"hpc_trainer"}, scripts, rules, prefer_git=prefer_git)
-    return _read(roots, config) if roots else None
+        scripts |= {Path(folder or ".", word) for word in script_files(words)}
+    return packages, scripts
 
 
 def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, *, prefer_git: bool) -> list[Root]:
