@@ -21,8 +21,8 @@ def plan(
 
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
-        config_dirs: folders of your own conf/ files.
-        trust: packages that `_target_` and `train.main` may name.
+        config_dirs: folders of your own conf/ files, beside those of the project file.
+        trust: packages that `_target_` and `train.main` may name, beside those of the project file.
         retry_failed: plan failed runs too.
 
     Raises:
@@ -39,8 +39,8 @@ def submit(
 
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
-        config_dirs: folders of your own conf/ files.
-        trust: packages that `_target_` and `train.main` may name.
+        config_dirs: folders of your own conf/ files, beside those of the project file.
+        trust: packages that `_target_` and `train.main` may name, beside those of the project file.
         retry_failed: submit failed runs again; they go on from their newest checkpoint.
 
     Raises:

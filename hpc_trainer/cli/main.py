@@ -65,7 +65,10 @@ Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
 ]
-RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, ./runs.")]
+RunsDir = Annotated[
+    Path | None,
+    typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."),
+]
 SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.")]
 SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
 

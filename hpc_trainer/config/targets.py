@@ -30,7 +30,7 @@ def check_target(key: str, target: str, trusted: Sequence[str] = ()) -> str | No
     package = target.split(".", 1)[0]
     return (
         f"{key}={target}: not on the list of what may be built ({', '.join(prefixes)}). "
-        f"If you trust that package, add --trust {package}."
+        f"If you trust that package, add --trust {package}, or `trust: [{package}]` to the project file."
     )
 
 

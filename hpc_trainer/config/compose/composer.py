@@ -21,6 +21,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from hpc_trainer.config.compose.own_files import check_config_dir
+from hpc_trainer.config.compose.project import own_defaults
 from hpc_trainer.config.compose.unreadable import unreadable
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.compose.wrong_value import wrong_value
@@ -280,15 +281,15 @@ def _named(override: str) -> str:
 
 
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
-    """What stands before the command line: the person's own file, and `cluster=slurm` where sbatch is on PATH.
+    """What stands before the command line: the person's own defaults, and `cluster=slurm` where sbatch is on PATH.
 
     A key that the command line gives too is left out.
 
     Raises:
-        ConfigError: the file is no mapping of dotted keys to values.
+        ConfigError: a file of defaults cannot be read.
     """
     named = {_named(override) for override in given}
-    own = read_user_config()
+    own = own_defaults()
     if "cluster" not in named and "cluster" not in own:
         yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
     for key, value in own.items():
