@@ -29,6 +29,7 @@ from hpc_trainer.config.keys import DECLARED, declared_at
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.config.words import choices_in, conf_dir
 from hpc_trainer.errors import ConfigError, did_you_mean, valid
 
 ROOT = "train"
@@ -47,13 +48,6 @@ _ENDLESS = (
 
 def _is_names(value: object) -> bool:
     return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
-
-
-def conf_dir() -> Path:
-    """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[2]
-    shipped = package / "conf"
-    return shipped if shipped.is_dir() else package.parent / "conf"
 
 
 class Composer:
@@ -103,10 +97,8 @@ class Composer:
         return parsed
 
     def choices(self, group: str) -> list[str]:
-        """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
-        loader = GlobalHydra.instance().config_loader()
-        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml") if path.is_file()}
-        return sorted(own | {name for name in loader.get_group_options(group) if not name.endswith("schema")})
+        """The choices of a group, sorted, those of `--config-dir` among them."""
+        return choices_in(group, [conf_dir(), *self._config_dirs])
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
         """One composed configuration, types checked by the schemas, interpolations not yet resolved.
