@@ -62,19 +62,30 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     Raises:
         ConfigError: any point is wrong (each problem once), or points disagree about where the sweep lives.
     """
+    project = read_project()
+    try:
+        return _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust], project.notes)
+    except ConfigError as error:
+        if project.unused is None:
+            raise
+        raise ConfigError(f"{error}\n{project.unused}") from error  # what is missing may be what that file names
+
+
+def _freeze_grid(
+    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], notes: tuple[str, ...]
+) -> Grid:
     problems: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
     places: dict[tuple[str, str, str], TrainConfig] = {}
     duplicates: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
     num_duplicates = 0
     memo = Memo()
-    project = read_project()
 
     def with_trust(of_file: list[str]) -> list[str]:
-        return [*dict.fromkeys((*of_file, *trust, *project.trust))]
+        return [*dict.fromkeys((*of_file, *trust))]
 
     own_trust = read_user_config().get("trust") or []
-    with GridComposer([*config_dirs, *project.config_dirs]) as composer:
+    with GridComposer(config_dirs) as composer:
         expansion = expand_grid(composer, overrides)
         num_excluded = expansion.num_excluded
         composer.counts.clear()  # of the points alone, not of what was composed to read the grid
@@ -126,7 +137,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         num_excluded=num_excluded,
         duplicates=tuple(duplicates),
         compose_counts=counts,
-        notes=project.notes,
+        notes=notes,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.targets import TO_BE_FOUND
 from hpc_trainer.errors import did_you_mean
 from hpc_trainer.launch.frozen_code.frozen_worker import LINK
@@ -63,8 +64,12 @@ def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
             _look_up(target, files)
         except _NowhereError as why:
             told = f"{key}={target} leads nowhere: {why}"
-            if why.is_sure or _is_this_python(cluster):
+            if why.is_sure:
                 found.problems.append(told)
+            elif _is_this_python(cluster):
+                is_far = cluster["executor"] != Executor.local.value
+                way = f" Where the nodes have more than this machine, say so: cluster.python={sys.executable}"
+                found.problems.append(told + (way if is_far else ""))
             else:
                 found.notes.append(f"here {told} Its runs may find it: their Python is of cluster={cluster['name']}.")
     return found

@@ -24,7 +24,7 @@ YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"
 _KEYS = ("config_dir", "trust", "runs_dir")
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 # A line that may begin our table: only then the file is parsed. Most pyproject.toml have none.
-_OUR_TABLE = re.compile(r"^[^#\n]*\btool\b[^#\n]*\bhpc_trainer\b|^\s*\[\s*tool\s*\]", re.MULTILINE)
+_OUR_TABLE = re.compile(r"^\s*\[?\s*tool\s*\.\s*[\"']?hpc_trainer\b|^\s*\[\s*tool\s*\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

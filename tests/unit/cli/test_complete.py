@@ -163,7 +163,8 @@ def test_a_real_bash_at_a_terminal(project: Path, tmp_path: Path) -> None:
         os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
     try:
         _type(terminal, "bind 'set bell-style none'; bind 'set page-completions off'\n", "READY> ")
-        _type(terminal, f'source <({VARIABLE}=source_bash hpc-trainer); echo "DO""NE"\n', "DONE\r\n")
+        _type(terminal, "hpc-trainer --install-completion\n", "bash completion installed in ")
+        _type(terminal, 'source ~/.bashrc; echo "DO""NE"\n', "DONE\r\n")
         for typed, shown in (
             ("hpc-trainer pl\t", "hpc-trainer plan "),
             ("model=resnet1\t", "model=resnet18 "),

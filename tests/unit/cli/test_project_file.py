@@ -74,6 +74,10 @@ def test_a_file_of_somebody_else_is_told_and_not_used(project: Path, cli: Cli) -
     assert code == 0
     assert f"Note: {path} is not used" in out
     assert f"in {project}/below/runs/digits" in out
+    code, _, err = cli("plan", "experiment=rings", "cluster=local")
+    assert code == 2
+    assert "experiment=rings: no such choice" in err
+    assert f"error: {path} is not used" in err, "why the choice is missing"
 
 
 def test_a_wrong_key_ends_with_exit_code_2(project: Path, cli: Cli) -> None:

@@ -95,6 +95,13 @@ def test_a_package_that_is_nowhere_names_the_folders_and_the_three_ways(project:
     assert told.endswith(TO_BE_FOUND)
 
 
+def test_on_slurm_the_way_around_is_named_and_works(project: Path, tmp_path: Path) -> None:
+    way = f"cluster.python={sys.executable}"
+    (told,) = _found(tmp_path, "nowhere_at_all.Net", "cluster.executor=slurm").problems
+    assert told.endswith(f"Where the nodes have more than this machine, say so: {way}")
+    assert _found(tmp_path, "nowhere_at_all.Net", "cluster.executor=slurm", way).problems == []
+
+
 def test_a_package_in_a_folder_above_is_pointed_to(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
