@@ -23,8 +23,8 @@ def plan(
 
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
-        config_dirs: folders of your own conf/ files.
-        trust: packages that `_target_` and `train.main` may name.
+        config_dirs: folders of your own conf/ files, beside those of the project file.
+        trust: packages that `_target_` and `train.main` may name, beside those of the project file.
         retry_failed: plan failed runs too.
         fresh: plan all runs, as if there were none.
         extend: begin where runs of fewer train.num_steps have ended; without it, `twins` has those that could.
@@ -46,8 +46,8 @@ def submit(
 
     Args:
         overrides: as on the command line: `"experiment=digits"`, `"optim.lr=1e-3,3e-3"`.
-        config_dirs: folders of your own conf/ files.
-        trust: packages that `_target_` and `train.main` may name.
+        config_dirs: folders of your own conf/ files, beside those of the project file.
+        trust: packages that `_target_` and `train.main` may name, beside those of the project file.
         retry_failed: submit failed runs again; they go on from their newest checkpoint.
         fresh: begin all runs anew; what there is of them is set aside.
         extend: begin where runs of fewer train.num_steps have ended.

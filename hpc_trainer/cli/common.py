@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.color import ColorSystem
@@ -16,11 +15,11 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
-from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, list_sweeps
-from hpc_trainer.runs.layout import default_runs_dir, is_run_id
+from hpc_trainer.runs.layout import is_run_id
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
 from hpc_trainer.state.status import SweepStatus
@@ -85,14 +84,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def resolve_runs_dir(option: Path | None) -> Path:
-    """--runs-dir, else $HPC_TRAINER_RUNS, else the person's own file, else ./runs."""
-    if option is not None:
-        return option
-    own = None if os.environ.get("HPC_TRAINER_RUNS") else read_user_config().get("paths.runs_dir")
-    return Path(str(own)).expanduser() if own else default_runs_dir()
 
 
 def refuse_names(verb: str, words: Sequence[str]) -> None:

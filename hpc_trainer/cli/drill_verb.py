@@ -6,7 +6,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from hpc_trainer.cli.common import print_json, resolve_runs_dir
+from hpc_trainer.cli.common import print_json
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.launch.grids import retry

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from hpc_trainer.cli.common import print_json, resolve_runs_dir, short_number
+from hpc_trainer.cli.common import print_json, short_number
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.export import Wanted, export
 from hpc_trainer.operate.show import find_run

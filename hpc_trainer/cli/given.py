@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,10 +40,12 @@ class Given:
         return cls([*(overrides or ()), f"train.command={kept}"], config_dirs, trust)
 
     def freeze(self, *forced: str) -> Grid:
-        """The grid of the overrides, and of those that a verb forces."""
+        """The grid of the overrides, and of those that a verb forces. Tells on standard error what no plan will."""
         from hpc_trainer.launch.freeze import freeze_grid
 
-        return freeze_grid([*(self.overrides or ()), *forced], **self.places)
+        grid = freeze_grid([*(self.overrides or ()), *forced], **self.places)
+        _tell(() if forced else grid.notes)  # told before, when the verb looked at what it is given
+        return grid
 
     @property
     def places(self) -> dict[str, list[Any]]:
@@ -71,6 +75,31 @@ class Chosen:
         from hpc_trainer.launch.extend import extend_grid
 
         return extend_grid(grid)
+
+
+def resolve_runs_dir(option: Path | None) -> Path:
+    """--runs-dir, else what is configured; tells on standard error of a project file that is not used."""
+    from hpc_trainer.config.compose.project import read_project
+
+    if option is not None:
+        return option
+    project = read_project()
+    _tell(project.notes if project.unused is not None else ())
+    return configured_runs_dir()
+
+
+def configured_runs_dir() -> Path:
+    """$HPC_TRAINER_RUNS, else the project file, else the person's own file, else ./runs."""
+    from hpc_trainer.config.compose.project import own_defaults
+    from hpc_trainer.runs.layout import default_runs_dir
+
+    own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")
+    return Path(str(own)).expanduser() if own else default_runs_dir()
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"Note: {note}", file=sys.stderr)
 
 
 def only_point(grid: Grid, takes: str, use: str) -> RunSpec:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hpc_trainer.cli.common import counts_line, figure, print_json, resolve_runs_dir, say, state_markup, warn
-from hpc_trainer.cli.given import Chosen, Given, only_point
+from hpc_trainer.cli.common import counts_line, figure, print_json, say, state_markup, warn
+from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_memory import memory_json, print_needs

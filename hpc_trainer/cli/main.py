@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_runs, complete_sweeps
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.errors import HpcTrainerError
@@ -21,7 +22,6 @@ app = typer.Typer(
     name="hpc-trainer",
     help="Submit grids of training runs to Slurm, or to this machine; they come back by themselves.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="Start with: hpc-trainer train experiment=digits debug=smoke",
@@ -34,6 +34,8 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     Raises:
         ConfigError: a word is such a name.
     """
+    if context.resilient_parsing:  # of a line that is being typed
+        return words
     bare = [word for word in words or () if "=" not in word and not word.startswith("~")]
     if bare:
         from hpc_trainer.cli.common import refuse_names
@@ -49,6 +51,7 @@ Overrides = Annotated[
         help="Hydra overrides; a=1,2 is an axis of the grid.",
         show_default=False,
         callback=_no_names,
+        autocompletion=complete_overrides,
     ),
 ]
 EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
@@ -67,9 +70,22 @@ Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
 ]
-RunsDir = Annotated[Path | None, typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, ./runs.")]
-SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.")]
-SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
+RunsDir = Annotated[
+    Path | None,
+    typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SWEEP|RUN...]", help="A sweep, or runs by their ids.", autocompletion=complete_names),
+]
+SweepArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.", autocompletion=complete_sweeps),
+]
+SweepOption = Annotated[
+    str | None,
+    typer.Option("--sweep", help="The sweep to look in; else the newest one.", autocompletion=complete_sweeps),
+]
 
 
 @app.command()
@@ -137,7 +153,7 @@ def submit(
 
 @app.command()
 def retry(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to run again.")] = None,
+    names: Names = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -172,7 +188,10 @@ def status(
 
 @app.command()
 def logs(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's id, or its beginning or end.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's id, or its beginning or end.", autocompletion=complete_runs),
+    ] = None,
     sweep: SweepOption = None,
     rank: Annotated[int | None, typer.Option("--rank", help="One rank's logs; else rank 0's.")] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Every rank's logs.")] = False,
@@ -198,7 +217,9 @@ def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
+    ],
     every_key: Annotated[bool, typer.Option("--all", "-a", help="Keys at their default too.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
@@ -212,7 +233,10 @@ def show(
 
 @app.command()
 def diff(
-    names: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs, by their ids or parts of them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Runs, by their ids or parts of them.", autocompletion=complete_runs),
+    ],
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -235,7 +259,7 @@ def log(
 
 @app.command()
 def why(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to explain.")] = None,
+    names: Names = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -248,7 +272,7 @@ def why(
 
 @app.command()
 def cancel(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to cancel.")] = None,
+    names: Names = None,
     save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
@@ -263,7 +287,10 @@ def cancel(
 @app.command()
 def drill(
     what: Annotated[Drill, typer.Argument(help="What is done to the run.")],
-    names: Annotated[list[str], typer.Argument(metavar="SWEEP|RUN", help="A run that trains, or its sweep.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="SWEEP|RUN", help="A run that trains, or its sweep.", autocompletion=complete_names),
+    ],
     sweep: SweepOption = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds to stop, and again to come back.")] = 300.0,
     runs_dir: RunsDir = None,
@@ -348,7 +375,7 @@ def report(
 
 @app.command()
 def sync(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[SWEEP|RUN...]", help="What to sync.")] = None,
+    names: Names = None,
     to: Annotated[str | None, typer.Option("--to", help="wandb or mlflow; else the tracker of each run.")] = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
@@ -362,7 +389,9 @@ def sync(
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
+    ],
     to: Annotated[str, typer.Option("--to", help="Format of the file: safetensors or torch.")] = "safetensors",
     best: Annotated[bool, typer.Option("--best", help="The one that checkpoint.keep_best keeps.")] = False,
     step: Annotated[int | None, typer.Option("--step", help="A checkpoint's step; else the newest.")] = None,

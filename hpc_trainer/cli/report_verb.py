@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import counts_line, print_json, print_table, resolve_runs_dir, say, short_number
+from hpc_trainer.cli.common import counts_line, print_json, print_table, say, short_number
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report

@@ -15,12 +15,12 @@ from hpc_trainer.cli.common import (
     print_json,
     print_next,
     print_table,
-    resolve_runs_dir,
     say,
     short_duration,
     short_number,
     warn,
 )  # fmt: skip
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs

@@ -6,7 +6,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from hpc_trainer.cli.common import print_json, print_table, resolve_runs_dir, say, warn
+from hpc_trainer.cli.common import print_json, print_table, say, warn
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.tracker import TrackerName
 from hpc_trainer.errors import ConfigError

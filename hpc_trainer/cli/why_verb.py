@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from hpc_trainer.cli.common import counts_line, print_json, print_next, resolve_runs_dir, say, state_markup, warn
+from hpc_trainer.cli.common import counts_line, print_json, print_next, say, state_markup, warn
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.why import Why, explain

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
+from hpc_trainer.config.compose.project import read_project
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
@@ -49,14 +50,30 @@ class Grid:
     """The first few merged pairs: the axes of the point that stays, and of the one that comes to the same run."""
     compose_counts: Mapping[str, int] = field(default_factory=dict)
     """Points by the way they were composed: fast, hydra (0.1 s each: Hydra's own compose)."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of where configuration and code may come from."""
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:
     """Composes, validates and freezes every point of the grid.
 
+    What the project file names comes after `config_dirs` and `trust` (`config/compose/project.py`).
+
     Raises:
         ConfigError: any point is wrong (each problem once), or points disagree about where the sweep lives.
     """
+    project = read_project()
+    try:
+        return _freeze_grid(overrides, [*config_dirs, *project.config_dirs], [*trust, *project.trust], project.notes)
+    except ConfigError as error:
+        if project.unused is None:
+            raise
+        raise ConfigError(f"{error}\n{project.unused}") from error  # what is missing may be what that file names
+
+
+def _freeze_grid(
+    overrides: Sequence[str], config_dirs: Sequence[Path], trust: Sequence[str], notes: tuple[str, ...]
+) -> Grid:
     problems: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
     places: dict[tuple[str, str, str], TrainConfig] = {}
@@ -65,7 +82,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
     memo = Memo()
 
     def with_trust(of_file: list[str]) -> list[str]:
-        return [*of_file, *trust]
+        return [*dict.fromkeys((*of_file, *trust))]
 
     own_trust = read_user_config().get("trust") or []
     with GridComposer(config_dirs) as composer:
@@ -120,6 +137,7 @@ def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), t
         num_excluded=num_excluded,
         duplicates=tuple(duplicates),
         compose_counts=counts,
+        notes=notes,
     )
 
 
@@ -235,6 +253,7 @@ def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
         raise ConfigError(
             f"trust={config.trust} cannot be set by a configuration. Say it yourself: "
             + " ".join(f"--trust {prefix}" for prefix in config.trust)
+            + f", or `trust: [{', '.join(config.trust)}]` in the project file (docs/configure.md)."
         )
 
 

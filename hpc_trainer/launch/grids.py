@@ -18,6 +18,7 @@ from hpc_trainer.launch.lock import SubmitLock, submit_lock
 from hpc_trainer.launch.plan import Known, SweepPlan, build_plan, specs_to_submit
 from hpc_trainer.launch.settle import settle_intents
 from hpc_trainer.launch.submit import Outcome, SubmittedArray, ask_slurm, submit_plan
+from hpc_trainer.launch.targets import find_nowhere
 from hpc_trainer.runs.files import check_place
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import set_umask
@@ -268,6 +269,8 @@ def _checked(
                 raise
             notes.append(f"the cluster's limits were not looked at: {error}")
     plan = build_plan(grid, known, retry_failed=retry_failed, limits=limits)
+    nowhere = find_nowhere(specs, code)
+    plan = dataclasses.replace(plan, problems=(*plan.problems, *nowhere.problems), notes=(*plan.notes, *nowhere.notes))
     if code is not None:
         notes_of_both = (*plan.notes, *code.notes)
         plan = dataclasses.replace(plan, code=code.digest, notes=notes_of_both, left_out=code.left_out)

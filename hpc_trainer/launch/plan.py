@@ -145,6 +145,7 @@ def build_plan(
         waiting=fitted.waiting,
         binding=fitted.binding,
         notes=(
+            *grid.notes,
             *known.notes,
             *limits.notes,
             *_taken_codes_note(exit_codes),

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from hpc_trainer import __version__
-from tests.benchmarks import command_line, frozen_code, grid, many_runs, submission
+from tests.benchmarks import command_line, completion, frozen_code, grid, many_runs, submission
 
 if __name__ == "__main__":
     print(
@@ -18,6 +18,7 @@ if __name__ == "__main__":
         f"{psutil.cpu_count()} CPUs, load {psutil.getloadavg()[0]:.1f} before the start"
     )
     command_line.run()
+    completion.run()
     many_runs.run()
     grid.run()
     frozen_code.run()

@@ -21,6 +21,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from hpc_trainer.config.compose.own_files import check_config_dir
+from hpc_trainer.config.compose.project import own_defaults
 from hpc_trainer.config.compose.unreadable import unreadable
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.compose.wrong_value import wrong_value
@@ -28,6 +29,7 @@ from hpc_trainer.config.keys import DECLARED, declared_at
 from hpc_trainer.config.load import ROOT_KEYS, to_typed
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, register_schemas
+from hpc_trainer.config.words import choices_in, conf_dir
 from hpc_trainer.errors import ConfigError, did_you_mean, valid
 
 ROOT = "train"
@@ -46,13 +48,6 @@ _ENDLESS = (
 
 def _is_names(value: object) -> bool:
     return isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
-
-
-def conf_dir() -> Path:
-    """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[2]
-    shipped = package / "conf"
-    return shipped if shipped.is_dir() else package.parent / "conf"
 
 
 class Composer:
@@ -102,10 +97,8 @@ class Composer:
         return parsed
 
     def choices(self, group: str) -> list[str]:
-        """The choices of a group, sorted, those of `--config-dir` among them; schemas are not choices."""
-        loader = GlobalHydra.instance().config_loader()
-        own = {path.stem for folder in self._config_dirs for path in (folder / group).glob("*.yaml") if path.is_file()}
-        return sorted(own | {name for name in loader.get_group_options(group) if not name.endswith("schema")})
+        """The choices of a group, sorted, those of `--config-dir` among them."""
+        return choices_in(group, [conf_dir(), *self._config_dirs])
 
     def compose_untyped(self, overrides: Sequence[str]) -> DictConfig:
         """One composed configuration, types checked by the schemas, interpolations not yet resolved.
@@ -280,15 +273,15 @@ def _named(override: str) -> str:
 
 
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
-    """What stands before the command line: the person's own file, and `cluster=slurm` where sbatch is on PATH.
+    """What stands before the command line: the person's own defaults, and `cluster=slurm` where sbatch is on PATH.
 
     A key that the command line gives too is left out.
 
     Raises:
-        ConfigError: the file is no mapping of dotted keys to values.
+        ConfigError: a file of defaults cannot be read.
     """
     named = {_named(override) for override in given}
-    own = read_user_config()
+    own = own_defaults()
     if "cluster" not in named and "cluster" not in own:
         yield f"cluster={'slurm' if shutil.which('sbatch') else 'local'}"
     for key, value in own.items():

@@ -172,7 +172,7 @@ def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, 
             name = path.name.removesuffix(".py")  # its folder is on the path of imports, as Python has it for a script
             _add_root(roots, name, path.absolute(), rules, prefer_git=prefer_git)
     for package in sorted(packages):
-        for location in _locations(package):
+        for location in locations_of(package):
             if not _is_installed(location):
                 _add_root(roots, package, location, rules, prefer_git=prefer_git)
     ours = Path(hpc_trainer.__file__).resolve().parent
@@ -185,7 +185,7 @@ def _find_roots(packages: Iterable[str], scripts: Iterable[Path], rules: Rules, 
     return _named(roots.values())
 
 
-def _locations(package: str) -> list[Path]:
+def locations_of(package: str) -> list[Path]:
     """Where Python finds a top-level package or module, the current folder first, as the worker. Imports nothing."""
     spec = PathFinder.find_spec(package, [str(Path.cwd()), *(entry for entry in sys.path if entry)])
     if spec is None:

@@ -238,7 +238,7 @@ def test_the_same_code_without_a_fault_is_identical(local: LocalDriver) -> None:
 
 
 def test_what_cannot_be_certified_is_a_usage_error(local: LocalDriver) -> None:
-    nowhere = ("--trust", "nowhere", "data=custom", "data._target_=nowhere.build")  # only the worker can see that
+    nowhere = ("--trust", "nowhere", "data=custom", "data._target_=nowhere.build")
     for words in (("optim.lr=-1",), ("seed=0,1",), ("--steps", "1"), nowhere):
         done = local.run("certify", *words, check=False)
         assert done.returncode == 2, done.stdout + done.stderr

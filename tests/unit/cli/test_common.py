@@ -13,10 +13,10 @@ from hpc_trainer.cli.common import (
     gpu_hours,
     print_next,
     print_table,
-    resolve_runs_dir,
     short_duration,
     short_number,
 )  # fmt: skip
+from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.run_verbs import speed_words
 from hpc_trainer.runs.states import RunState
 

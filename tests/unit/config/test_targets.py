@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.targets import check_target, locate
+from hpc_trainer.config.targets import TO_BE_FOUND, check_target, locate
 from hpc_trainer.errors import ConfigError
 from tests.unit.runs.builders import make_config
 
@@ -80,3 +80,29 @@ def test_a_refused_name_is_not_imported(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_name_that_leads_nowhere(target: str) -> None:
     with pytest.raises(ConfigError, match=rf"data\._target_={target} leads nowhere"):
         locate("data._target_", target, ["json"])
+
+
+def test_what_leads_nowhere_names_where_it_looked_and_the_nearest_or_the_ways() -> None:
+    with pytest.raises(ConfigError) as caught:
+        locate("model._target_", "nowhere_at_all.net.Net", ["nowhere_at_all"])
+    assert all(entry in str(caught.value) for entry in sys.path)
+    assert str(caught.value).endswith(TO_BE_FOUND)
+    with pytest.raises(ConfigError, match=r"No module named 'json\.nowhere'\. Looked in: \S+/json\."):
+        locate("model._target_", "json.nowhere.Net", ["json"])
+    with pytest.raises(ConfigError, match=r"Looked in: \S+/json/decoder\.py\. Did you mean JSONDecoder\?"):
+        locate("model._target_", "json.decoder.JsonDecoder", ["json"])
+
+
+def test_a_module_that_is_there_and_breaks_while_it_is_imported_is_not_said_to_be_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
+    with pytest.raises(ConfigError) as caught:
+        locate("model._target_", "needs_more.Net", ["needs_more"])
+    told = "needs_more is there and imports not_installed_anywhere, which is not"
+    assert told in str(caught.value)
+    assert sys.executable in str(caught.value)
+    (tmp_path / "breaks.py").write_text("import json\njson.no_such_function()\n")
+    with pytest.raises(AttributeError, match="no_such_function"):  # with its own traceback
+        locate("model._target_", "breaks.Net", ["breaks"])

@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_trainer.config.compose.composer import Composer, conf_dir, default_overrides, override_value
+from hpc_trainer.config.compose.composer import Composer, default_overrides, override_value
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.words import conf_dir
 from hpc_trainer.errors import ConfigError
 
 GLOBAL_GROUPS = ("experiment", "sweep", "debug")

@@ -425,7 +425,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"data": TextBytesConfig(path="/no/such")}, "data.path=/no/such must be a readable file; there is none."),
     ({"model__target": None} | {"model___target_": "os.system"}, "model._target_=os.system: not on the list"),
     ({"data___target_": "builtins.eval"}, "data._target_=builtins.eval: not on the list"),
-    ({"train__main": "mine.loop.main"}, "If you trust that package, add --trust mine."),
+    ({"train__main": "mine.loop.main"}, "If you trust that package, add --trust mine, or"),
     ({"train__main": "main"}, "train.main='main' must be a dotted name"),
     ({"params": {"a": {1: 2}}}, "params.a has the key 1, and keys must be texts. Use '1' in quotes."),
     ({"params": {"a": [b"x"]}}, "params.a[0]=b'x' must be a number, a text, true, false, null"),

@@ -34,7 +34,8 @@ class Undecaying(torch.optim.Optimizer):
         (
             "torch.optim.Lion",
             {},
-            "optim._target_=torch.optim.Lion leads nowhere: module 'torch.optim' has no attribute 'Lion'.",
+            "optim._target_=torch.optim.Lion leads nowhere: module 'torch.optim' has no attribute 'Lion'. Looked in: "
+            f"{torch.optim.__file__}.",
         ),
         (
             "torch.optim.lbfgs.LBFGS",

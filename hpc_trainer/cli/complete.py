@@ -1,0 +1,93 @@
+"""What Tab offers: typer asks these functions for what may stand where a person types. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+from hpc_trainer.errors import HpcTrainerError
+
+_INSTRUCTION = "_HPC_TRAINER_COMPLETE"
+
+
+def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Groups, choices, keys and values."""
+    from hpc_trainer.config.words import overrides_like
+
+    said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
+    word = incomplete if key is None else f"{key}={incomplete}"
+    found = _or_nothing(lambda: overrides_like(word, said, _config_dirs(ctx)))
+    return found if key is None else [each.removeprefix(f"{key}=") for each in found]
+
+
+def complete_sweeps(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Sweeps."""
+    from hpc_trainer.operate.names import sweep_names
+
+    return _or_nothing(lambda: [each for each in sweep_names(_runs_dir(ctx)) if each.startswith(incomplete)])
+
+
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Runs: those of --sweep, else of all sweeps."""
+    from hpc_trainer.operate.names import run_names
+
+    return _or_nothing(lambda: run_names(_runs_dir(ctx), ctx.params.get("sweep"), incomplete))
+
+
+def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Sweeps or runs; before anything is typed sweeps alone, which are fewer."""
+    if ctx.params.get("sweep") is not None:
+        return complete_runs(ctx, incomplete)
+    return [*complete_sweeps(ctx, incomplete), *(complete_runs(ctx, incomplete) if incomplete else ())]
+
+
+def _or_nothing(find: Callable[[], list[str]]) -> list[str]:
+    """A Tab has no place for a complaint; the command itself will say what is wrong."""
+    try:
+        return find()
+    except (HpcTrainerError, OSError):
+        return []
+
+
+def _texts(ctx: typer.Context, name: str) -> list[str]:
+    return [str(each) for each in ctx.params.get(name) or ()]
+
+
+def _runs_dir(ctx: typer.Context) -> Path:
+    from hpc_trainer.cli.given import configured_runs_dir
+
+    given = ctx.params.get("runs_dir")
+    return configured_runs_dir() if given is None else Path(given)
+
+
+def _config_dirs(ctx: typer.Context) -> list[Path]:
+    from hpc_trainer.config.compose.project import read_project
+
+    return [*map(Path, _texts(ctx, "config_dir")), *read_project().config_dirs]
+
+
+def _of_bash(said: Sequence[str], incomplete: str) -> tuple[list[str], str | None]:
+    """Joins what bash cut at `=` (COMP_WORDBREAKS): `model=cnn` comes as three words, of which it replaces the last.
+
+    Returns:
+        The overrides as they were typed, and, where a value is being typed, its key.
+    """
+    parts = list(said)
+    if os.environ.get(_INSTRUCTION) == "complete_bash":
+        words = os.environ.get("COMP_WORDS", "").split("\n")
+        here = int(os.environ.get("COMP_CWORD") or 0)
+        if not incomplete and here < len(words) and words[here] == "=":  # typer takes it for nothing typed
+            parts.append("=")
+    joined: list[str] = []
+    is_open = False  # a key and its `=`, without a value yet
+    for part in parts:
+        begins = part == "=" and bool(joined) and not is_open
+        if begins or is_open:
+            joined[-1] += part
+        else:
+            joined.append(part)
+        is_open = begins
+    return (joined[:-1], joined[-1][:-1]) if is_open else (joined, None)

@@ -1,0 +1,202 @@
+"""The project file: what a person would type with each command in this project and is part of no run's configuration.
+
+`hpc_trainer.yaml`, or the table `[tool.hpc_trainer]` of `pyproject.toml`. docs/decisions/0037-project-file.md has the
+reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.compose.own_files import others_may_write
+from hpc_trainer.config.compose.user import read_user_config
+from hpc_trainer.errors import ConfigError, UntrustedFileError, valid
+
+YAML_NAME, TOML_NAME = "hpc_trainer.yaml", "pyproject.toml"
+_KEYS = ("config_dir", "trust", "runs_dir")
+_PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+# A line that may begin our table: only then the file is parsed. Most pyproject.toml have none.
+_OUR_TABLE = re.compile(r"^\s*\[?\s*tool\s*\.\s*[\"']?hpc_trainer\b|^\s*\[\s*tool\s*\]", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """What the project file says; without one, nothing."""
+
+    path: Path | None = None
+    config_dirs: tuple[Path, ...] = ()
+    trust: tuple[str, ...] = ()
+    runs_dir: Path | None = None
+    unused: str | None = None
+    """Why a file that is there is not used."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before a grid is submitted: the file decides whose code runs as them."""
+        if self.unused is not None:
+            return (self.unused,)
+        added = [f"--config-dir {folder}" for folder in self.config_dirs] + [f"--trust {each}" for each in self.trust]
+        return (f"the project file {self.path} adds {' '.join(added)}.",) if added else ()
+
+
+def read_project() -> Project:
+    """The project file of the current folder, or of the nearest folder above it, up to the root of git or the home.
+
+    Raises:
+        ConfigError: the file cannot be read, or says what it may not.
+    """
+    for folder in _folders():
+        named = [path for path in (folder / YAML_NAME, folder / TOML_NAME) if _is_one(path)]
+        if len(named) > 1:
+            raise ConfigError(f"{named[0]} and {named[1]} are both a project file. Keep one of them.")
+        if named:
+            reason = _untrusted(named[0])
+            return _read(named[0]) if reason is None else Project(unused=f"{named[0]} is not used: {reason}.")
+    return Project()
+
+
+def own_defaults() -> dict[str, Any]:
+    """What stands before the command line, as dotted key -> value: the person's own file, and the project's folder of
+    runs, which wins over it.
+
+    Raises:
+        ConfigError, UntrustedFileError: as `read_project` and `read_user_config`.
+    """
+    runs_dir = read_project().runs_dir
+    return read_user_config() | ({"paths.runs_dir": str(runs_dir)} if runs_dir is not None else {})
+
+
+def _folders() -> Iterator[Path]:
+    try:
+        folder = Path.cwd()
+    except OSError:  # somebody removed it
+        return
+    home = Path("~").expanduser()
+    while True:
+        yield folder
+        if (os.path.lexists(folder / ".git")) or folder in (home, folder.parent):
+            return
+        folder = folder.parent
+
+
+def _is_one(path: Path) -> bool:
+    if path.name == YAML_NAME:
+        return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises where a folder above may not be looked into
+    try:
+        return _OUR_TABLE.search(path.read_text(encoding="utf-8")) is not None and _names_us(path)
+    except (OSError, UnicodeError):  # none, or of no use to anybody
+        return False
+
+
+def _names_us(path: Path) -> bool:
+    """False of a pyproject.toml without our table. One that nobody can parse is told when it is read."""
+    try:
+        return _table(path) is not None
+    except ConfigError:
+        return "hpc_trainer" in path.read_text(encoding="utf-8")
+
+
+def _untrusted(path: Path) -> str | None:
+    """Why this file may not say whose code runs as the person: somebody else wrote it, or may write it."""
+    for info in (path.lstat(), path.stat()):  # a link, and what it leads to
+        if info.st_uid not in (os.getuid(), 0):
+            return f"it belongs to user {info.st_uid}, and it says whose code runs as you. Make one of your own"
+    if others_may_write(path.stat()):
+        return f"others may write it, and it says whose code runs as you. Look at it, then: chmod go-w {path}"
+    for folder in {path.parent, path.resolve().parent}:
+        if folder.stat().st_mode & stat.S_IWOTH:
+            return f"everybody may write the folder {folder}. Keep it elsewhere, or: chmod o-w {folder}"
+    return None
+
+
+def _read(path: Path) -> Project:
+    table = _table(path) or {}
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise ConfigError(f"{path}: {key}: no such key. {valid(str(key), _KEYS)}")
+        texts = [value] if key == "runs_dir" else value
+        if not isinstance(texts, list) or not all(isinstance(each, str) and each.strip() for each in texts):
+            rule = 'a folder, as "runs"' if key == "runs_dir" else 'a list of texts, as ["my_lab"]'
+            raise ConfigError(f"{path}: {key}={value!r} must be {rule}.")
+    wrong = [each for each in table.get("trust", ()) if not _PACKAGE.match(each)]
+    if wrong:
+        raise ConfigError(f"{path}: trust: {wrong[0]!r} must be the name of a package, as my_lab.")
+    runs_dir = table.get("runs_dir")
+    return Project(
+        path=path,
+        config_dirs=tuple(_config_dir(path, each) for each in table.get("config_dir", ())),
+        trust=tuple(table.get("trust", ())),
+        runs_dir=None if runs_dir is None else _below(path, runs_dir),
+    )
+
+
+def _below(path: Path, folder: str) -> Path:
+    """The folder as the file means it: from where the file lies."""
+    return Path(os.path.normpath(path.parent / Path(folder).expanduser()))
+
+
+def _config_dir(path: Path, named: str) -> Path:
+    folder = _below(path, named)
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: config_dir names {folder}, and there is no such folder.")
+    # A team may write the project's folder, and so put another one in the place of this.
+    owner = folder.stat().st_uid
+    if owner not in (os.getuid(), 0) and not Path(named).expanduser().is_absolute():
+        raise UntrustedFileError(
+            f"{path}: config_dir names {folder}, which belongs to user {owner}, and the setup lines of a configuration "
+            f"run as you. Look at it; if you mean it, name it in full: {folder.resolve()}"
+        )
+    return folder
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    text = _text(path)
+    loaded = _from_yaml(path, text) if path.name == YAML_NAME else _from_toml(path, text)
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must map keys to values: {', '.join(_KEYS)}.")
+    return loaded
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _from_yaml(path: Path, text: str) -> Any:
+    import yaml  # late, as the parser below: most commands find no such file
+
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+
+
+def _from_toml(path: Path, text: str) -> Any:
+    reader = _toml_reader()
+    if reader is None:
+        raise ConfigError(
+            f"{path} has a table [tool.hpc_trainer], and Python 3.10 alone cannot read TOML. Put the same keys into "
+            f"{path.with_name(YAML_NAME)}, or: pip install tomli"
+        )
+    try:
+        tool = reader.loads(text).get("tool")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    return tool.get("hpc_trainer") if isinstance(tool, dict) else None
+
+
+def _toml_reader() -> Any:
+    for name in ("tomllib", "tomli"):  # Python has one from 3.11 on
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    return None

@@ -1,0 +1,218 @@
+"""Does a name of a person's own code lead anywhere? Looked up in files, as the workers will find them.
+
+Nothing is imported: `plan` runs none of a person's code. So what a module makes only when it runs is not judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.targets import TO_BE_FOUND
+from hpc_trainer.errors import did_you_mean
+from hpc_trainer.launch.frozen_code.frozen_worker import LINK
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, locations_of
+from hpc_trainer.runs.spec import RunSpec
+
+# Where a module's text says one of these, names or modules may come to be that no file shows.
+_MADE_WHEN_RUN = ("__path__", "sys.modules", "__getattr__", "globals(", "vars(", "exec(", "setattr(")
+_FOLDERS_SHOWN = 8
+_FOLDERS_ABOVE = 4
+
+
+@dataclass(slots=True)
+class Unfound:
+    """Names that lead nowhere."""
+
+    problems: list[str] = field(default_factory=list)
+    """Of these it is sure."""
+    notes: list[str] = field(default_factory=list)
+    """The runs' own Python may have these."""
+
+
+class _NowhereError(Exception):
+    """Why a name leads nowhere. `is_sure`: it does so for whatever Python the runs have."""
+
+    def __init__(self, why: str, *, is_sure: bool) -> None:
+        super().__init__(why)
+        self.is_sure = is_sure
+
+
+def find_nowhere(specs: Iterable[RunSpec], code: Snapshot | None) -> Unfound:
+    """Looks up each name that the runs' `_target_` and `train.main` have, once.
+
+    Args:
+        code: what the runs import that is frozen; None: each start imports what stands on disk then.
+    """
+    asked: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for spec in specs:
+        asked.update(((key, target), spec.config["cluster"]) for key, target in targets_of(spec.config).items())
+    found, files = Unfound(), _Files(code)
+    for (key, target), cluster in asked.items():
+        package = target.partition(".")[0]
+        if package == "hpc_trainer" or package in sys.stdlib_module_names:
+            continue
+        try:
+            _look_up(target, files)
+        except _NowhereError as why:
+            told = f"{key}={target} leads nowhere: {why}"
+            if why.is_sure:
+                found.problems.append(told)
+            elif _is_this_python(cluster):
+                is_far = cluster["executor"] != Executor.local.value
+                way = f" Where the nodes have more than this machine, say so: cluster.python={sys.executable}"
+                found.problems.append(told + (way if is_far else ""))
+            else:
+                found.notes.append(f"here {told} Its runs may find it: their Python is of cluster={cluster['name']}.")
+    return found
+
+
+def _is_this_python(cluster: Mapping[str, Any]) -> bool:
+    """True if nothing of a cluster's profile may bring another Python, or another path of imports."""
+    others = ("python", "setup", "srun_args", "sbatch")
+    return not any(cluster.get(each) for each in others) and "PYTHONPATH" not in cluster["env"]
+
+
+class _Files:
+    """Files as the runs will have them: below a root that is frozen those that are frozen, elsewhere those on disk."""
+
+    def __init__(self, code: Snapshot | None) -> None:
+        self._contents = code.contents if code is not None else {}
+        self._roots = {root.source: root.name for root in code.roots} if code is not None else {}
+        self._folders = {name[:end] for name in self._contents for end in range(len(name)) if name[end] == "/"}
+
+    def frozen_name(self, path: Path) -> str | None:
+        """What a path is called in the copy, whether or not it is there; None outside of what is frozen."""
+        root = next((each for each in self._roots if path.is_relative_to(each)), None)
+        return None if root is None else f"{self._roots[root]}/{path.relative_to(root)}"
+
+    def is_file(self, path: Path) -> bool:
+        name = self.frozen_name(path)
+        return path.is_file() if name is None else name in self._contents
+
+    def is_folder(self, path: Path) -> bool:
+        name = self.frozen_name(path)
+        if name is None:
+            return path.is_dir()
+        return name in self._folders or (name in self._contents and self._contents[name][0] == LINK and path.is_dir())
+
+    def text(self, path: Path) -> str | None:
+        """None of what cannot be read as Python's text."""
+        name = self.frozen_name(path)
+        mode, content = ("", path.read_bytes()) if name is None else self._contents[name]
+        return None if mode == LINK else content.decode("utf-8", errors="replace")
+
+    def modules(self, folder: Path) -> set[str]:
+        """What a package's folder holds, for a message."""
+        name = self.frozen_name(folder)
+        if name is None:
+            names = {each.name for each in folder.iterdir()}
+        else:
+            names = {each[len(name) + 1 :].partition("/")[0] for each in self._contents if each.startswith(f"{name}/")}
+        return {each.partition(".")[0] for each in names} - {"__init__", "__pycache__", ""}
+
+
+def _look_up(target: str, files: _Files) -> None:
+    """Raises _NowhereError if there is surely nothing of this name; does nothing where no file can tell."""
+    package, *parts, attribute = target.split(".")
+    places = locations_of(package)
+    if not places:
+        raise _NowhereError(_not_there(package), is_sure=False)
+    here = places[0].resolve()
+    is_sure = files.frozen_name(here) is not None
+    done = package
+    for part in parts:
+        inside = _module_in(here, part, files)
+        if inside is None:
+            if len(places) > 1 or _is_made_when_run(here, files):
+                return
+            raise _NowhereError(_no_module(done, part, here, files), is_sure=is_sure)
+        here, done = inside, f"{done}.{part}"
+    source = here / "__init__.py" if files.is_folder(here) else here
+    if not files.is_file(source) or source.suffix != ".py" or _module_in(here, attribute, files) is not None:
+        return
+    names = _names_in(source, files)
+    if names is not None and attribute not in names:
+        told = did_you_mean(attribute, [name for name in names if not name.startswith("_")])
+        raise _NowhereError(f"{source} defines no {attribute}. {told}".rstrip(), is_sure=is_sure)
+
+
+def _module_in(folder: Path, name: str, files: _Files) -> Path | None:
+    """The package or module of this name in a package's folder, as a folder or a file."""
+    if not files.is_folder(folder):
+        return None
+    if files.is_folder(folder / name):
+        return folder / name
+    endings = (".py", *_extension_suffixes())
+    return next((path for path in (folder / f"{name}{each}" for each in endings) if files.is_file(path)), None)
+
+
+def _extension_suffixes() -> Sequence[str]:
+    from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES
+
+    return (*EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES)
+
+
+def _is_made_when_run(here: Path, files: _Files) -> bool:
+    source = here / "__init__.py" if files.is_folder(here) else here
+    text = files.text(source) if files.is_file(source) else ""
+    return text is None or any(word in text for word in _MADE_WHEN_RUN)
+
+
+def _names_in(source: Path, files: _Files) -> set[str] | None:
+    """The names that a module's own lines bind; None where others may come to be."""
+    text = files.text(source)
+    if text is None or any(word in text for word in _MADE_WHEN_RUN):
+        return None
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):  # of a newer Python, perhaps
+        return None
+    names: set[str] = set()
+    left: list[ast.AST] = [tree]
+    while left:
+        for node in ast.iter_child_nodes(left.pop()):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                names.add(node.name)
+                names.update(name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names)
+                continue  # what it binds inside is its own
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names.update((each.asname or each.name).partition(".")[0] for each in node.names)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+                names.add(node.name)
+            left.append(node)
+    return None if "*" in names else names
+
+
+def _no_module(package: str, name: str, folder: Path, files: _Files) -> str:
+    if not files.is_folder(folder):
+        return f"{package} is the module {folder}, and no package that holds {name}."
+    unfrozen = next((path for path in (folder / f"{name}.py", folder / name) if path.exists()), None)
+    if files.frozen_name(folder) is not None and unfrozen is not None:
+        return f"{unfrozen} is not frozen: git ignores it, or snapshot.exclude names it. See snapshot.include."
+    return f"{folder} holds no module {name}. {did_you_mean(name, files.modules(folder))}".rstrip()
+
+
+def _not_there(package: str) -> str:
+    stdlib = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib")}
+    path = [entry for entry in sys.path if entry and Path(entry).is_dir() and entry not in stdlib]
+    looked = [each for each in dict.fromkeys((str(Path.cwd()), *path)) if "lib-dynload" not in each]
+    more = f" and {len(looked) - _FOLDERS_SHOWN} more" if len(looked) > _FOLDERS_SHOWN else ""
+    above = [folder for folder in list(Path.cwd().parents)[:_FOLDERS_ABOVE] if _holds(folder, package)]
+    hint = f" It lies in {above[0]}: submit from there." if above else ""
+    where = ", ".join(looked[:_FOLDERS_SHOWN])
+    return f"there is no package or module {package} in {where}{more}.{hint} {TO_BE_FOUND}"
+
+
+def _holds(folder: Path, package: str) -> bool:
+    return os.path.isfile(folder / f"{package}.py") or os.path.isfile(folder / package / "__init__.py")  # noqa: PTH113
