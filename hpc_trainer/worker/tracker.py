@@ -19,13 +19,13 @@ class TensorBoardTracker:
     """Event files in `folder`; steps after `first_step` of earlier attempts are superseded (purge_step)."""
 
     def __init__(self, folder: Path, first_step: int, hparams: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams as summaries
+        from torch.utils.tensorboard import SummaryWriter, summary
 
-        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step + 1)
+        summaries: Any = summary.hparams
         shown = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()}
-        for summary in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
-            self._writer.file_writer.add_summary(summary)
+        for each in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
+            self._writer.file_writer.add_summary(each)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Adds one scalar a value."""

@@ -79,7 +79,8 @@ LOSSES = {step: 1 / step for step in range(1, 10)}
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server of the person's own; what `sync` sets for its own process ends with the test."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY", "WANDB_ERROR_REPORTING", "WANDB_SILENT"):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in ("MLFLOW_ALLOW_FILE_STORE", "WANDB_ERROR_REPORTING", "WANDB_SILENT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 

@@ -72,7 +72,10 @@ _RAW = re.compile(
         ("train=3", ": train is a section. Set its keys one by one, as train.main=VALUE."),
         ("train.guard=null", ": train.guard is a section. Set its keys one by one, as train.guard.on_spike=VALUE."),
         ("seed.x=1", "seed.x: seed has a value, and no keys below it. Use seed=VALUE."),
-        ("tracker=null", ": a choice of tracker is a name. Did you mean none? Valid: mlflow, none, tensorboard, wandb."),
+        (
+            "tracker=null",
+            ": a choice of tracker is a name. Did you mean none? Valid: mlflow, none, tensorboard, wandb.",
+        ),
         ("++train.guard.nope=1", "train.guard.nope: no such key in train.guard. Valid: max_rollbacks, "),
         ("train.guard={nope:1}", "train.guard.nope: no such key in train.guard. Valid: max_rollbacks, "),
         ("+tracker=none", ": tracker is chosen without +. Use tracker=none."),
