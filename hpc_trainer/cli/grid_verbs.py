@@ -19,7 +19,7 @@ from hpc_trainer.cli.show_plan import plan_json, print_next_of, print_plan, prin
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
-from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
@@ -37,7 +37,7 @@ _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 def run_plan(given: Given, *, retry_failed: bool, as_json: bool, script: bool = False, memory: bool = False) -> None:
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
-    plan = plan_grid(freeze_grid(given.overrides or [], **given.places), retry_failed=retry_failed)
+    plan = plan_grid(given.freeze(), retry_failed=retry_failed)
     needs = partial(find_needs, plan.grid.specs, plan.grid.sweep)
     if as_json:
         print_json(plan_json(plan) | ({"memory": memory_json(needs())} if memory else {}))
@@ -55,7 +55,7 @@ def run_plan(given: Given, *, retry_failed: bool, as_json: bool, script: bool = 
 
 def run_submit(given: Given, *, wait: bool, retry_failed: bool, as_json: bool) -> None:
     """Submits what is new or interrupted; with `wait`, shows progress to the end."""
-    grid = freeze_grid(given.overrides or [], **given.places)
+    grid = given.freeze()
     done = submit_grid(grid, retry_failed=retry_failed, command_line=sys.argv)
     if as_json and not wait:
         print_json(submit_json(done))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hpc_trainer.cli.given import Given
 from hpc_trainer.cli.terminal import as_typed, visible_output
@@ -42,6 +44,17 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     return words
 
 
+class _WithApp(TyperCommand):
+    """What stands after `--app` is the app's, word for word: it becomes the value of that option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click has it."""
+        if "--app" in args[:-1]:
+            place = args.index("--app") + 1
+            args = [*args[:place], shlex.join(args[place:])]
+        return super().parse_args(ctx, args)
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -61,6 +74,10 @@ Command = Annotated[
     str | None,
     typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
 ]
+App = Annotated[
+    str | None,
+    typer.Option("--app", metavar="APP [WORD]...", help="A Hydra app of yours; all that follows is its own."),
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
@@ -70,10 +87,11 @@ SweepArgument = Annotated[str | None, typer.Argument(metavar="[SWEEP]", help="A 
 SweepOption = Annotated[str | None, typer.Option("--sweep", help="The sweep to look in; else the newest one.")]
 
 
-@app.command()
+@app.command(cls=_WithApp)
 def train(
     overrides: Overrides = None,
     command: Command = None,
+    hydra_app: App = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folder is set aside.")] = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -82,13 +100,14 @@ def train(
     """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
     from hpc_trainer.cli.grid_verbs import run_train
 
-    run_train(Given.of_grid(overrides, command, config_dir, trust), fresh=fresh, as_json=as_json)
+    run_train(Given.of_grid(overrides, command, hydra_app, config_dir, trust), fresh=fresh, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=_WithApp)
 def plan(
     overrides: Overrides = None,
     command: Command = None,
+    hydra_app: App = None,
     script: Annotated[bool, typer.Option("--script", help="Show the batch script of each array.")] = False,
     memory: Annotated[
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
@@ -101,14 +120,15 @@ def plan(
     """Show what submit would do: runs, arrays, GPU-hours. Writes nothing."""
     from hpc_trainer.cli.grid_verbs import run_plan
 
-    given = Given.of_grid(overrides, command, config_dir, trust)
+    given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
     run_plan(given, script=script, memory=memory, retry_failed=retry_failed, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=_WithApp)
 def submit(
     overrides: Overrides = None,
     command: Command = None,
+    hydra_app: App = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
@@ -119,7 +139,7 @@ def submit(
     """Submit the runs of a grid that are new or interrupted; returns at once and is safe to repeat."""
     from hpc_trainer.cli.grid_verbs import run_plan, run_submit
 
-    given = Given.of_grid(overrides, command, config_dir, trust)
+    given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
     if dry_run:
         run_plan(given, retry_failed=retry_failed, as_json=as_json)
     else:
