@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 from hydra.core.singleton import Singleton
 from hydra.core.utils import run_job
 from hydra.types import HydraContext, TaskFunction

@@ -166,7 +166,7 @@ def own_hydra() -> Iterator[None]:
     store = copy.copy(ConfigStore.instance())
     store.repo = {name: node for name, node in store.repo.items() if name in _HYDRAS_OWN}
     others = {kind: one for kind, one in instances.items() if kind not in _OF_AN_APP}
-    Singleton._instances = {**others, ConfigStore: store}
+    Singleton._instances = {**others, ConfigStore: store}  # type: ignore[dict-item]  # Hydra names the metaclass
     try:
         yield
     finally:

@@ -100,7 +100,7 @@ def test_what_does_not_compose_is_said_at_plan_time(app: LocalDriver, words: tup
 def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:
     (app.folder / "plain.py").write_text("print('all done')\n")
     assert "is no Hydra app" in app.run("plan", *OURS, "--app", "plain.py", "lr=1", check=False).stderr
-    assert "has no such file" in app.run("plan", *OURS, "--app", "trian.py", check=False).stderr
+    assert "has no such file" in app.run("plan", *OURS, "--app", "other.py", check=False).stderr
     taken = app.run("plan", *OURS, "params.lr=1", "--app", "train.py", check=False)
     assert (taken.returncode, "params.lr=1 is the app's to say" in taken.stderr) == (2, True)
     both = app.run("plan", *OURS, "--command", "true", "--app", "train.py", check=False)
