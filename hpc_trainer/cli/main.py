@@ -49,9 +49,11 @@ class _WithApp(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click has it."""
-        if "--app" in args[:-1]:
-            place = args.index("--app") + 1
-            args = [*args[:place], shlex.join(args[place:])]
+        for place, word in enumerate(args):
+            option, *value = word.split("=", 1)
+            words = [*value, *args[place + 1 :]]
+            if option == "--app" and words:
+                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(words)])
         return super().parse_args(ctx, args)
 
 

@@ -115,7 +115,7 @@ def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, li
     if pickle is not None:
         store(grid.sweep, pickle, content)
     fresh = bool(keys.get("fresh"))
-    done = submit_grid(grid, fresh=fresh, retry_failed=fresh, command_line=sys.argv)
+    done = submit_grid(grid, fresh=fresh, retry_failed=fresh, command_line=["python", *sys.argv])
     num_runs = len(grid.specs)
     log.info(f"{num_runs} runs in {grid.sweep.folder}: {done.num_submitted} submitted, {done.num_already} before")
     for note in (*done.plan.notes, *done.outcome.notes, f"See: hpc-trainer status {grid.sweep.name}"):

@@ -136,7 +136,7 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
     start = start_of(app)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
-        ask = ["hydra/launcher=hpc_trainer", "hydra/sweeper=basic", f"hydra.sweep.dir={override_value(folder)}"]
+        ask = ["hydra/launcher=hpc_trainer", "hydra/sweeper=hpc_trainer", f"hydra.sweep.dir={override_value(folder)}"]
         done = subprocess.run(
             [sys.executable, *start[1:], "-m", *flags, *words, *ask], env={**os.environ, POINTS: str(file)},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,

@@ -59,6 +59,8 @@ def test_a_grid_of_an_app_as_it_is(app: LocalDriver) -> None:
     # The same command again submits nothing; another value one run.
     again = json.loads(app.run("submit", "--json", *OURS, *words).stdout)
     assert (again["submitted"], again["already"]) == (0, 2)
+    one = ("--app", "train.py", "model=line", "lr=0.5", *QUICK)
+    assert "all is done" in app.run("train", *one).stdout
     more = ("--app", "train.py", "model=line,cubic", "lr=0.5,0.1", *QUICK)
     planned = json.loads(app.run("plan", "--json", *OURS, *more).stdout)
     assert [run["state"] for run in planned["runs"]] == ["COMPLETED", "NEW", "COMPLETED", "NEW"]
@@ -95,6 +97,16 @@ def test_what_does_not_compose_is_said_at_plan_time(app: LocalDriver, words: tup
     assert done.returncode == 2
     assert told in done.stderr
     assert not (app.folder / "runs").exists()
+
+
+def test_an_app_that_is_set_up_for_another_sweeper_is_a_plain_grid_here(app: LocalDriver) -> None:
+    config = app.folder / "hydra_app_conf" / "config.yaml"
+    text = config.read_text().replace("  - _self_\n", "  - override hydra/sweeper: optuna\n  - _self_\n")
+    config.write_text(text + "hydra:\n  sweeper:\n    n_trials: 20\n    n_jobs: 2\n    params:\n      lr: 0.1,0.2\n")
+    planned = json.loads(app.run("plan", "--json", *OURS, "--app", "train.py", "model=line,cubic").stdout)
+    assert [run["overrides"] for run in planned["runs"]] == [
+        {"params.lr": lr, "params.model": model} for lr in ("0.1", "0.2") for model in ("line", "cubic")
+    ]
 
 
 def test_what_is_no_hydra_app_is_told_so(app: LocalDriver) -> None:

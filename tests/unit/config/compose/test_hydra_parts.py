@@ -11,6 +11,7 @@ from hydra import initialize
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
@@ -40,6 +41,8 @@ def composer() -> Iterator[Composer]:
             defaults_list.create_defaults_list,
             ["repo", "config_name", "overrides_list", "prepend_hydra", "skip_missing"],
         ),
+        (BasicSweeper.__init__, ["self", "max_batch_size", "params"]),
+        (BasicSweeper.validate_batch_is_legal, ["self", "batch"]),
         (defaults_list._create_interpolation_map, ["overrides", "defaults_list", "self_added"]),
     ],
 )

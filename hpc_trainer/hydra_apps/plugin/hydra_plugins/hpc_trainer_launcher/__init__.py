@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -34,7 +35,22 @@ class LauncherConf:
     """Further words as they stand before `--app`: ["hardware.num_nodes=2", "train.command_per=node"]."""
 
 
-ConfigStore.instance().store(group="hydra/launcher", name="hpc_trainer", node=LauncherConf, provider="hpc_trainer")
+# Without a schema: the app's own configuration may have keys of another sweeper.
+_SWEEPER = {"_target_": "hydra_plugins.hpc_trainer_launcher.HpcTrainerSweeper", "params": None}
+
+_store = ConfigStore.instance()
+_store.store(group="hydra/launcher", name="hpc_trainer", node=LauncherConf, provider="hpc_trainer")
+_store.store(group="hydra/sweeper", name="hpc_trainer", node=_SWEEPER, provider="hpc_trainer")
+
+
+class HpcTrainerSweeper(BasicSweeper):
+    """Hydra's own sweeper for `--app`, but each point is composed once and not twice: our launcher does it."""
+
+    def __init__(self, params: dict[str, str] | None = None, **others: Any) -> None:
+        super().__init__(max_batch_size=None, params=params)
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Left to the launcher."""
 
 
 class HpcTrainerLauncher(Launcher):
