@@ -137,9 +137,10 @@ def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "points.json")
         ask = ["hydra/launcher=hpc_trainer", "hydra/sweeper=hpc_trainer", f"hydra.sweep.dir={override_value(folder)}"]
+        env = {**os.environ, "PYTHONWARNINGS": "ignore", POINTS: str(file)}  # what it prints is taken for the error
         done = subprocess.run(
-            [sys.executable, *start[1:], "-m", *flags, *words, *ask], env={**os.environ, POINTS: str(file)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+            [sys.executable, *start[1:], "-m", *flags, *words, *ask], env=env, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
         if not file.exists():
             return done.stderr if done.returncode else ""
