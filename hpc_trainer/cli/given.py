@@ -25,14 +25,19 @@ class Given:
     overrides: list[str] | None
     config_dirs: list[Path] | None
     trust: list[str] | None
+    app: str | None = None
+    """A Hydra app and its words, as a shell would cut them (`--app`)."""
 
     @classmethod
     def of_grid(
-        cls, overrides: list[str] | None, command: str | None, config_dirs: list[Path] | None, trust: list[str] | None
-    ) -> Given:
-        """With a program of a person's own in place of a training (`--command`)."""
+        cls, overrides: list[str] | None, command: str | None, app: str | None, config_dirs: list[Path] | None,
+        trust: list[str] | None,
+    ) -> Given:  # fmt: skip
+        """With a program of a person's own in place of a training (`--command`, `--app`)."""
         if command is None:
-            return cls(overrides, config_dirs, trust)
+            return cls(overrides, config_dirs, trust, app)
+        if app is not None:
+            raise ConfigError("--command and --app are two programs for one run. Keep one.")
         from hpc_trainer.config.compose.composer import override_value
 
         # OmegaConf would look for what ${NAME} names; it is the program's.
@@ -42,8 +47,13 @@ class Given:
     def freeze(self, *forced: str) -> Grid:
         """The grid of the overrides, and of those that a verb forces. Tells on standard error what no plan will."""
         from hpc_trainer.launch.freeze import freeze_grid
+        from hpc_trainer.launch.hydra_app import freeze_app, read_app
 
-        grid = freeze_grid([*(self.overrides or ()), *forced], **self.places)
+        words = [*(self.overrides or ()), *forced]
+        if self.app is None:
+            grid = freeze_grid(words, **self.places)
+        else:
+            grid = freeze_app(read_app(self.app), words, **self.places)
         _tell(() if forced else grid.notes)  # told before, when the verb looked at what it is given
         return grid
 

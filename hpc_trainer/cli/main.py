@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_runs, complete_sweeps
 from hpc_trainer.cli.given import Chosen, Given
@@ -44,6 +46,19 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     return words
 
 
+class _WithApp(TyperCommand):
+    """What stands after `--app` is the app's, word for word: it becomes the value of that option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click has it."""
+        for place, word in enumerate(args):
+            option, *value = word.split("=", 1)
+            words = [*value, *args[place + 1 :]]
+            if option == "--app" and words:
+                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(words)])
+        return super().parse_args(ctx, args)
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -63,6 +78,10 @@ ConfigDir = Annotated[
 Command = Annotated[
     str | None,
     typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
+]
+App = Annotated[
+    str | None,
+    typer.Option("--app", metavar="APP [WORD]...", help="A Hydra app of yours; all that follows is its own."),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folders are set aside.")]
 Extend = Annotated[bool, typer.Option("--extend", help="Begin where runs of fewer train.num_steps have ended.")]
@@ -88,10 +107,11 @@ SweepOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=_WithApp)
 def train(
     overrides: Overrides = None,
     command: Command = None,
+    hydra_app: App = None,
     fresh: Fresh = False,
     extend: Extend = False,
     config_dir: ConfigDir = None,
@@ -101,13 +121,15 @@ def train(
     """Run one configuration here and now, on all ranks of its hardware; started again, it goes on."""
     from hpc_trainer.cli.grid_verbs import run_train
 
-    run_train(Given.of_grid(overrides, command, config_dir, trust), fresh=fresh, extend=extend, as_json=as_json)
+    given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
+    run_train(given, fresh=fresh, extend=extend, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=_WithApp)
 def plan(
     overrides: Overrides = None,
     command: Command = None,
+    hydra_app: App = None,
     script: Annotated[bool, typer.Option("--script", help="Show the batch script of each array.")] = False,
     memory: Annotated[
         bool, typer.Option("--memory", help="Estimate GPU memory and checkpoints, without a GPU.")
@@ -122,15 +144,16 @@ def plan(
     """Show what submit would do: runs, arrays, GPU-hours. Writes nothing."""
     from hpc_trainer.cli.grid_verbs import run_plan
 
-    given = Given.of_grid(overrides, command, config_dir, trust)
+    given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
     chosen = Chosen(retry_failed=retry_failed, fresh=fresh, extend=extend)
     run_plan(given, chosen, script=script, memory=memory, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=_WithApp)
 def submit(
     overrides: Overrides = None,
     command: Command = None,
+    hydra_app: App = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until all runs have ended.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Submit failed runs again.")] = False,
@@ -143,7 +166,7 @@ def submit(
     """Submit the runs of a grid that are new or interrupted; returns at once and is safe to repeat."""
     from hpc_trainer.cli.grid_verbs import run_plan, run_submit
 
-    given = Given.of_grid(overrides, command, config_dir, trust)
+    given = Given.of_grid(overrides, command, hydra_app, config_dir, trust)
     chosen = Chosen(retry_failed=retry_failed, fresh=fresh, extend=extend)
     if dry_run:
         run_plan(given, chosen, as_json=as_json)

@@ -59,6 +59,8 @@ class RunPaths:
     """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
     result = _Named(RESULT)
     """Final metrics; rank 0 writes once."""
+    returned = _Named("returned.json")
+    """What the task of a Hydra app returned; its first rank writes once."""
     profile_table = _Named("profile.txt")
     """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
     profile_trace = _Named("profile.trace.json.gz")
@@ -162,6 +164,8 @@ class SweepPaths:
     """What the local queue and its controllers printed."""
     compile_cache = _Named("compile_cache")
     """What torch.compile made, an archive for each configuration and local rank; the first run writes it."""
+    pickles = _Named("pickles")
+    """Tasks of Hydra apps that no command starts (hydra_apps/pickled.py); the launcher writes."""
     code = _Named("code")
     """Frozen code: an archive for each digest, and beside it what the first worker unpacked."""
 

@@ -99,13 +99,17 @@ def test_errors_of_ours_are_told_apart_by_their_class(layer: str) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
 def test_no_file_loads_what_could_execute_code(path: Path) -> None:
-    """P5: no pickle, no eval, no unsafe YAML, and torch.load only with weights_only."""
+    """P5: no pickle, no eval, no unsafe YAML, and torch.load only with weights_only.
+
+    But for the task of a Hydra app that no command starts: one file, for its owner alone (docs/decisions/0032).
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported = {
         alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not imported & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+    pickles = {"cloudpickle"} if _name(path) == "hpc_trainer/hydra_apps/pickled.py" else set()
+    assert imported & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"} == pickles
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
@@ -122,7 +126,7 @@ def test_hydra_submitit_and_slurm_commands_stay_where_they_belong() -> None:
         return {path.relative_to(PACKAGE).parts[0] for path in found}
 
     assert users(r"^\s*(from|import) submitit\b") == {"launch"}
-    assert users(r"^\s*(from|import) (hydra|omegaconf)\b") == {"config"}
+    assert users(r"^\s*(from|import) (hydra|omegaconf)\b") == {"config", "hydra_apps"}
     assert users(r"run_slurm\(|\[\"(squeue|sacct|scontrol|scancel)\"") == {"slurm"}
 
 
@@ -138,7 +142,13 @@ def _imported(tree: ast.Module) -> set[str]:
 
 
 # What is imported -> what provides it, where the names differ.
-_PROVIDED_BY = {"hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml", "torch_xla": "torch-xla"}
+_PROVIDED_BY = {
+    "cloudpickle": "submitit",
+    "hydra": "hydra-core",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "torch_xla": "torch-xla",
+}
 
 
 def test_what_is_imported_is_declared() -> None:

@@ -17,11 +17,20 @@ from typing import Any
 from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
+from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.plugins.config_source import ConfigResult
+from hydra.version import VersionBase
 from omegaconf import AnyNode, DictConfig, OmegaConf, ValueNode
+
+_HYDRAS_OWN = ("hydra", "_dummy_empty_config_.yaml")
+"""What Hydra registers itself: the group of its own configuration, and an empty one."""
+_OF_AN_APP = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +157,20 @@ class _Copies:
         if config_path in self._adopted:
             loaded.config = copy.deepcopy(loaded.config)
         return loaded
+
+
+@contextlib.contextmanager
+def own_hydra() -> Iterator[None]:
+    """Sets aside what an app in this process has told Hydra, its configurations too: the state is one for a process."""
+    instances = Singleton._instances
+    store = copy.copy(ConfigStore.instance())
+    store.repo = {name: node for name, node in store.repo.items() if name in _HYDRAS_OWN}
+    others = {kind: one for kind, one in instances.items() if kind not in _OF_AN_APP}
+    Singleton._instances = {**others, ConfigStore: store}  # type: ignore[dict-item]  # Hydra names the metaclass
+    try:
+        yield
+    finally:
+        Singleton._instances = instances
 
 
 @contextlib.contextmanager

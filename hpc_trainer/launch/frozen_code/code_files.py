@@ -22,6 +22,9 @@ _NEVER = (
     ".git", ".hg", ".svn", "__pycache__", "*.pyc", "*.pyo", ".venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", ".ipynb_checkpoints", "node_modules", ".DS_Store",
 )  # fmt: skip
+MODULES = (".py", ".so")
+WITH_CONFIGURATION = (*MODULES, ".yaml", ".yml")
+"""Of a script's folder: a Hydra app's configuration lies beside it."""
 _OUTPUTS = ("checkpoints", "wandb", "mlruns", "multirun", "*.ckpt", "*.pt", "*.pth", "*.safetensors", "*.gguf")
 
 
@@ -140,29 +143,32 @@ def _git(top: Path, *argv: str) -> list[str] | None:
     raise ConfigError(f"git does not list {top}: {first}. Put that right, or use snapshot=copy, or snapshot=off.")
 
 
-def importable_files(root: Path, packages: Iterable[str], rules: Rules) -> list[str]:
+def importable_files(root: Path, packages: Iterable[str], rules: Rules, kinds: tuple[str, ...] = MODULES) -> list[str]:
     """What Python can import from `root`, sorted: its modules, `packages`, and folders that hold a module.
 
     All files of such folders are taken, data beside the code too; not hidden ones, environments, or weights.
+
+    Args:
+        kinds: how files end that are taken, and that make a folder one to take.
 
     Raises:
         ConfigError: there are more than `rules.max_files`.
     """
     found: list[str] = []
-    for name in _importable(root, set(packages), rules):
+    for name in _importable(root, set(packages), rules, kinds):
         found.append(name)
         if len(found) > rules.max_files:
             raise ConfigError(too_many(root, found, rules.max_files))
     return sorted(found)
 
 
-def _importable(root: Path, named: Collection[str], rules: Rules) -> Iterator[str]:
+def _importable(root: Path, named: Collection[str], rules: Rules, kinds: tuple[str, ...]) -> Iterator[str]:
     for entry in _scan(root):
         if entry.is_symlink() or entry.is_file(follow_symlinks=False):
-            is_module = entry.name.endswith((".py", ".so")) or (entry.is_symlink() and entry.name in named)
+            is_module = entry.name.endswith(kinds) or (entry.is_symlink() and entry.name in named)
             if is_module and not entry.name.startswith(".") and not rules.leaves_out(entry.name):
                 yield entry.name
-        elif entry.name in named or _holds_module(entry.path):
+        elif entry.name in named or _holds(entry.path, kinds):
             yield from files_below(root, entry.name, rules)
 
 
@@ -177,10 +183,10 @@ def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
         ) from error
 
 
-def _holds_module(folder: str) -> bool:
+def _holds(folder: str, kinds: tuple[str, ...]) -> bool:
     try:
         with os.scandir(folder) as entries:
-            return any(entry.name.endswith(".py") for entry in entries)
+            return any(entry.name.endswith(kinds) and not entry.name.endswith(".so") for entry in entries)
     except OSError:
         return False
 

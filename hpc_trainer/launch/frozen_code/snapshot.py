@@ -35,6 +35,8 @@ from hpc_trainer.config.schema.snapshot import SnapshotMode
 from hpc_trainer.errors import ConfigError, SubmitError
 from hpc_trainer.launch.frozen_code import frozen_worker
 from hpc_trainer.launch.frozen_code.code_files import (
+    MODULES,
+    WITH_CONFIGURATION,
     Rules,
     files_below,
     git_files,
@@ -226,7 +228,8 @@ def _add_root(roots: dict[str, Root], package: str, location: Path, rules: Rules
     # No checkout, or git ignores the package.
     root = roots.get(str(entry)) or Root(source=str(entry), how="copy")
     script = [real.name] if real.is_file() else []
-    root.files = sorted({*root.files, *importable_files(entry, [package], rules), *script})
+    kinds = WITH_CONFIGURATION if script else MODULES
+    root.files = sorted({*root.files, *importable_files(entry, [package], rules, kinds), *script})
     root.secrets = sorted({*root.secrets, *_taken(rules)})
     if not _provides(root, package, real):
         raise ConfigError(

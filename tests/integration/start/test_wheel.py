@@ -41,3 +41,6 @@ def test_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["state"] == "COMPLETED"
     assert (elsewhere / "runs" / "digits").is_dir()
     assert (packages / "hpc_trainer" / "py.typed").exists()
+    # Hydra finds its plugins in a namespace package at the top.
+    assert (packages / "hydra_plugins" / "hpc_trainer_launcher" / "__init__.py").exists()
+    assert not (packages / "hpc_trainer" / "hydra_apps" / "plugin").exists()

@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hydra import initialize
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import getbase
 from omegaconf import OmegaConf
+from packaging.version import Version
 
 from hpc_trainer.config.compose.composer import ROOT, Composer
-from hpc_trainer.config.compose.hydra_parts import HydraParts
+from hpc_trainer.config.compose.hydra_parts import HydraParts, own_hydra
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,8 @@ def composer() -> Iterator[Composer]:
             defaults_list.create_defaults_list,
             ["repo", "config_name", "overrides_list", "prepend_hydra", "skip_missing"],
         ),
+        (BasicSweeper.__init__, ["self", "max_batch_size", "params"]),
+        (BasicSweeper.validate_batch_is_legal, ["self", "batch"]),
         (defaults_list._create_interpolation_map, ["overrides", "defaults_list", "self_added"]),
     ],
 )
@@ -72,3 +80,17 @@ def test_hydras_own_function_stands_again_after_use(composer: Composer) -> None:
     before = defaults_list._create_interpolation_map
     HydraParts(ROOT).defaults(composer.parse(["model=cnn"]))
     assert defaults_list._create_interpolation_map is before
+
+
+def test_an_apps_hydra_and_ours_do_not_meet() -> None:
+    """An app has begun in this process, and has a group of our name."""
+    with own_hydra(), initialize(version_base="1.2", config_path=None):  # own: apart from other tests
+        begun, store = GlobalHydra.instance(), ConfigStore.instance()
+        store.store(group="hardware", name="of_the_app", node={"kind": "x"})
+        with own_hydra(), Composer() as composer:
+            assert "of_the_app" not in composer.choices("hardware")
+            assert composer.compose(["model=mlp"]).model.name == "mlp"
+        assert (GlobalHydra.instance(), ConfigStore.instance()) == (begun, store)
+        assert begun.is_initialized()
+        assert getbase() == Version("1.2")
+        assert set(store.repo["hardware"]) == {"of_the_app.yaml"}

@@ -1,0 +1,1 @@
+"""Inside a Hydra app: our launcher, and what a run tells of the value that its task returned."""

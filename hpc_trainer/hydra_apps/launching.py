@@ -1,0 +1,236 @@
+"""What our launcher does with a batch of points: hands them to `--app`, or submits their runs and may wait for them.
+
+An app that Python started by its script or module is started so again, once a run: nothing is pickled. Only a task that
+no command starts, as one of a notebook or of a test, is pickled (hydra_apps/pickled.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydra import version
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
+from hydra.errors import CompactHydraException
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+
+from hpc_trainer.config.compose.hydra_parts import own_hydra
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.hydra_apps.pickled import pickle_of, start_of_pickled, store
+from hpc_trainer.hydra_apps.returns import returned_value
+from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.grids import submit_grid
+from hpc_trainer.launch.hydra_app import POINTS, AppPoint, HydraApp, freeze_app, specs_of, split_flags, start_of
+from hpc_trainer.operate.waits import looks
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.states import DONE, RunState
+from hpc_trainer.state.status import SweepStatus
+
+log = logging.getLogger(__name__)
+
+# Key of `hydra.launcher` -> ours.
+_KEYS = {
+    "hardware": "hardware", "cluster": "cluster", "sweep_name": "sweep_name", "partition": "hardware.partition",
+    "account": "cluster.account", "time_limit_min": "hardware.time_limit_min",
+}  # fmt: skip
+# What only a multirun has, and what the command of a run says itself.
+_NOT_OF_A_RUN = re.compile(r"[+~]*hydra[/.](launcher|sweeper|sweep|mode|run\.dir)\b")
+_DEFAULT_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
+
+
+def launch(
+    context: HydraContext, task: TaskFunction, config: DictConfig, keys: Mapping[str, Any],
+    job_overrides: Sequence[Sequence[str]], first: int,
+) -> list[JobReturn]:  # fmt: skip
+    """Submits a run for each list of overrides. Of runs that are waited for, and were done before, with their values.
+
+    Raises:
+        CompactHydraException: there is something wrong with the runs, in our words.
+    """
+    setup_globals()
+    configs = [_composed(context, config, words, first + place) for place, words in enumerate(job_overrides)]
+    points = tuple(
+        _point(config, each, words, first + place)
+        for place, (each, words) in enumerate(zip(configs, job_overrides, strict=True))
+    )
+    hydra_words = (word for word in _words(config.hydra.overrides.hydra) if not _NOT_OF_A_RUN.match(word))
+    more = (*split_flags(sys.argv[1:])[0], *hydra_words)
+    if POINTS in os.environ:
+        listed = [{name: getattr(each, name) for name in AppPoint.__slots__} for each in points]
+        told = {"name": config.hydra.job.name, "more": more, "points": listed}
+        Path(os.environ[POINTS]).write_text(json.dumps(told))
+        sys.exit(0)
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)  # sweepers write what they found there
+    try:
+        wait = _waits(config, keys.get("wait"))
+        batch = _Batch(points, configs, more, task, context)
+        with own_hydra():
+            grid, run_ids = _submit(batch, config.hydra.job.name, keys)
+        status = _last_look(grid, run_ids) if wait else None
+    except HpcTrainerError as error:
+        raise CompactHydraException(f"hpc_trainer: {error}") from error
+    return [
+        _return_of(grid.sweep.run(run_id), status, each, point)
+        for run_id, each, point in zip(run_ids, configs, points, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    points: tuple[AppPoint, ...]
+    configs: list[DictConfig]
+    more: tuple[str, ...]
+    task: TaskFunction
+    context: HydraContext
+
+
+def _submit(batch: _Batch, name: str, keys: Mapping[str, Any]) -> tuple[Grid, list[str]]:
+    """Submits the runs of a batch that are new or interrupted: the grid, and the run's id of each point."""
+    ours, start, more = list(_our_words(keys)), _start(batch.task, sys.modules["__main__"]), batch.more
+    pickle: str | None = None
+    content = b""
+    if start is None:
+        configs = {point.number: each for point, each in zip(batch.points, batch.configs, strict=True)}
+        start, more = start_of_pickled(batch.task), ()
+        pickle, content = pickle_of(batch.task, batch.context, configs)
+        ours += _packages_of(batch.task, ours)
+    app = HydraApp(name=name, start=start, more=more, points=batch.points, pickle=pickle)
+    grid = freeze_app(app, ours)
+    if len(grid.specs) > len(batch.points):
+        raise ConfigError(
+            "hydra.launcher names one hardware for all runs. A grid over hardware is hpc-trainer submit hardware=A,B "
+            "--app APP."
+        )
+    if pickle is not None:
+        store(grid.sweep, pickle, content)
+    fresh = bool(keys.get("fresh"))
+    done = submit_grid(grid, fresh=fresh, retry_failed=fresh, command_line=["python", *sys.argv])
+    num_runs = len(grid.specs)
+    log.info(f"{num_runs} runs in {grid.sweep.folder}: {done.num_submitted} submitted, {done.num_already} before")
+    for note in (*done.plan.notes, *done.outcome.notes, f"See: hpc-trainer status {grid.sweep.name}"):
+        log.info(note)
+    # What is the app's takes the place of the first run's: points that come to one run have one id.
+    return grid, [spec.run_id for spec in specs_of(app, grid.specs[0])]
+
+
+def _composed(context: HydraContext, config: DictConfig, words: Sequence[str], number: int) -> DictConfig:
+    composed = context.config_loader.load_sweep_config(config, list(words))
+    with open_dict(composed):
+        composed.hydra.job.id = composed.hydra.job.num = number
+    return composed
+
+
+def _words(listed: ListConfig) -> list[str]:
+    """Overrides as they were typed, with their interpolations."""
+    words: Any = OmegaConf.to_container(listed, resolve=False)
+    return [str(word) for word in words]
+
+
+def _point(base: DictConfig, composed: DictConfig, words: Sequence[str], number: int) -> AppPoint:
+    given = set(_words(base.hydra.overrides.task))
+    chosen = [word.lstrip("+").partition("=") for word in filter_overrides(words) if word not in given]
+    whole = json.dumps(OmegaConf.to_container(composed, resolve=False, enum_to_str=True), default=str)
+    plain = {key: value for key, value in json.loads(whole).items() if key != "hydra"}
+    return AppPoint(
+        words=tuple(words),
+        axes={key.partition("@")[0].replace("/", "."): value for key, _, value in chosen},
+        config=plain,
+        number=number,
+        output=_output(composed),
+    )
+
+
+def _output(composed: DictConfig) -> str | None:
+    """The output folder, where the app or its words name one; None: that of our run."""
+    raw: Any = OmegaConf.to_container(composed.hydra.sweep, resolve=False)
+    if raw["dir"] == _DEFAULT_DIR or POINTS in os.environ:
+        return None
+    from hydra.core.hydra_config import HydraConfig
+
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(composed)
+    try:
+        return str(Path(composed.hydra.sweep.dir, composed.hydra.sweep.subdir).absolute())
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def _our_words(keys: Mapping[str, Any]) -> Iterator[str]:
+    for key, ours in _KEYS.items():
+        if keys.get(key) is not None:
+            yield f"{ours}={keys[key]}"
+    yield from keys.get("overrides") or ()
+
+
+def _waits(config: DictConfig, wait: bool | None) -> bool:
+    """Whether to stay until the runs have ended. Raises ConfigError: the sweeper needs what they return."""
+    target = str(config.hydra.sweeper.get("_target_"))
+    is_plain = target.endswith(".BasicSweeper")
+    if wait is False and not is_plain:
+        raise ConfigError(
+            f"hydra.launcher.wait=false, and {target.rpartition('.')[2]} chooses the next points by what these return. "
+            "Leave it out, or use hydra/sweeper=basic."
+        )
+    return not is_plain if wait is None else wait
+
+
+def _packages_of(task: TaskFunction, given: Sequence[str]) -> list[str]:
+    """The word that has the code of a task frozen that is pickled by its module's name."""
+    module = str(getattr(task, "__module__", "__main__")).partition(".")[0]
+    is_said = any(word.startswith("snapshot") for word in given)
+    return [] if module == "__main__" or is_said else [f"snapshot.packages=[{module}]"]
+
+
+def _start(task: TaskFunction, main: ModuleType) -> tuple[str, ...] | None:
+    """The command that starts the app of this task; None if it is none that a command has started."""
+    file = getattr(main, "__file__", None)
+    if getattr(task, "__module__", None) != "__main__" or file is None:
+        return None
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return start_of(spec.name.removesuffix(".__main__"))
+    path, here = Path(file).absolute(), Path.cwd()
+    return start_of(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
+    *_, last = looks(grid.sweep, set(run_ids))
+    return last
+
+
+def _return_of(paths: RunPaths, status: SweepStatus | None, composed: DictConfig, point: AppPoint) -> JobReturn:
+    """What Hydra's own launcher would return of this run; `status` is None where nobody waits for its end."""
+    found = JobReturn(overrides=_words(composed.hydra.overrides.task), task_name=composed.hydra.job.name)
+    output = point.output or str(paths.folder)
+    found.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
+    found.cfg = copy.deepcopy(composed)
+    runtime = found.hydra_cfg.hydra.runtime
+    with read_write(found.cfg), open_dict(found.cfg), read_write(runtime), open_dict(runtime):
+        del found.cfg["hydra"]
+        runtime.output_dir = output
+    changes_folder = composed.hydra.job.chdir
+    if changes_folder is None:
+        changes_folder = not version.base_at_least("1.2")
+    found.working_dir = output if changes_folder else str(Path.cwd())
+    run = status.run(paths.run_id) if status is not None else None
+    if run is not None and run.state is not RunState.COMPLETED:
+        said = str(run.error.get("output", "")).splitlines()[-1:]
+        told = ": ".join((f"{run.run_id} is {run.state.value}", run.reason or "see its logs", *said))
+        found.return_value = CompactHydraException(f"hpc_trainer: {told}. Read: hpc-trainer why {run.run_id}")
+        found.status = JobStatus.FAILED
+    else:
+        is_done = run is not None or paths.marker(DONE).exists()
+        found.return_value = returned_value(paths) if is_done else None
+        found.status = JobStatus.COMPLETED
+    return found

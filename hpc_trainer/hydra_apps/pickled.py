@@ -1,0 +1,87 @@
+"""A task that no command starts again: of a notebook, of a test, or of a module that is imported.
+
+It is pickled with what Hydra knows, in a file that the person alone may read or write. The run checks the owner and the
+mode of the file, and of its folder, before it reads it. Nothing else in this package reads a pickle, and a training of
+the shared loop imports none of this.
+
+    python -m hpc_trainer.hydra_apps.pickled NAME      in a run, as its program
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+from hydra.core.singleton import Singleton
+from hydra.core.utils import run_job
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict, read_write
+
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.hydra_apps.returns import tell_return
+from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, PICKLE
+from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.modes import make_folder
+
+
+def start_of_pickled(task: TaskFunction) -> tuple[str, ...]:
+    """The command of a pickled task: its name, and a digest of its code, which make the run what it is."""
+    name = getattr(task, "__name__", type(task).__name__)
+    digest = hashlib.sha256(cloudpickle.dumps(task)).hexdigest()[:8]
+    return ("python", "-m", __name__, f"{name}-{digest}")
+
+
+def pickle_of(task: TaskFunction, context: HydraContext, configs: Mapping[int, DictConfig]) -> tuple[str, bytes]:
+    """Name and content of the file for a batch of points; `configs`: number of a point -> its configuration."""
+    state = {"task": task, "context": context, "configs": dict(configs), "singletons": Singleton.get_state()}
+    content = cloudpickle.dumps(state)
+    return f"{hashlib.sha256(content).hexdigest()[:16]}.pickle", content
+
+
+def store(sweep: SweepPaths, name: str, content: bytes) -> None:
+    """Writes the file into the sweep's folder, whole, for the person alone."""
+    make_folder(sweep.folder)
+    sweep.pickles.mkdir(mode=0o700, exist_ok=True)
+    check_trusted(sweep.pickles)
+    path = sweep.pickles / name
+    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    fsync_folder(sweep.pickles)
+
+
+def main() -> None:
+    """Runs the task of this run, as Hydra's own launcher would."""
+    paths = RunPaths(os.environ["HPC_TRAINER_RUN_DIR"])
+    folder = SweepPaths(paths.folder.parent).pickles
+    path = folder / Path(os.environ[PICKLE]).name
+    try:
+        for each in (folder, path):
+            check_trusted(each)
+    except HpcTrainerError as error:
+        sys.exit(f"the pickled task is not read: {error}")
+    state: dict[str, Any] = cloudpickle.loads(path.read_bytes())
+    Singleton.set_state(state["singletons"])
+    config = state["configs"][int(os.environ[NUMBER])]
+    if OUTPUT not in os.environ:  # the app names no folder: the run's
+        with read_write(config), open_dict(config):
+            config.hydra.sweep.dir, config.hydra.sweep.subdir = str(paths.folder.parent), paths.run_id
+    done = run_job(
+        hydra_context=state["context"], task_function=state["task"], config=config, job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )  # fmt: skip
+    tell_return(done.return_value)
+
+
+if __name__ == "__main__":
+    main()

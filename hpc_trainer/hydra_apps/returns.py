@@ -1,0 +1,86 @@
+"""What a task of a Hydra app returns becomes the run's results, and a sweeper's value."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runs.reading import Faults, read_json
+from hpc_trainer.runs.told_metrics import VARIABLE, NewLines, log_metrics
+
+log = logging.getLogger(__name__)
+
+NAME = "return_value"
+"""The metric of a task that returns one number."""
+
+
+class Returns(Callback):
+    """Hydra calls it when the task of a run has ended; the words of the run's command name it."""
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Tells what the task returned, if it ended well."""
+        if job_return.status is JobStatus.COMPLETED:
+            tell_return(job_return.return_value)
+
+
+def tell_return(value: Any) -> None:
+    """From the first rank of a run: its numbers are metrics, and all of it waits for the launcher in a file.
+
+    What JSON cannot hold is named in the log, and comes back as None: nobody loads a pickle that a run has written.
+    """
+    folder, told = os.environ.get("HPC_TRAINER_RUN_DIR"), os.environ.get(VARIABLE)
+    if value is None or folder is None or told is None or os.environ.get("RANK", "0") != "0":
+        return
+    paths = RunPaths(folder)
+    plain = _plain(value)
+    try:
+        json.dumps(plain, allow_nan=True)
+    except (TypeError, ValueError):
+        log.warning(f"the task returned a {type(value).__name__}, which JSON cannot hold: it is no result.")
+        return
+    write_json(paths.returned, {"value": plain})
+    numbers = dict(_numbers(plain, ""))
+    if numbers:
+        steps = [record["step"] for record in read_metrics(paths.metrics, Faults())]
+        lines = NewLines(Path(told))
+        while batch := list(lines.read()):
+            steps += [line.step for line in batch]
+        log_metrics(max([1, *steps]), numbers)
+
+
+def returned_value(paths: RunPaths) -> Any:
+    """What the task of a run returned; None if that was nothing, or nothing that JSON holds."""
+    return (read_json(paths.returned) or {}).get("value")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's, configurations and tuples as dicts and lists."""
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, (int, float)):
+        yield name or NAME, float(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _numbers(item, f"{name or NAME}.{place}")

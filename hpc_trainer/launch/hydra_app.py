@@ -1,0 +1,227 @@
+"""A Hydra app of a person's own, as it is: what its own Hydra makes of its words becomes frozen runs.
+
+Each point of its grid is a run of a program (`train.command`): the app with the overrides of this point. The app's
+whole configuration is `params` of the run, so that a changed file of the app makes another run (docs/hydra_apps.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.compose.composer import override_value
+from hpc_trainer.config.identity import config_digest, run_id_of
+from hpc_trainer.config.resume_contract import flatten
+from hpc_trainer.config.script_words import argument_problem, plain
+from hpc_trainer.errors import ConfigError, did_you_mean
+from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.runs.spec import RunSpec
+
+POINTS = "HPC_TRAINER_APP_POINTS"
+"""Variable that names a file: our launcher writes the points of the app's grid there, and starts none."""
+OUTPUT, NUMBER, PICKLE = "HPC_TRAINER_APP_OUTPUT", "HPC_TRAINER_APP_NUMBER", "HPC_TRAINER_APP_PICKLE"
+"""Variables of a run: the app's output folder, its number in the grid, and what was pickled for it."""
+CALLBACK = "hpc_trainer.hydra_apps.returns.Returns"
+# `hydra.mode`: the configuration may say MULTIRUN. What hangs on the run stands in its environment, so that the command
+# is the same wherever the run lies and however many points the grid has.
+_OF_EACH_RUN = (
+    "hydra.mode=RUN",
+    f"hydra.run.dir='${{oc.env:{OUTPUT},${{oc.env:HPC_TRAINER_RUN_DIR}}}}'",
+    f"hydra.job.num=${{oc.env:{NUMBER}}}",
+    "hydra.job.id=${oc.env:HPC_TRAINER_RUN_ID}",
+    f"++hydra.callbacks.hpc_trainer._target_={CALLBACK}",
+)
+_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+_LAST_LINES = 12
+# Lines of Hydra's messages that tell a person nothing more.
+_NO_HELP = (
+    "Set the environment variable HYDRA", "Config search path", "provider=", "full_key:", "object_type=", "See https",
+)  # fmt: skip
+_UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+_OF_THE_APP = re.compile(r"[+~]*(params|train\.(command|command_dir|main))\b")
+_NOT_OF_A_POINT = ("-m", "--multirun", "--run", "-r")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppPoint:
+    """One point of the app's grid."""
+
+    words: tuple[str, ...]
+    """The app's overrides."""
+    axes: Mapping[str, str]
+    """Those that its sweeper chose."""
+    config: Mapping[str, Any]
+    """The app's configuration, composed, interpolations as they stand."""
+    number: int
+    output: str | None = None
+    """The app's output folder; None: the folder of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HydraApp:
+    """An app and the points of its grid."""
+
+    name: str
+    """As Hydra has it (`hydra.job.name`)."""
+    start: tuple[str, ...]
+    """What starts it, without an override."""
+    more: tuple[str, ...]
+    """Options and overrides of Hydra's own configuration, the same on all points."""
+    points: tuple[AppPoint, ...]
+    pickle: str | None = None
+    """Name of the file with its pickled task; None: `start` starts the app itself."""
+
+
+def start_of(app: str) -> tuple[str, ...]:
+    """The command of an app: a script (`train.py`, `my/train.py`), or a module (`my.train`)."""
+    return ("python", app) if app.endswith(".py") else ("python", "-m", app)
+
+
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's own options that say where the configuration is, and all other words but those that ask for a multirun.
+
+    Its command line takes options before or after the overrides, not among them.
+    """
+    flags: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in _FLAGS:
+            flags += [word, *itertools.islice(rest, 1)]
+        elif word.partition("=")[0] in _FLAGS and word.startswith("-"):
+            flags.append(word)
+        elif word not in _NOT_OF_A_POINT:
+            others.append(word)
+    return flags, others
+
+
+def read_app(text: str) -> HydraApp:
+    """The points that the app's own Hydra makes of what stands after `--app`. Runs the app as far as its sweeper.
+
+    Raises:
+        ConfigError: its configuration does not compose, or it is no Hydra app.
+    """
+    try:
+        app, *words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--app takes a Hydra app and its words, as --app train.py lr=1e-3,1e-2: {error}") from error
+    if app.endswith(".py") and not Path(app).is_file():
+        raise ConfigError(f"--app {app}: {Path.cwd()} has no such file. Submit from the folder that it is relative to.")
+    flags, words = split_flags(words)
+    option = next((word for word in words if word.startswith("-")), None)
+    if option is not None:
+        raise ConfigError(
+            f"{option} stands after --app {app}, where all is the app's: overrides, --config-name, --config-path and "
+            "--config-dir. Our own words and options come before --app."
+        )
+    found = _ask(app, flags, words)
+    if isinstance(found, str):
+        raise ConfigError(f"--app {app} {_explained(app, flags, words, found)}")
+    return found
+
+
+def _ask(app: str, flags: Sequence[str], words: Sequence[str]) -> HydraApp | str:
+    """What the app's own Hydra makes of these words, or what it says is wrong with them."""
+    start = start_of(app)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "points.json")
+        ask = ["hydra/launcher=hpc_trainer", "hydra/sweeper=hpc_trainer", f"hydra.sweep.dir={override_value(folder)}"]
+        env = {**os.environ, "PYTHONWARNINGS": "ignore", POINTS: str(file)}  # what it prints is taken for the error
+        done = subprocess.run(
+            [sys.executable, *start[1:], "-m", *flags, *words, *ask], env=env, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        if not file.exists():
+            return done.stderr if done.returncode else ""
+        told = json.loads(file.read_text())
+    points = tuple(AppPoint(**{**each, "words": tuple(each["words"])}) for each in told["points"])
+    return HydraApp(name=told["name"], start=start, more=tuple(told["more"]), points=points)
+
+
+def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) -> str:
+    """What is wrong with an app that told no points: Hydra's own words, and the nearest key to one that is unknown."""
+    if not said:
+        return "is no Hydra app: it ended without a look at its words. Use --command for any program."
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.strip().startswith(_NO_HELP)]
+    if any(line.startswith("Traceback ") for line in lines):
+        lines = lines[-1:]
+    told = "\n".join(lines[-_LAST_LINES:])
+    unknown = _UNKNOWN_KEY.search(said)
+    plain_app = _ask(app, flags, []) if unknown else ""
+    if unknown and isinstance(plain_app, HydraApp):
+        told += f"\n{did_you_mean(unknown[1], flatten(plain_app.points[0].config))}"
+    return f"does not compose: {told.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
+
+
+def freeze_app(
+    app: HydraApp, overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()
+) -> Grid:
+    """Each point of the app on each point of our own overrides, which name the hardware, the cluster and the like.
+
+    Raises:
+        ConfigError: as `freeze_grid`; or an override is for what the app decides.
+    """
+    taken = next((word for word in overrides if _OF_THE_APP.match(word)), None)
+    if taken is not None:
+        raise ConfigError(f"{taken} is the app's to say: what it takes stands after --app, as the app names it.")
+    is_named = any(word.startswith("sweep_name=") for word in overrides)
+    named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
+    command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
+    grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
+    specs: dict[str, RunSpec] = {}
+    for base in grid.specs:
+        for spec in specs_of(app, base):
+            specs.setdefault(spec.run_id, spec)
+    num_points = len(grid.specs) * len(app.points)
+    return dataclasses.replace(
+        grid, specs=tuple(specs.values()), num_duplicates=grid.num_duplicates + num_points - len(specs)
+    )
+
+
+def specs_of(app: HydraApp, base: RunSpec) -> list[RunSpec]:
+    """A run for each point of the app, alike in all that is ours."""
+    return [_spec_of(app, point, base) for point in app.points]
+
+
+def _spec_of(app: HydraApp, point: AppPoint, base: RunSpec) -> RunSpec:
+    command = _as_command([*app.start, *app.more, *point.words, *(() if app.pickle else _OF_EACH_RUN)])
+    for problem in argument_problem("--app", command):
+        raise ConfigError(problem)
+    cluster = base.config["cluster"]
+    of_run = {NUMBER: str(point.number), OUTPUT: point.output, PICKLE: app.pickle}
+    env = {**cluster["env"], **{name: value for name, value in of_run.items() if value is not None}}
+    config = {
+        **base.config,
+        "cluster": {**cluster, "env": env},
+        "params": dict(point.config),
+        "train": {**base.config["train"], "command": command},
+    }
+    digest = config_digest(config)
+    label = "-".join([app.name, *map(_short, point.words)])
+    run_id = run_id_of(re.sub(r"[^A-Za-z0-9._-]", "_", label), config["seed"], digest)
+    axes = {**base.axes, **{f"params.{key}": value for key, value in point.axes.items()}}
+    words = [re.sub(r"^([+~]*)", r"\1params.", word) for word in point.words]
+    overrides = (*(word for word in base.overrides if not word.startswith("train.command=")), *words)
+    return dataclasses.replace(base, run_id=run_id, digest=digest, axes=axes, overrides=overrides, config=config)
+
+
+def _short(word: str) -> str:
+    """`lr0.1` of `optim.lr=0.1`, as the names of other runs have it."""
+    key, _, value = word.lstrip("+~").partition("=")
+    return re.split(r"[./]", key)[-1].partition("@")[0] + value
+
+
+def _as_command(words: Sequence[str]) -> str:
+    """`train.command` of these words: none of their braces is a placeholder of ours."""
+    return shlex.join(words).replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,77 @@
+"""The runs of a Hydra app: their words, their names, and what makes them other runs. Its own Hydra has no part here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.hydra_app import NUMBER, OUTPUT, AppPoint, HydraApp, freeze_app, split_flags, start_of
+from hpc_trainer.worker.program_start import words_of
+
+
+def _app(*words: str, name: str = "train", **more: Any) -> HydraApp:
+    point = {"words": words, "axes": {"lr": "0.1"}, "config": {"lr": 0.1}, "number": 0, **more}
+    return HydraApp(
+        name=name, start=("python", "train.py"), more=("hydra.job.chdir=True",), points=(AppPoint(**point),)
+    )
+
+
+@pytest.fixture
+def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    Path("train.py").touch()
+
+    def freeze(app: HydraApp, *ours: str) -> Grid:
+        return freeze_app(app, ["cluster=local", *ours])
+
+    return freeze
+
+
+def test_options_are_apart_from_overrides() -> None:
+    words = ["-m", "a=1", "--config-name", "other", "b=2", "-cn=third", "--multirun", "--config-dir"]
+    assert split_flags(words) == (["--config-name", "other", "-cn=third", "--config-dir"], ["a=1", "b=2"])
+    assert start_of("my/train.py") == ("python", "my/train.py")
+    assert start_of("my.train") == ("python", "-m", "my.train")
+
+
+def test_the_words_of_a_run_are_the_apps_letter_by_letter(frozen: Any) -> None:
+    words = ("a={x: 1, y: [2]}", "b='it''s, ${lr}'", 'c="two words"', "d=$HOME{{}}", "~e", "+f@g=h", "i={run.dir}")
+    grid = frozen(_app(*words))
+    (spec,) = grid.specs
+    started = words_of(spec.typed(), grid.sweep.run(spec.run_id), {})
+    assert started[: len(words) + 3] == ["python", "train.py", "hydra.job.chdir=True", *words]
+    assert "hydra.mode=RUN" in started
+    assert (grid.sweep.name, spec.axes) == ("train", {"params.lr": "0.1"})
+
+
+def test_a_run_is_what_its_configuration_says_and_not_where_it_stands_in_a_grid(frozen: Any) -> None:
+    (first,) = frozen(_app("lr=0.1")).specs
+    (moved,) = frozen(_app("lr=0.1", number=7, output="/elsewhere"), "sweep_name=other").specs
+    (changed,) = frozen(_app("lr=0.1", config={"lr": 0.1, "width": 64})).specs
+    assert first.run_id == moved.run_id != changed.run_id
+    assert first.run_id.startswith("train-lr0.1-s0-")
+    assert first.config["cluster"]["env"] == {NUMBER: "0"}
+    assert moved.config["cluster"]["env"] == {NUMBER: "7", OUTPUT: "/elsewhere"}
+
+
+def test_our_axes_and_the_apps_make_one_grid(frozen: Any) -> None:
+    one = _app("lr=0.1")
+    two = dataclasses.replace(one, points=(*one.points, *_app("lr=0.2", config={"lr": 0.2}).points, *one.points))
+    grid = frozen(two, "hardware=cpu_x1,cpu_x2")
+    assert [(spec.hardware, spec.config["params"]["lr"]) for spec in grid.specs] == [
+        ("cpu_x1", 0.1), ("cpu_x1", 0.2), ("cpu_x2", 0.1), ("cpu_x2", 0.2),
+    ]  # fmt: skip
+    assert grid.num_duplicates == 2
+
+
+@pytest.mark.parametrize("word", ["params.lr=1", "train.command=true", "train.main=my.main", "train.command_dir=/"])
+def test_what_is_the_apps_to_say_is_refused_among_ours(frozen: Any, word: str) -> None:
+    with pytest.raises(ConfigError, match="is the app's to say"):
+        frozen(_app("lr=0.1"), word)
