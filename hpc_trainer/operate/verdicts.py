@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.runs.states import NOT_FINITE, RunState
-from hpc_trainer.state.unstarted import NOT_STARTED
+from hpc_trainer.state.last_words import NOT_STARTED
 
 
 @dataclass(frozen=True, slots=True)
