@@ -38,6 +38,8 @@ class Why:
     verdict: str
     cause: str | None
     pending_reason: str | None
+    frame: str | None
+    """Of an exception: the innermost line of the person's own code."""
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
@@ -71,6 +73,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         verdict=f"{verdict.says} What it said last: {meaning.says}." if meaning else verdict.says,
         cause=run.cause,
         pending_reason=run.pending_reason,
+        frame=_frame(run),
         evidence=evidence,
         advice=advice,
         timeline=[line for attempt in run.attempts for line in _story(attempt)],
@@ -122,6 +125,12 @@ def _flag(run: RunStatus) -> str:
     """What a refused resume says itself that would allow it."""
     found = _ALLOWS.search(str(run.error.get("message", "")))
     return found.group() if found else "checkpoint.allow_changes=[KEY,..]"
+
+
+def _frame(run: RunStatus) -> str | None:
+    is_told = run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and run.cause not in REFUSALS
+    frame = run.error.get("frame") if is_told else None
+    return None if frame is None else str(frame).partition("\n")[0]
 
 
 def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
