@@ -49,6 +49,8 @@ class Grid:
     """The first few merged pairs: the axes of the point that stays, and of the one that comes to the same run."""
     compose_counts: Mapping[str, int] = field(default_factory=dict)
     """Points by the way they were composed: fast, hydra (0.1 s each: Hydra's own compose)."""
+    changes: tuple[str, ...] = ()
+    """Overrides that these runs had not when they were submitted before; a retry's."""
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:

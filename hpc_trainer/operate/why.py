@@ -76,7 +76,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         frame=_frame(run),
         evidence=evidence,
         advice=advice,
-        timeline=[line for attempt in run.attempts for line in _story(attempt)],
+        timeline=_timeline(status, run),
     )
 
 
@@ -166,6 +166,16 @@ def _grace(run: RunStatus) -> str | None:
     if found is None or found.mode == OFF:
         return None
     return grace_warning(run.stop_s, partition, found.grace_s, found.kill_wait_s)
+
+
+def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
+    told = [(attempt.start_time, list(_story(attempt))) for attempt in run.attempts]
+    told += [
+        (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
+        for each in status.ledger.changes
+        if run.run_id in each.run_ids
+    ]
+    return [line for _, lines in sorted(told, key=lambda each: each[0]) for line in lines]
 
 
 def _story(attempt: Attempt) -> Iterator[str]:

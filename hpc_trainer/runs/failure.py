@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import hpc_trainer
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, read_json
 
 _FIELDS = {
@@ -20,7 +19,7 @@ _FIELDS = {
 # A line of a traceback, and the line of code below it. Of a SyntaxError it names no function.
 _FRAME = re.compile(r'^ *File "([^"<][^"]*)", line (\d+)(?:, in (.+))?\n(?: *(?!File ")(\S.*))?', re.MULTILINE)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3(?:\.\d+)?/")
-_OURS = str(Path(hpc_trainer.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _MAX_CODE = 200
 
 

@@ -125,7 +125,7 @@ SIGNS = (
         "processor; `Bus error`: /dev/shm may be full (fewer data workers)",
     ),
     _sign(
-        r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|[Rr]equested).*)",
+        r"^srun: (?:(?:error|fatal): )?(?!\S+: tasks? )(.*(?:option|[Ii]nvalid|[Uu]nable|permitted|requested).*)",
         "srun did not start the ranks: {found}",
         "cluster.srun_args, and hardware.* where it names a resource",
     ),

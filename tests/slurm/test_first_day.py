@@ -33,9 +33,17 @@ def test_set_up_and_python_that_fail_are_the_cause(driver: Driver) -> None:
     assert "the node's shell has no `module`" in why["verdict"]
     assert "/etc/profile.d/" in why["advice"][0]
     assert not list(driver.folder.rglob("reached"))
+    assert driver.json("retry", "setup", "cluster.setup=[]", "hardware.time_limit_min=7")["submitted"] == 1
 
     why = _failed(driver, "python")
     assert "/no/such/python" in why["evidence"][0], why
     assert "the node has no file /no/such/python" in why["verdict"]
     assert "cluster.python" in why["advice"][0]
     assert "/no/such/python" in driver.run("status", "python").stdout
+    assert driver.json("retry", "python", "cluster.python=null")["submitted"] == 1
+
+    (run,) = driver.wait_for_states("setup", "COMPLETED").values()
+    assert driver.slurm.job(run["job_id"])["TimeLimit"] == "00:07:00"
+    story = driver.json("why", run["run_id"], "--sweep", "setup")["timeline"]
+    assert any("changed cluster.setup=[] hardware.time_limit_min=7" in line for line in story), story
+    driver.wait_for_states("python", "COMPLETED")

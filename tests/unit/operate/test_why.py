@@ -109,8 +109,8 @@ def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, 
     fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7\n")
     why = _why(sweep)
     assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
-    assert "mem_gb_per_node" in why.advice[0]
-    assert "--retry-failed" in why.advice[0], "submit alone leaves a failed run where it is"
+    assert why.advice[0].startswith(f"hpc-trainer retry {why.run_id} hardware.mem_gb_per_node=MORE")
+    assert "--retry-failed" in why.advice[1], "submit alone leaves a failed run where it is"
 
 
 def test_a_rank_that_told_more_than_slurm_knows_is_believed(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:

@@ -15,7 +15,7 @@ from hpc_trainer.runs.failure import own_frame, read_error
 
 def _raised(code: str) -> str:
     try:
-        exec(compile(code, "<string>", "exec"), {})  # noqa: S102
+        exec(compile(code, "<string>", "exec"), {})
     except Exception as error:
         return "".join(traceback.format_exception(error.with_traceback(error.__traceback__.tb_next)))  # type: ignore[union-attr]
     raise AssertionError("it raised nothing")
