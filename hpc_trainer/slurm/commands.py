@@ -68,7 +68,7 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
         kind = SilentError if is_silent else UnclearError if done.returncode < 0 else RefusedError
         if _NO_CLUSTER in said:
             raise SilentError(
-                f"{argv[0]} finds no Slurm controller: this host is none of a cluster's, or its slurm.conf is not to be "
+                f"{argv[0]} finds no Slurm controller: this host is none of a cluster's, or its slurm.conf cannot be "
                 "read. cluster=local runs on this machine.",
                 said,
             )

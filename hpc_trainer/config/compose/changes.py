@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc_trainer.config.compose.composer import ROOT, Composer
@@ -38,7 +39,7 @@ def with_changes(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
                 raise ConfigError(problem)
         try:
             HydraParts(ROOT).apply(overrides, sections)
-            made = {name: _typed(sections, name) for name in CHANGEABLE}
+            made: dict[str, Any] = {name: OmegaConf.to_object(sections[name]) for name in CHANGEABLE}
         except (HydraException, OmegaConfBaseException) as error:
             raise composer.explain(error, changes) from error
     return dataclasses.replace(config, **made)
@@ -54,7 +55,3 @@ def _problem(override: Override) -> str | None:
     if key == _STAYS:
         return f"{said}: a run stays with the executor of its sweep. Submit it under another sweep_name."
     return f"{said}: a run has one value of {key}. Give one." if override.is_sweep_override() else None
-
-
-def _typed(sections: DictConfig, name: str) -> object:
-    return OmegaConf.to_object(sections[name])
