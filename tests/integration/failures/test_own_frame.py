@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,10 +39,16 @@ def test_why_begins_with_the_persons_own_line(local: LocalDriver) -> None:
     because = local.run("why", run["run_id"]).stdout.split("Because:")[1].split("Do:")[0].splitlines()
     assert because[1].strip() == frame
     assert "mat1 and mat2" in because[2]
+    log = (local.run_folder("shapes") / "logs" / "attempt-000.rank-0.log").read_text().splitlines()
+    header, begins, *_ = log
+    assert header.startswith("attempt 0: job "), "whose log it is"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d attempt 0: starts at step 0", begins), log
+    assert "Traceback (most recent call last):" in log, "what goes to standard error stays as it is"
 
 
 def test_of_a_program_it_is_in_its_last_lines(local: LocalDriver) -> None:
-    (local.folder / "reads.py").write_text("import json\n\njson.loads('{')\n")
+    (local.folder / "reads.py").write_text("import json\nprint('hello', flush=True)\njson.loads('{')\n")
     local.run("train", "--command", "python3 reads.py", "sweep_name=program", check=False)
     (run,) = local.json("status", "program")["runs"]
     assert local.json("why", run["run_id"])["frame"].endswith("reads.py:3 in <module>: json.loads('{')")
+    assert "\nhello\n" in (local.run_folder("program") / "logs" / "attempt-000.rank-0.log").read_text()
