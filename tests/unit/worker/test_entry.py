@@ -143,7 +143,8 @@ def test_a_disk_that_is_full_before_the_attempt_is_recorded_like_any_error(
     monkeypatch.setattr(rank, "_redirect_output", full)
     sweep.paths.folder.chmod(0o700)
     sweep.run().folder.chmod(0o700)
-    environ = {"SUBMITIT_LOCAL_GLOBALID": "0", "SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_LOCAL_JOB_ID": "7"}
+    words = ("GLOBALID", "LOCALID", "NODEID", "JOB_ID")
+    environ = {f"SUBMITIT_LOCAL_{word}": "0" for word in words} | {"SUBMITIT_LOCAL_NTASKS": "1"}
     code = rank.run_rank(sweep.paths, sweep.specs[0].run_id, read_rank_env(environ), StopFlag())
     assert code == ExitCode.STORAGE
     (end,) = [line for line in read_lines(sweep.run().attempts) if line["event"] == "end"]
