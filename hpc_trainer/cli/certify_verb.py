@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import print_json
+from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.tracker import TrackerConfig
@@ -47,7 +45,7 @@ def run_certify_verb(
             f"{spec.run_id}: {spec.num_steps} steps on {spec.shape.world_size} rank(s), seed of the interruptions "
             f"{chosen} (--seed {chosen} draws them again)."
         )
-        with _ended_by_signals():
+        with ended_by_signals():
             certificate = certify(trials[:2], trials[2], plan, seed=chosen, timeout_s=timeout_s, say=tell)
     finally:
         kept = keep or (certificate is not None and not certificate.is_identical)
@@ -61,25 +59,6 @@ def run_certify_verb(
             print(as_typed(f"The runs are kept in {folder}: hpc-trainer logs --runs-dir {folder}"))
     if not certificate.is_identical:
         sys.exit(1)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM (`timeout 600 hpc-trainer certify`) and SIGHUP (a closed terminal) end what was started, as Ctrl-C does.
-
-    By default they would end this process alone, and leave the training to itself.
-    """
-
-    def leave(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, leave) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _trials(

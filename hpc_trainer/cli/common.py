@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -170,3 +172,22 @@ def figure(value: Any) -> str:
 def gpu_hours(value: float) -> str:
     """`9.333 GPU-hours`, `11,520 GPU-hours`."""
     return f"{value:,.0f} GPU-hours" if value >= 1000 else f"{value:.4g} GPU-hours"
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM (`timeout 600 hpc-trainer certify`) and SIGHUP (a closed terminal) end what was started, as Ctrl-C does.
+
+    By default they would end this process alone, and leave the training to itself.
+    """
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, leave) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

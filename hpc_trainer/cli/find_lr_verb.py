@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import print_json, print_next, print_table, say
+from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import stop_queues
 from hpc_trainer.config.lr_scaling import lr_factor
@@ -46,7 +46,8 @@ def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, tim
     if not as_json:
         print(f"{spec.run_id}: {steps} steps on {spec.shape.world_size} rank(s), lr from {first:g} to {last:g} ..")
     plan = LrRange(first=first, last=last, num_steps=steps)
-    curve = _test(given.here("find-lr", without=(*_OWN, "schedule")), plan, timeout_s)
+    with ended_by_signals():
+        curve = _test(given.here("find-lr", without=(*_OWN, "schedule")), plan, timeout_s)
     set_umask(grid.group_readable)
     plot = grid.sweep.run(spec.run_id).lr_range
     make_folder(plot.parent)

@@ -80,7 +80,12 @@ def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> No
 
 
 def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one."""
+    """Submits the failed (or interrupted) ones among the runs that `names` name; cancelled ones if named one by one.
+
+    Words with `=` among `names` are changes of `cluster.*` and `hardware.*`.
+    """
+    changes = [word for word in names if "=" in word or word.startswith("~")]
+    names = [word for word in names if word not in changes]
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
     again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
@@ -102,7 +107,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
         raise RunStateError(
             f"none of these {len(chosen)} run(s) of {status.sweep.name} has failed: {counts_line(status.counts)}.{hint}"
         )
-    done = retry(status.sweep, wanted, take_back=take_back)
+    done = retry(status.sweep, wanted, take_back=take_back, changes=changes)
     print_json(submit_json(done)) if as_json else print_submitted(done)
 
 

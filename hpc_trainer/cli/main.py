@@ -176,12 +176,19 @@ def submit(
 
 @app.command()
 def retry(
-    names: Names = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP|RUN...] [KEY=VALUE...]",
+            help="What to run again, and what to change: cluster.* and hardware.*, as hardware.time_limit_min=480.",
+            autocompletion=complete_names,
+        ),
+    ] = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Submit failed runs again, as they were frozen; they go on from their newest checkpoint."""
+    """Submit failed runs again, as they were frozen but for changes; they go on from their newest checkpoint."""
     from hpc_trainer.cli.grid_verbs import run_retry
 
     run_retry(names or [], sweep, runs_dir, as_json=as_json)

@@ -45,24 +45,28 @@ def _json(why: Why) -> dict[str, Any]:
     return {**dataclasses.asdict(why), "state": why.state.value}
 
 
+def _frame(why: Why) -> list[str]:
+    return [] if why.frame is None else [why.frame]
+
+
 def _print_one(why: Why) -> None:
     say("", f"[bold]{escape(why.run_id)}[/]  {state_markup(why.state)}")
     say(why.verdict)
     advice = [as_typed(each) for each in why.advice]
-    for title, lines in (("Because", why.evidence), ("Do", advice), ("Story", why.timeline)):
+    for title, lines in (("Because", [*_frame(why), *why.evidence]), ("Do", advice), ("Story", why.timeline)):
         if lines:
             say("\n  ".join([f"\n{title}:", *lines]))
 
 
 def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> None:
     say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
-    alike: dict[tuple[str, str], list[Why]] = {}
+    alike: dict[tuple[str, ...], list[Why]] = {}
     for each in found:
-        alike.setdefault((each.verdict, each.evidence[0]), []).append(each)
-    for (verdict, evidence), group in alike.items():
+        alike.setdefault((each.verdict, *_frame(each), each.evidence[0]), []).append(each)
+    for (verdict, *because), group in alike.items():
         names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
-        say(f"{verdict}\n  {evidence}\n  {names}{more}", f"\n{len(group)} x {state_markup(group[0].state)}: ")
+        say("\n  ".join([verdict, *because, f"{names}{more}"]), f"\n{len(group)} x {state_markup(group[0].state)}: ")
     if found:
         say("")
         print_next(f"why {found[0].run_id}")

@@ -23,13 +23,27 @@ from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.pace import JOB_START
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.queue import job_name
+from hpc_trainer.state.last_words import SETUP_ENDED
 
 # Slurm 22.05 to 23.02: srun does not take over --cpus-per-task of the job by itself.
 _EXPORT_CPUS = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
 # Slurm 22.05 does not tell a job when it began, and the worker must know when it will end.
 _EXPORT_START = f"export {JOB_START}=$(date +%s)"
-GO_ON = "set +e"
+_GO_ON = "set +e"
 """A person's setup may say `set -e`: the lines after srun must be reached all the same."""
+# bash tells of the line at which a command failed that nobody asked about (`if`, `||`), and of each line that it comes
+# to. What fails within a function or a sourced file is that one's own affair: its last status counts.
+_GUARD = (
+    'hpc_trainer_ends() { [ -z "$hpc_trainer_line" ] || '
+    f'echo "{SETUP_ENDED} $((hpc_trainer_at - hpc_trainer_line)): exit status ${{hpc_trainer_code:-$1}}" >&2; }}',
+    'hpc_trainer_fails() { [ -z "$hpc_trainer_line" ] || [ "$2" -gt "$hpc_trainer_depth" ] || '
+    "{ hpc_trainer_code=$1; exit $(($1 > 128 ? $1 : 1)); }; }",
+    "trap 'hpc_trainer_ends $?' EXIT",
+    "trap 'hpc_trainer_fails $? ${#BASH_SOURCE[@]}' ERR",
+    "hpc_trainer_line=$LINENO hpc_trainer_depth=${#BASH_SOURCE[@]}; "
+    "trap '[ $LINENO -le $hpc_trainer_line ] || hpc_trainer_at=$LINENO' DEBUG",
+)
+_GUARD_ENDS = "hpc_trainer_line=; trap - DEBUG"
 
 _WORDS = {
     "hardware.partition": words.PARTITION,
@@ -82,7 +96,7 @@ class BatchJob:
     @property
     def before(self) -> list[str]:
         """The lines before the one that starts the ranks."""
-        return [_EXPORT_CPUS, _EXPORT_START, *self.setup, GO_ON]
+        return [_EXPORT_CPUS, _EXPORT_START, *setup_lines(self.setup)]
 
     @property
     def tail(self) -> list[str]:
@@ -128,6 +142,14 @@ class BatchJob:
             yield from words.srun_problem(argument)
         for text in self.command:
             yield from words.argument_problem("the command of the ranks", text)
+
+
+def setup_lines(setup: Sequence[str]) -> list[str]:
+    """The lines of cluster.setup as bash gets them: the first that fails ends the shell, and is named.
+
+    It ends with 1, so that the code says nothing else to us or to the site; killed by a signal, with that one's code.
+    """
+    return [*_GUARD, *setup, _GUARD_ENDS, _GO_ON] if setup else [_GO_ON]
 
 
 def worker_command(

@@ -52,6 +52,8 @@ class Grid:
     """Points by the way they were composed: fast, hydra (0.1 s each: Hydra's own compose)."""
     notes: tuple[str, ...] = ()
     """What a person should know of where configuration and code may come from."""
+    changes: tuple[str, ...] = ()
+    """Overrides that these runs had not when they were submitted before; a retry's."""
 
 
 def freeze_grid(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: Sequence[str] = ()) -> Grid:

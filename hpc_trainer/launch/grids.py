@@ -172,14 +172,18 @@ def _joined(outcomes: Sequence[Outcome], waiting: Collection[str]) -> Outcome:
     )
 
 
-def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) -> Submitted:
+def retry(
+    sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True, changes: Sequence[str] = ()
+) -> Submitted:
     """Submits these runs of a sweep again, as they were frozen: those that failed, were interrupted, or cancelled.
 
     Args:
         take_back: take back the cancel of cancelled ones; False leaves them cancelled.
+        changes: overrides of `cluster.*` and `hardware.*`, from here on.
 
     Raises:
         RunStateError: the sweep has no such run.
+        ConfigError: a change is wrong, or makes another run of one.
         SubmitError, SlurmError: as `submit`.
     """
     faults = Faults()
@@ -188,7 +192,12 @@ def retry(sweep: SweepPaths, run_ids: Sequence[str], *, take_back: bool = True) 
     if missing or not run_ids:
         why = " ".join(["", *(f"{fault}." for fault in faults[:3]), WRITE_AGAIN]) if missing else ""
         raise RunStateError(f"{sweep.specs} holds no run {', '.join(missing) or 'to retry'}.{why}")
-    grid = grid_of_specs(sweep, [specs[run_id] for run_id in run_ids])
+    chosen = [specs[run_id] for run_id in run_ids]
+    if changes:
+        from hpc_trainer.launch.change import change_specs  # Hydra: 0.2 s
+
+        chosen = change_specs(chosen, changes)
+    grid = dataclasses.replace(grid_of_specs(sweep, chosen), changes=tuple(changes))
     done = submit_grid(grid, retry_failed=True, revive=take_back)
     return dataclasses.replace(done, plan=dataclasses.replace(done.plan, no_longer_in_grid=()))
 

@@ -31,8 +31,10 @@ from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import LOCAL_START_VARIABLE
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.last_words import NOT_STARTED, words_of_setup
 
 _POLL_S = 0.1
+_LAST_LINES = 12
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -146,7 +148,11 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
     elif not has_started and not any(folder.marker(name).exists() for name in (DONE, CANCEL)):
         logs = sorted(paths.local_logs.glob(f"{run.process.pid}_*"))
         said = "\n".join(path.read_text(errors="replace") for path in logs).strip().splitlines()
-        message = f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}"
+        words = words_of_setup(said, run.spec.config["cluster"]["setup"])
+        error = words or {
+            "message": f"the worker ended before it started: {said[-1][:500] if said else 'killed?'}",
+            "output": "\n".join(said[-_LAST_LINES:]),
+        }
         with contextlib.suppress(OSError):  # an unwritable folder may be the very reason
             make_folder(folder.folder)
             job_id = f"local-{run.process.pid}-{run.start}"
@@ -155,7 +161,7 @@ def _record_silent_death(paths: SweepPaths, run: _Started) -> None:
                 number, job_id=job_id, restart_count=0, node=socket.gethostname(), pid=os.getpid(),
                 executor="local", world_size=run.spec.shape.world_size,
             )  # fmt: skip
-            journal.end(number, state=RunState.FAILED, cause="not started", error={"message": message})
+            journal.end(number, state=RunState.FAILED, cause=NOT_STARTED, error=dict(error))
 
 
 if __name__ == "__main__":

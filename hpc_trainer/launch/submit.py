@@ -26,7 +26,14 @@ from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.slurm.sbatch import estimate_start, is_of_nodes
 from hpc_trainer.state.journal import Journal
-from hpc_trainer.state.submissions import Submission, write_confirmation, write_intent, write_refused, write_waiting
+from hpc_trainer.state.submissions import (
+    Submission,
+    write_changed,
+    write_confirmation,
+    write_intent,
+    write_refused,
+    write_waiting,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +133,8 @@ def submit_plan(
     if code is not None:
         store_code(paths, code)
     append_specs(paths, specs_to_write(plan, read_specs(paths)))
+    if plan.grid.changes:
+        write_changed(paths, [spec.run_id for spec in plan.specs], plan.grid.changes)
     if command_line is not None:
         _write_sweep(plan, command_line, code)
     if plan.grid.executor is Executor.slurm:

@@ -23,7 +23,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from hpc_trainer.config.sbatch_options import sbatch_flags
 from hpc_trainer.config.script_words import DIRECTIVES
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
-from hpc_trainer.launch.batch_job import GO_ON, BatchJob, megabytes
+from hpc_trainer.launch.batch_job import BatchJob, megabytes, setup_lines
 from hpc_trainer.launch.settle import look_once
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import SweepPaths
@@ -228,10 +228,11 @@ def start_local(
     does the same by `python -m`, with the current folder first on the path.
 
     Args:
-        setup: lines of cluster.setup, run by bash before each task, which then takes bash's place.
+        setup: lines of cluster.setup, run by bash before each task, which then takes bash's place; the first that
+            fails ends the task.
     """
-    if setup:
-        command = ["bash", "-c", "\n".join([*setup, GO_ON, 'exec "$@"']), "bash", *command]
+    # Also without setup: of a program that is not there the controller says nothing into the rank's log.
+    command = ["bash", "-c", "\n".join([*setup_lines(setup), 'exec "$@"']), "bash", *command]
     folder.mkdir(parents=True, exist_ok=True)
     environ = {
         "SUBMITIT_LOCAL_NTASKS": shape.tasks_per_node,

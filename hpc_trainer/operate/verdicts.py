@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.runs.states import NOT_FINITE, RunState
-from hpc_trainer.state.unstarted import NOT_STARTED
+from hpc_trainer.state.last_words import NOT_STARTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,14 @@ BY_STATE: dict[RunState, Verdict] = {
     RunState.PREEMPTED: Verdict("It was interrupted, and nobody could bring it back.", (_SUBMIT,)),
     RunState.TIMEOUT: Verdict(
         "Its time limit ended it, and nobody could bring it back.",
-        (_SUBMIT, "a longer hardware.time_limit_min, if a step and a save take long"),
+        (_SUBMIT, "if a step and a save take long: " + _RETRY + " hardware.time_limit_min=LONGER"),
     ),
     RunState.NODE_FAIL: Verdict("Its node failed, and nobody could bring it back.", (_SUBMIT,)),
     RunState.OUT_OF_MEMORY: Verdict(
         "It used more host memory than it had asked for, and Slurm killed it.",
         (
-            "the same `hpc-trainer submit` with a larger hardware.mem_gb_per_node (or mem_gb_per_gpu) and "
-            "--retry-failed: the same run goes on",
-            _RETRY + " with the same memory",
+            _RETRY + " hardware.mem_gb_per_node=MORE (or mem_gb_per_gpu): the same run goes on",
+            "or the same `hpc-trainer submit` with more of it and --retry-failed",
         ),
     ),
     RunState.FAILED: Verdict("It failed.", (_LOGS, _MEND)),
@@ -170,7 +169,10 @@ BY_CAUSE: dict[str, Verdict] = {
             "hpc-trainer logs {run}",
             "mend cluster.setup, cluster.python or the environment, then the same `hpc-trainer submit` with "
             "--retry-failed: the same run goes on, with the cluster's settings of now",
-            _RETRY + " if the cause lies outside the configuration: retry takes the settings of the first submit",
+            "or: "
+            + _RETRY
+            + " 'cluster.setup=[LINE,..]' cluster.python=PROGRAM; without changes it takes the settings "
+            "of before",
         ),
     ),
     "killed": Verdict(
@@ -178,7 +180,7 @@ BY_CAUSE: dict[str, Verdict] = {
     ),
     "peer_lost": Verdict(
         "A rank was killed or its node failed, more often than cluster.max_failures allows: the others lost contact.",
-        (_LOGS, "more memory, if the kernel killed it (hardware.mem_gb_per_node)", _RETRY),
+        (_LOGS, _RETRY + "; if the kernel killed it for memory, with hardware.mem_gb_per_node=MORE"),
     ),
     "stuck": Verdict(
         "A rank showed no sign of life for monitor.watchdog_s seconds: a hung collective, or a stuck loader.",

@@ -12,6 +12,7 @@ from typing import Any
 from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
+from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
@@ -19,10 +20,11 @@ from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
 from hpc_trainer.slurm.reasons import Reason, explain_reason
 from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.last_words import NOT_STARTED
 from hpc_trainer.state.status import RunStatus, SweepStatus
-from hpc_trainer.state.unstarted import NOT_STARTED
 
 _TRACEBACK_LINES = 4
+_LAST_LINES = 8
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
@@ -36,6 +38,8 @@ class Why:
     verdict: str
     cause: str | None
     pending_reason: str | None
+    frame: str | None
+    """Of an exception: the innermost line of the person's own code."""
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
@@ -48,11 +52,13 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
     """
     verdict, memory = _verdict(status, run), _memory(status, run)
+    meaning = meaning_of(run) if memory is None else None
     words = {
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
-        "folder": str(status.sweep.run(run.run_id).folder),
+        "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.found if meaning else "",
     }  # fmt: skip
-    evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in verdict.advice]
+    told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
+    evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in told]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
@@ -64,12 +70,13 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     return Why(
         run_id=run.run_id,
         state=run.state,
-        verdict=verdict.says,
+        verdict=f"{verdict.says} What it said last: {meaning.says}." if meaning else verdict.says,
         cause=run.cause,
         pending_reason=run.pending_reason,
+        frame=_frame(run),
         evidence=evidence,
         advice=advice,
-        timeline=[line for attempt in run.attempts for line in _story(attempt)],
+        timeline=_timeline(status, run),
     )
 
 
@@ -120,6 +127,12 @@ def _flag(run: RunStatus) -> str:
     return found.group() if found else "checkpoint.allow_changes=[KEY,..]"
 
 
+def _frame(run: RunStatus) -> str | None:
+    is_told = run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and run.cause not in REFUSALS
+    frame = run.error.get("frame") if is_told else None
+    return None if frame is None else str(frame).partition("\n")[0]
+
+
 def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     error = run.error
     if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
@@ -128,7 +141,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
         frames = [
             line for line in str(error.get("traceback", "")).splitlines() if line.startswith("  ") and line.strip(" ^~")
         ]
-        yield from (f"  {line}" for line in str(error.get("output", "")).splitlines()[-_TRACEBACK_LINES:])
+        yield from (f"  {line}" for line in last_lines(run)[-_LAST_LINES:])
         if run.cause not in REFUSALS:
             yield from frames[-_TRACEBACK_LINES:]
     elif run.warning is not None:
@@ -153,6 +166,16 @@ def _grace(run: RunStatus) -> str | None:
     if found is None or found.mode == OFF:
         return None
     return grace_warning(run.stop_s, partition, found.grace_s, found.kill_wait_s)
+
+
+def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
+    told = [(attempt.start_time, list(_story(attempt))) for attempt in run.attempts]
+    told += [
+        (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
+        for each in status.ledger.changes
+        if run.run_id in each.run_ids
+    ]
+    return [line for _, lines in sorted(told, key=lambda each: each[0]) for line in lines]
 
 
 def _story(attempt: Attempt) -> Iterator[str]:

@@ -9,6 +9,7 @@ and submitit do, comes out right too.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import struct
 from pathlib import Path
@@ -87,3 +88,12 @@ def _taken(tag: int) -> int:
     """Permissions that the umask takes from an entry: named users and groups, and the mask, are the group's."""
     assert _umask is not None
     return 0 if tag == _OWNER else _umask & 7 if tag == _OTHER else _umask >> 3 & 7
+
+
+def user_name() -> str:
+    """Who runs this process, by name; without one the number."""
+    # Not getpass.getuser(): it believes $LOGNAME, which sudo and containers leave wrong.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -34,6 +34,8 @@ LOST = re.compile(
 """How a command says that a request went out and its answer was lost (slurm_errno.c, communication errors): the
 controller may have done it. Not among them is "(connect failure)", where nothing was sent."""
 _NOBODY = re.compile("Unable to contact", re.IGNORECASE)
+_NO_CLUSTER = "Could not establish a configuration source"
+"""What Slurm's commands say, after three lines more, on a host that no cluster has told of itself."""
 
 
 def has_slurm() -> bool:
@@ -64,6 +66,12 @@ def run_slurm(argv: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S, scri
         said = done.stderr.strip()
         is_silent = LOST.search(said) or _NOBODY.search(said)
         kind = SilentError if is_silent else UnclearError if done.returncode < 0 else RefusedError
+        if _NO_CLUSTER in said:
+            raise SilentError(
+                f"{argv[0]} finds no Slurm controller: this host is none of a cluster's, or its slurm.conf cannot be "
+                "read. cluster=local runs on this machine.",
+                said,
+            )
         raise kind(f"{' '.join(argv[:2])} failed ({done.returncode}): {said}", said)
     return done.stdout
 

@@ -7,13 +7,12 @@ that hides or lacks one of them leaves fields None: unknown, and no rule is made
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from hpc_trainer.errors import SlurmError
+from hpc_trainer.runs.modes import user_name
 from hpc_trainer.slurm.commands import run_slurm
 from hpc_trainer.slurm.jobs import parse_duration
 from hpc_trainer.slurm.limits import Association, Limits, NodeGroup, Partition, SubmitCap
@@ -28,7 +27,7 @@ def read_limits(*, with_nodes: bool = True) -> Limits:
     Raises:
         SlurmError: scontrol, without which nothing is known, does not answer.
     """
-    user = _user_name()
+    user = user_name()
     asked = f"show config\nshow partition\nshow assoc_mgr users={user} flags=assoc,qos\n"
     controller = run_slurm(["scontrol", "-a", "-o"], script=asked, timeout_s=_TIMEOUT_S)
     notes: list[str] = []
@@ -53,14 +52,6 @@ def read_limits(*, with_nodes: bool = True) -> Limits:
         except SlurmError as error:
             notes.append(f"nodes are unknown: {error}")
     return parse_limits(controller, accounting=accounting, nodes=nodes, user=user, notes=tuple(notes))
-
-
-def _user_name() -> str:
-    # Not getpass.getuser(): it believes $LOGNAME, which sudo and containers leave wrong.
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 _SINFO_FORMAT = "%R|%D|%c|%m|%G|%f"

@@ -45,6 +45,7 @@ _ACCOUNT = Reason("its account or QOS may not be used here", (_ANEW + "another c
 # By the beginning of the word: some come with a list of nodes behind.
 _REASONS = {
     NONE: Reason("Slurm has not looked at it yet"),
+    "WaitingForScheduling": Reason("Slurm has not looked at it yet"),
     "Priority": Reason("jobs of higher priority are before it"),
     "Resources": Reason("it is its turn, and too few nodes, cores, GPUs or memory are free"),
     "BeginTime": Reason("it may not begin yet; a requeued job is held for two minutes"),
@@ -66,6 +67,10 @@ _REASONS = {
     "ReqNodeNotAvail": _OUT,
     "Nodes required for job are DOWN": _OUT,
     "NodeDown": _OUT,
+    "FrontEndDown": Reason("the front end that would start it is down", _NODES),
+    "ReservationInvalid": Reason(
+        "the reservation that it asks for does not exist, or may not be used by it", (_ANEW + "another place to run",)
+    ),
     "ReservationDeleted": Reason("the reservation that it asks for is gone", (_ANEW + "another place to run",)),
     "Reservation": Reason("the reservation that it asks for has not begun"),
     "PartitionDown": Reason("its partition starts no jobs now", ("sinfo shows when it is up again",)),
@@ -86,6 +91,9 @@ _REASONS = {
         "no node has what it asks for: it does not start as it is",
         (_ANEW + "another hardware.constraint, GPU type, memory or number of cores", *_NODES),
     ),
+    "Constraints": Reason(
+        "too few nodes with the features that it asks for are free", ("sinfo -o '%N %f %T' shows features and states",)
+    ),
     "MaxMemPerLimit": Reason(
         "it asks for more memory than a job may have: it does not start as it is",
         (_ANEW + "less memory (hardware.mem_gb_per_node, _per_gpu or _per_cpu)",),
@@ -94,6 +102,21 @@ _REASONS = {
     "QOSUsageThreshold": Reason(
         "its QOS starts no jobs of those who have used too much", (_ANEW + "another hardware.qos",)
     ),
+    "AccountingPolicy": Reason("its account or QOS has reached a limit: it starts when other jobs end"),
+    "DeadLine": Reason(
+        "it can no longer end before its --deadline: it never starts",
+        (_ANEW + "a shorter hardware.time_limit_min, or without cluster.sbatch.deadline",),
+    ),
+    "MaxPoweredUpNodes": Reason("as many nodes are powered up as the site allows: it starts when others are done"),
+    "BurstBuffer": Reason("its burst buffer is not ready: space for it, or the data that it stages in"),
+    "FedJobLock": Reason("another cluster of the federation is looking at it"),
+    "MpiPortsBusy": Reason("the ports that its ranks would meet at are in use"),
+    "NvidiaImexChannels": Reason("too few NVIDIA IMEX channels are free"),
+    "PowerNotAvail": Reason("the site's limit on power leaves too little for it"),
+    "PowerReserved": Reason("the power that it needs is reserved for others"),
+    "JobLaunchFailure": Reason("its last start failed on a node", ("hpc-trainer why {run}, if it stays so",)),
+    "SystemFailure": Reason("Slurm, a file system or the network failed as it was to start", ("ask the site",)),
+    "InactiveLimit": Reason("it was inactive for longer than the site allows"),
     "Licenses": Reason("the licences that it asks for are in use"),
     "Cleaning": Reason("what is left of its last start is being cleaned up"),
     "Prolog": Reason("the site's prolog runs on its nodes"),
@@ -102,7 +125,7 @@ _REASONS = {
 _LIMIT = re.compile(r"(Assoc|QOS)?(?:iation)?(Grp|Max|Min)?(.*)")
 _WHAT = {
     "job": "jobs", "submitjob": "jobs", "cpu": "cores", "gres": "GPUs", "mem": "memory", "node": "nodes",
-    "license": "licences", "energy": "energy", "wall": "time",
+    "license": "licences", "energy": "energy", "wall": "time", "bb": "burst buffer", "billing": "billing units",
 }  # fmt: skip
 
 

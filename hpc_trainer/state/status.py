@@ -27,6 +27,7 @@ from hpc_trainer.slurm.states import NOT_BEGUN, PENDING
 from hpc_trainer.state.ask import ask_slurm, decide_now
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.known_ends import record_ends
+from hpc_trainer.state.last_words import words_before_the_worker, words_of_death
 from hpc_trainer.state.lost import (
     LOST_SPEC,
     NO_SUBMISSION,
@@ -39,7 +40,6 @@ from hpc_trainer.state.lost import (
 from hpc_trainer.state.run_folder import RunFolder, read_folder, unstarted_folder
 from hpc_trainer.state.run_state import End, SchedulerView, decide, ended_before_it_began
 from hpc_trainer.state.submissions import Ledger, Submission, latest_of_each_run, read_ledger
-from hpc_trainer.state.unstarted import last_words
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 45 ms more
@@ -350,10 +350,12 @@ def _status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = last_words(folder, faults)
+        failure = words_before_the_worker(folder, _setup_of(spec), faults)
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
         failure = read_failure(folder.paths.failure(newest.attempt), faults)
+    if not failure and state in _DIED and folder.is_on_slurm and newest is not None and not newest.has_ended:
+        failure = words_of_death(folder, faults)
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -387,6 +389,13 @@ def _status_of(
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
         elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
+
+
+_DIED = (RunState.FAILED, RunState.OUT_OF_MEMORY)
+
+
+def _setup_of(spec: RunSpec) -> Sequence[str]:
+    return () if spec.is_lost else spec.config["cluster"]["setup"]
 
 
 # With a job that has not begun; one that was cancelled may have one too, and waits for nothing.

@@ -21,7 +21,7 @@ from typing import Any
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
 from hpc_trainer.runs.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
-from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.modes import make_folder, user_name
 from hpc_trainer.runs.reading import (
     Faults,
     as_count,
@@ -89,6 +89,16 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Overrides with which runs were submitted again, by whom, and when, seconds since the epoch."""
+
+    run_ids: tuple[str, ...]
+    changes: tuple[str, ...]
+    user: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Everything submissions.jsonl says, dropped intents left out."""
 
@@ -99,6 +109,9 @@ class Ledger:
 
     refused: Mapping[str, str] = field(default_factory=dict)
     """Run id -> why the scheduler would not take it when its turn came."""
+
+    changes: list[Change] = field(default_factory=list)
+    """What a retry has changed, in order."""
 
     damage: tuple[str, ...] = ()
     """Faults: lines that cannot be read, or that tell of a submission of which no line is left."""
@@ -157,6 +170,11 @@ def write_waiting(paths: SweepPaths, run_ids: Sequence[str], reason: str, code: 
     _append(paths, "waiting", run_ids=list(run_ids), reason=reason, code=code)
 
 
+def write_changed(paths: SweepPaths, run_ids: Sequence[str], changes: Sequence[str]) -> None:
+    """Records that these runs have other values from here on: their newest lines of specs.jsonl."""
+    _append(paths, "changed", run_ids=list(run_ids), changes=list(changes), user=user_name())
+
+
 def _append(paths: Book, event: str, **said: Any) -> None:
     append_lines(paths.submissions, [{"event": event, **said, "time": time.time()}], sealed=True)
 
@@ -208,6 +226,7 @@ def read_ledger(paths: Book, *, may_fail: bool = False) -> Ledger:
         top_ups=[each for each in kept if each.kind == TOP_UP],
         waiting=book.waiting,
         refused=book.refused,
+        changes=book.changes,
         damage=(*damage, *faults),
         unread=damage[0] if damage.refusal is not None else None,
     )
@@ -262,6 +281,7 @@ class _Reader:
         self.intents: dict[str, Submission] = {}
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, str] = {}
+        self.changes: list[Change] = []
         self._waits: set[tuple[float, tuple[str, ...]]] = set()
         self._taken: dict[str, dict[str, Waiting]] = {}  # intent -> the runs that it took out of the queue
 
@@ -277,6 +297,8 @@ class _Reader:
             for run_id in _run_ids(record["run_ids"]):
                 self.waiting.pop(run_id, None)
                 self.refused[run_id] = reason
+        elif event == "changed":
+            self.changes.append(Change(**typed(record, _CHANGE, {})))
         elif event == "waiting":
             told = typed(record, {"run_ids": _run_ids, "time": as_time, "reason": as_text}, {"code": _digest})
             key = told["time"], told["run_ids"]
@@ -349,6 +371,13 @@ def _counts(value: object) -> tuple[int, ...]:
     raise ValueError("num_attempts is no list of numbers")
 
 
+def _words(value: object) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(map(as_text, value))
+    raise ValueError("changes is no list of words")
+
+
+_CHANGE = {"run_ids": _run_ids, "changes": _words, "user": as_text, "time": as_time}
 _INTENT = {
     "uuid": as_text, "executor": as_text, "hardware": as_text, "run_ids": _run_ids, "time": as_time, "kind": as_text,
 }  # fmt: skip

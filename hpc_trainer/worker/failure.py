@@ -17,7 +17,7 @@ from hpc_trainer.errors import (
     PeerLostError,
     StuckError,
 )
-from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.failure import own_frame, read_failure
 from hpc_trainer.runs.files import is_storage_error, write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.state.journal import log_header
@@ -50,10 +50,12 @@ def record_of(stop: Stop, code: ExitCode, **fields: Any) -> dict[str, Any]:
 
 def record_of_error(stop: Stop, error: BaseException) -> dict[str, Any]:
     """The same of an exception."""
+    text = "".join(traceback.format_exception(error))
+    frame = own_frame(text, stop.config.trust)
     return record_of(
         stop, exit_code_of(error), type=type(error).__name__,
         message=str(error)[:4000],  # a refused resume names the flag that allows it at its end
-        traceback="".join(traceback.format_exception(error))[-8000:],
+        traceback=text[-8000:], **({} if frame is None else {"frame": frame}),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, NoProgressError, PeerLostError
+from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
@@ -186,11 +187,12 @@ class _Rank:
     def _fail(self, code: int | None) -> None:
         is_killed = code == -signal.SIGKILL
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
+        frame = own_frame(output)
         message = f"the program ended with {_told(code)}"
         print(f"{message}: {self._program.words if self._program else ''}", file=sys.stderr, flush=True)
         record = record_of(
             self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
-            cause="killed" if is_killed else "program", output=output,
+            cause="killed" if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),
         )  # fmt: skip
         conclude_error(self.as_stop, record)
 

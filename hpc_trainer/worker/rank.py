@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +100,12 @@ def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: R
     """A disk that is full before the attempt has begun: rank 0 brings the run back, as from any failure of storage."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     if env.rank == 0:
-        from hpc_trainer.worker.conclude import Stop, conclude_failure
+        from hpc_trainer.worker.conclude import Stop
+        from hpc_trainer.worker.failure import conclude_error, record_of_error
 
         attempt = Journal(paths).attempt_number(env.job_id, env.restart_count)
-        told = {
-            "rank": 0, "node": env.node, "exit_code": int(ExitCode.STORAGE), "type": type(error).__name__,
-            "message": str(error),
-        }  # fmt: skip
         ended = Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=None)
-        conclude_failure(ended, cause="storage", error=told, is_first=True)
+        conclude_error(ended, record_of_error(ended, error))
     return ExitCode.STORAGE
 
 
@@ -168,11 +166,24 @@ def _redirect_output(paths: RunPaths, attempt: int, env: RankEnv) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(
-            io.BufferedWriter(_Log(number, "w", closefd=False)), stream.encoding, stream.errors, line_buffering=True
-        )
-        for number, stream in ((1, sys.stdout), (2, sys.stderr))
+        kind(io.BufferedWriter(_Log(number, "w", closefd=False)), stream.encoding, stream.errors, line_buffering=True)
+        for kind, number, stream in ((TimedLines, 1, sys.stdout), (io.TextIOWrapper, 2, sys.stderr))
     )
+
+
+class TimedLines(io.TextIOWrapper):
+    """Standard output of a rank: each line begins with the time, as `why` writes it. Tracebacks stay as they are."""
+
+    _is_at_begin = True
+
+    def write(self, text: str, /) -> int:
+        """Writes the text; returns its length."""
+        now = time.strftime("%Y-%m-%d %H:%M:%S ")
+        lines = text.split("\n")
+        told = [f"{now}{line}" if line and (index or self._is_at_begin) else line for index, line in enumerate(lines)]
+        super().write("\n".join(told))
+        self._is_at_begin = not lines[-1] and (len(lines) > 1 or self._is_at_begin)
+        return len(text)
 
 
 class _Log(io.FileIO):

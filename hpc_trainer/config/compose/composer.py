@@ -115,7 +115,7 @@ class Composer:
         try:
             return self._hydra_compose(overrides)
         except (HydraException, OmegaConfBaseException) as error:
-            raise self._explain(error, overrides) from error
+            raise self.explain(error, overrides) from error
         except (UnicodeError, YAMLError) as error:
             raise ConfigError(f"a configuration file cannot be read as YAML: {error}") from error
         except RecursionError as error:
@@ -129,7 +129,7 @@ class Composer:
         try:
             return to_typed(composed)
         except (OmegaConfBaseException, AttributeError) as error:
-            raise self._explain(error, overrides) from error
+            raise self.explain(error, overrides) from error
 
     def choices_made(self, overrides: Sequence[str]) -> dict[str, str | None]:
         """Group -> what these overrides choose of it, the defaults of `conf/` included."""
@@ -147,7 +147,7 @@ class Composer:
             given = [*self.search_path(), *overrides]
             return compose(ROOT, overrides=given, return_hydra_config=return_hydra_config)
 
-    def _explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+    def explain(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
             group, _, name = error.missing_cfg_file.rpartition("/")
             return ConfigError(f"{group}={name}: no such choice. {valid(name, self.choices(group))}")

@@ -25,8 +25,8 @@ class ClusterConfig:
     account: str | None = key(None, ALWAYS)
     """Slurm account. Put it in ~/.config/hpc_trainer/config.yaml, not into the repository."""
     setup: list[str] = key([], ALWAYS)
-    """Shell lines before srun, trusted: modules, activation of an environment. `plan --script` shows them. Of a run on
-    this machine: before each rank."""
+    """Shell lines before srun, trusted: modules, activation of an environment. The first that fails ends the job.
+    `plan --script` shows them. Of a run on this machine: before each rank."""
     python: str | None = key(None, ALWAYS)
     """Python of the ranks; null: the one that submits."""
     env: dict[str, str] = key({}, ALWAYS)

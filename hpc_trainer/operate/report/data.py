@@ -13,8 +13,10 @@ from typing import Any
 
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.results import newest_metrics
+from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
@@ -22,6 +24,7 @@ WARMUP_STEPS = 20
 """Left out of a run's speed at the start of each attempt: caches, compilers and allocators are cold."""
 # More would not show on a screen, and a page of 100 runs stays below 1 MB.
 _POINTS_A_CURVE = 200
+_LAST_LINES = 4
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
 # What counts as the work of a second, the best word first.
 _UNITS = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
@@ -53,6 +56,10 @@ class RunReport:
     curves: Mapping[str, Curve]
     metrics_step: int | None = None
     """The step that `metrics` are of, where it is known."""
+    last_lines: Sequence[str] = ()
+    """What the job or the program of a run that failed printed last."""
+    hint: str | None = None
+    """What these, or its error, mean, and what helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +147,16 @@ def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_st
         speed={} if run.spec.is_lost else speed,  # of how many ranks, nobody knows
         num_windows=num_windows,
         curves=_curves(records),
+        last_lines=last_lines(run)[-_LAST_LINES:] if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) else [],
+        hint=_hint(run),
     )
+
+
+def _hint(run: RunStatus) -> str | None:
+    meaning = meaning_of(run)
+    if meaning is None:
+        return None
+    return f"{meaning.says}: {meaning.advice[0].format(run=run.run_id, found=meaning.found)}"
 
 
 def _number(value: object) -> float | None:

@@ -243,11 +243,13 @@ def _row(run: RunReport, axes: Sequence[str], metrics: Sequence[str], speeds: Se
 def _cause(run: RunReport, num_columns: int) -> str:
     """A line of its own below the run: a sentence in a column would push the others off the screen."""
     words = [] if run.cause is None or run.cause in ("done", "early_stop") else [run.cause[:_MOST_OF_CAUSE]]
+    words += [] if run.hint is None else [run.hint]
     if run.metrics and run.metrics_step not in (None, run.step):
         words.append(f"metrics of step {run.metrics_step}")
     if not words:
         return ""
-    return f'<tr><td class="cause soft" colspan="{num_columns}">{html.escape(" · ".join(words))}</td></tr>'
+    lines = "".join(f"<br>{html.escape(line)}" for line in run.last_lines)
+    return f'<tr><td class="cause soft" colspan="{num_columns}">{html.escape(" · ".join(words))}{lines}</td></tr>'
 
 
 def _breakable(name: str) -> str:

@@ -29,7 +29,7 @@ SITE = """
 name: my_site
 executor: slurm
 env: {{OF_ENV: hello}}
-setup: ["export OF_SETUP='a b'", "false"]
+setup: ["export OF_SETUP='a b'", "false || true"]
 python: {python}
 """
 
@@ -64,6 +64,36 @@ def test_the_local_executor_runs_setup_and_python_too(local: LocalDriver, site: 
     own = ("cluster=local", "+cluster.env.OF_ENV=x", "cluster.setup=['export OF_SETUP=y']")
     local.run("submit", *WORDS, *own, f"cluster.python={local.folder / 'site_python'}", "--wait")
     assert _seen(local) == {"OF_ENV": "x", "OF_SETUP": "y", "OF_PYTHON": "site"}
+
+
+@pytest.mark.parametrize("verb", ["train", "submit"])
+def test_the_first_setup_line_that_fails_is_the_cause(local: LocalDriver, verb: str) -> None:
+    lines = "cluster.setup=['cd .', 'for each in a b; do', 'ls /not/$each', 'done', 'touch reached']"
+    wait = ("cluster=local", "--wait") if verb == "submit" else ()
+    done = local.run(verb, "experiment=digits", "sweep_name=setup", "train.num_steps=12", lines, *wait, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (run,) = local.json("status", "setup")["runs"]
+    assert (run["state"], run["cause"], run["attempt"]) == ("FAILED", "not started", 1)
+    assert not (local.folder / "reached").exists()
+    why = local.json("why", run["run_id"])
+    said = "ls: cannot access '/not/a': No such file or directory"
+    assert why["evidence"][0] == f"not started: cluster.setup line 3 failed: `ls /not/$each`: {said}"
+    assert "cluster.setup line 3 failed: `ls /not/$each`" in local.run("status", "setup").stdout
+    (row,) = local.json("report", "setup")["runs"]
+    assert row["last_lines"] == [said]
+
+
+def test_a_python_that_is_not_there_is_named(local: LocalDriver) -> None:
+    words = ("experiment=digits", "sweep_name=python", "train.num_steps=12", "cluster.python=/no/such/python")
+    assert local.run("submit", *words, "cluster=local", "--wait", check=False).returncode == 1
+    (run,) = local.json("status", "python")["runs"]
+    why = local.json("why", run["run_id"])
+    assert "the node has no file /no/such/python" in why["verdict"], why
+    assert "cluster.python" in why["advice"][0]
+    (row,) = local.json("report", "python")["runs"]
+    assert row["hint"].startswith("the node has no file /no/such/python: is it on a disk")
+    page = (local.folder / "runs" / "python" / "report.html").read_text()
+    assert "the node has no file /no/such/python" in page
 
 
 @pytest.mark.parametrize("verb", ["train", "find-lr", "certify"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.conftest import LocalDriver
@@ -35,6 +38,27 @@ def test_a_rate_is_found_and_the_same_one_again(local: LocalDriver, monkeypatch:
     assert f"Suggested: optim.lr={found['optim_lr']:g}" in shown, "the same seed, the same rate"
     planned = local.json("plan", *WORDS)
     assert [run["state"] for run in planned["runs"]] == ["NEW"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
+def test_an_interrupted_command_leaves_nothing(
+    local: LocalDriver, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """`timeout 60 hpc-trainer find-lr` ended this process alone, and left the training to itself."""
+    places = local.folder / "tmp"
+    places.mkdir()
+    monkeypatch.setenv("TMPDIR", str(places))
+    command = local.start("find-lr", "experiment=digits", "--steps", "90000", "--from", "1e-9", "--to", "1e-8")
+    deadline = time.monotonic() + 120
+    while not any(places.glob("*/*/*/heartbeat.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    command.send_signal(number)
+    out, err = command.communicate(timeout=60)
+    words = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert [each for each in words if any(str(places) in word for word in each)] == []
+    assert (command.returncode, list(places.glob("hpc-trainer*"))) == (code, []), out + err
 
 
 def test_its_compile_cache_is_removed(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:

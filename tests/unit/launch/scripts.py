@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.launch.batch_job import setup_lines
 from hpc_trainer.runs.spec import Shape
 
 HEAD = ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", "export HPC_TRAINER_JOB_START=$(date +%s)"]
 FRAME = ["set +e", "", "# command", "export SUBMITIT_EXECUTOR=slurm"]
+*GUARD, _AN_ENTRY, GUARD_ENDS, _ = setup_lines(["AN ENTRY"])
+"""Around the lines of cluster.setup, where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,12 @@ def read_script(text: str) -> Script:
     end = srun - len(FRAME)
     assert lines[begin : begin + 2] == HEAD
     assert lines[end:srun] == FRAME
+    setup = lines[begin + 2 : end]
+    if setup:
+        assert setup[: len(GUARD)] == GUARD
+        assert setup[-1] == GUARD_ENDS
+        setup = setup[len(GUARD) : -1]
     words = shlex.split(lines[srun])
     assert shlex.join(words) == lines[srun], "every word is quoted"
     assert len(flags.keys() & set(_MEMORY)) <= 1, "Slurm takes one"
-    return Script(flags=flags, setup=lines[begin + 2 : end], srun=words[1:], tail=lines[srun + 1 :])
+    return Script(flags=flags, setup=setup, srun=words[1:], tail=lines[srun + 1 :])

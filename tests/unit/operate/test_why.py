@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.last_words import SETUP_ENDED
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
@@ -106,8 +109,8 @@ def test_the_hosts_memory_is_slurms_word_and_another_matter(sweep: SweepOnDisk, 
     fake_slurm.answer("sacct", "500_0|OUT_OF_MEMORY|0:125|n7\n")
     why = _why(sweep)
     assert why.verdict == BY_STATE[RunState.OUT_OF_MEMORY].says
-    assert "mem_gb_per_node" in why.advice[0]
-    assert "--retry-failed" in why.advice[0], "submit alone leaves a failed run where it is"
+    assert why.advice[0].startswith(f"hpc-trainer retry {why.run_id} hardware.mem_gb_per_node=MORE")
+    assert "--retry-failed" in why.advice[1], "submit alone leaves a failed run where it is"
 
 
 def test_a_rank_that_told_more_than_slurm_knows_is_believed(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
@@ -208,3 +211,77 @@ def test_a_cancelled_run_waits_for_nothing(sweep: SweepOnDisk, fake_slurm: FakeS
     fake_slurm.answer("squeue", "500_0|PENDING||Priority|x\n")
     (run,) = read_status(sweep.paths).runs
     assert (run.state, run.pending_reason, run.reason) == (RunState.CANCELLED, None, "cancelled")
+
+
+SIGNS = {
+    "slurmstepd: error: execve(): python3.99: No such file or directory": ("python3.99", "cluster.python"),
+    "bash: line 9: exec: python3.99: not found": ("python3.99", "cluster.python"),
+    "bash: line 9: /no/python: No such file or directory": ("/no/python", "cluster.python"),
+    "ModuleNotFoundError: No module named 'torch'": ("torch", "pip install"),
+    "/usr/bin/python3: No module named hpc_trainer": ("hpc_trainer", "pip install"),
+    "/var/spool/slurmd/job7/slurm_script: line 26: module: command not found": ("`module`", "source"),
+    'Lmod has detected the following error: The following module(s) are unknown: "cuda/99"': ("cuda/99", "avail"),
+    "ERROR: Unable to locate a modulefile for 'cuda/99'": ("cuda/99", "avail"),
+    "slurm_script: line 3: conda: command not found": ("conda", "conda.sh"),
+    "CondaError: Run 'conda init' before 'conda activate'": ("conda", "conda.sh"),
+    "EnvironmentNameNotFound: Could not find conda environment: trains": ("trains", "conda env list"),
+    "slurm_script: line 3: nvcc: command not found": ("nvcc", "whole path"),
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.": ("memory", "mem_gb_per_node"),
+    "srun: error: n1: task 0: Killed": ("memory", "mem_gb_per_node"),
+    "bash: /opt/env/bin/python: Permission denied": ("/opt/env/bin/python", "ls -ld"),
+    "slurmstepd: error: execve(): /opt/python: Exec format error": ("processor", "cluster.python"),
+    "python: /lib64/libc.so.6: version `GLIBC_2.34' not found (required by python)": ("GLIBC_2.34", "container"),
+    "ImportError: libcudart.so.12: cannot open shared object file: No such file": ("libcudart.so.12", "module"),
+    "srun: error: n1: task 0: Segmentation fault (core dumped)": ("Segmentation fault", "logs"),
+    "srun: error: Unable to create step for job 7: More processors requested than permitted": (
+        "More processors", "srun_args",
+    ),
+    "srun: unrecognized option '--nonsense=1'": ("--nonsense", "srun_args"),
+    "OSError: [Errno 122] Disk quota exceeded": ("quota", "make room"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("printed", SIGNS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_a_job_printed_last_is_told_with_what_helps(
+    sweep: SweepOnDisk, fake_slurm: FakeSlurm, printed: str, when: str
+) -> None:
+    """Before the worker began, and after it: killed, it could write nothing itself."""
+    began = f"{sweep.specs[0].run_id}: attempt 0, rank 0 logs to {sweep.run().log(0, 0)}"
+    if when == "after":
+        sweep.start(resumed=0)
+    sweep.paths.scripts.mkdir(exist_ok=True)
+    before = began if when == "after" else "loading"
+    ends = "srun: error: n1: task 0: Exited with exit code 2"
+    (sweep.paths.scripts / "500_0.out").write_text(f"{before}\n{printed}\n{ends}\n")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|2:0|n7\n")
+    names, helps = SIGNS[printed]
+    why = _why(sweep)
+    assert names in why.verdict
+    assert helps in why.advice[0] + why.advice[1]
+    assert printed in why.evidence[0], "the line itself, before those of Slurm"
+    assert f"  {ends}" in why.evidence
+    assert printed in str(read_status(sweep.paths).runs[0].reason), "which `status` and the report show"
+
+
+def test_what_a_job_printed_fills_in_nothing(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.paths.scripts.mkdir()
+    (sweep.paths.scripts / "500_0.out").write_text("bash: {sweep}{0}: command not found\n")
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|2:0|n7\n")
+    assert "no program {sweep}{0}" in _why(sweep).verdict
+
+
+def test_a_set_up_line_that_failed_is_the_cause(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    config = {**sweep.specs[0].config}
+    config["cluster"] = {**config["cluster"], "setup": ["module purge", "module load cuda/99"]}
+    append_specs(sweep.paths, [dataclasses.replace(sweep.specs[0], config=config)])
+    sweep.paths.scripts.mkdir()
+    lines = ["ERROR: Unable to locate a modulefile for 'cuda/99'", f"{SETUP_ENDED} 2: exit status 1"]
+    (sweep.paths.scripts / "500_0.out").write_text("\n".join([*lines, ""]))
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "500_0|FAILED|1:0|n7\n")
+    why = _why(sweep)
+    assert why.evidence[0] == ("Slurm: FAILED (1:0): cluster.setup line 2 failed: `module load cuda/99`: " + lines[0])
+    assert "there is no module cuda/99" in why.verdict

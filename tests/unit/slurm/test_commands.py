@@ -45,6 +45,21 @@ def test_another_exit_code_is_an_error_with_its_last_words(
     assert str(caught.value) == f"squeue -h failed ({code}): {error}"
 
 
+def test_a_host_without_a_cluster_is_told_in_one_sentence(fake_slurm: FakeSlurm) -> None:
+    """Slurm's commands are installed, and there is neither a slurm.conf nor a controller (words of 22.05)."""
+    said = (
+        "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "scontrol: error: fetch_config: DNS SRV lookup failed\n"
+        "scontrol: error: _establish_config_source: failed to fetch config\n"
+        "scontrol: fatal: Could not establish a configuration source\n"
+    )
+    fake_slurm.answer("scontrol", error=said, code=1)
+    with pytest.raises(SilentError) as caught:
+        run_slurm(["scontrol", "-a", "-o"])
+    assert str(caught.value).startswith("scontrol finds no Slurm controller")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_command_that_is_killed_may_have_done_it(fake_slurm: FakeSlurm) -> None:
     (fake_slurm.bin / "scontrol").write_text("#!/bin/sh\nkill -15 $$\n")
     with pytest.raises(UnclearError, match=r"scontrol requeue failed \(-15\)"):

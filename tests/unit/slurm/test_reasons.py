@@ -43,6 +43,12 @@ from hpc_trainer.slurm.reasons import explain_reason
         ("AssocGrpCPURunMinutesLimit", "(cores times minutes left)", ""),
         ("MaxMemoryPerAccount", "the site allows an account no more memory", ""),
         ("QOSUsageThreshold", "used too much", "hardware.qos"),
+        ("ReservationInvalid", "does not exist, or may not be used", "another place to run"),
+        ("DeadLine", "no longer end before its --deadline", "cluster.sbatch.deadline"),
+        ("Constraints", "too few nodes with the features", "sinfo -o"),
+        ("BurstBufferStageIn", "burst buffer", ""),
+        ("QOSGrpBillingMinutes", "(billing units times minutes) that its QOS allows", "cluster.account"),
+        ("SystemFailure", "Slurm, a file system or the network failed", "ask the site"),
         ("AWordOfTomorrow", "a word of Slurm's", "man squeue"),
     ],
 )  # fmt: skip
@@ -53,3 +59,33 @@ def test_a_reason_is_told_in_words(word: str, says: str, helps: str) -> None:
     assert helps in advice
     assert bool(helps) == bool(advice), advice
     assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "job"}
+
+
+# squeue(1), JOB REASON CODES, and job_state_reason.c of 22.05 to 25.11 (of the limits some).
+WORDS = [
+    "AccountingPolicy", "AccountNotAllowed", "AssocGrpBB", "AssocGrpBilling",
+    "AssocGrpCPUMinutesLimit", "AssocGrpCpuLimit", "AssocGrpJobsLimit",
+    "AssocGrpSubmitJobsLimit", "AssocGrpWallLimit", "AssociationJobLimit",
+    "AssociationResourceLimit", "AssociationTimeLimit", "AssocMaxBBPerNode",
+    "AssocMaxSubmitJobLimit", "AssocMaxWallDurationPerJobLimit", "BadConstraints",
+    "BeginTime", "BurstBufferOperation", "BurstBufferResources", "BurstBufferStageIn",
+    "Cleaning", "Constraints", "DeadLine", "Dependency", "DependencyNeverSatisfied", "FedJobLock",
+    "FrontEndDown", "InactiveLimit", "InvalidAccount", "InvalidQOS", "JobArrayTaskLimit",
+    "JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "JobLaunchFailure", "Licenses",
+    "MaxBillingPerAccount", "MaxCpuRunMinsPerUser", "MaxMemPerLimit", "MaxPoweredUpNodes",
+    "MaxSubmitJobsPerAccount", "MpiPortsBusy", "NodeDown", "None", "NvidiaImexChannels",
+    "PartitionConfig", "PartitionDown", "PartitionInactive", "PartitionNodeLimit",
+    "PartitionTimeLimit", "PowerNotAvail", "PowerReserved", "Priority", "Prolog", "QOSGrpCpuLimit",
+    "QOSJobLimit", "QOSMaxJobsPerUserLimit", "QOSMinCpuNotSatisfied", "QOSNotAllowed",
+    "QOSResourceLimit", "QOSTimeLimit", "QOSUsageThreshold", "ReqNodeNotAvail", "Reservation",
+    "ReservationDeleted", "ReservationInvalid", "Resources", "SchedDefer", "SystemFailure",
+    "WaitingForScheduling",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_word_of_the_manual_is_known(word: str) -> None:
+    says = explain_reason(word).says
+    assert says != explain_reason("AWordOfTomorrow").says
+    assert word not in says, "in words, not in Slurm's own"
+    assert "/" not in says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -11,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.errors import ExitCode
+from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
+from hpc_trainer.worker import rank
 from hpc_trainer.worker.rank import failed_before
 from tests.unit.runs.builders import make_specs
 from tests.unit.state.sweeps import SweepOnDisk
@@ -125,3 +130,26 @@ def test_a_job_that_failed_for_good_does_not_start_again_by_itself(
     assert (failed_before(run, env, budget) is not None) == leaves
     again = dataclasses.replace(env, job_id="600_0", restart_count=0)
     assert failed_before(run, again, budget) is None, "a person submitted it again"
+
+
+def test_a_disk_that_is_full_before_the_attempt_is_recorded_like_any_error(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 could not even open its log."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(rank, "_redirect_output", full)
+    sweep.paths.folder.chmod(0o700)
+    sweep.run().folder.chmod(0o700)
+    words = ("GLOBALID", "LOCALID", "NODEID", "JOB_ID")
+    environ = {f"SUBMITIT_LOCAL_{word}": "0" for word in words} | {"SUBMITIT_LOCAL_NTASKS": "1"}
+    code = rank.run_rank(sweep.paths, sweep.specs[0].run_id, read_rank_env(environ), StopFlag())
+    assert code == ExitCode.STORAGE
+    (end,) = [line for line in read_lines(sweep.run().attempts) if line["event"] == "end"]
+    error = end["error"]
+    assert (end["cause"], error["type"], error["rank"], error["exit_code"]) == ("storage", "OSError", 0, 74)
+    assert "No space left on device" in error["message"]
+    assert "_start_attempt" in error["traceback"]
+    assert read_failure(sweep.run().failure(0)) == error, "where the next start looks for it"
