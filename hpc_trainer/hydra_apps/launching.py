@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from hydra import version
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
 from hydra.errors import CompactHydraException
 from hydra.types import HydraContext, TaskFunction
@@ -156,8 +157,6 @@ def _output(composed: DictConfig) -> str | None:
     raw: Any = OmegaConf.to_container(composed.hydra.sweep, resolve=False)
     if raw["dir"] == _DEFAULT_DIR or POINTS in os.environ:
         return None
-    from hydra.core.hydra_config import HydraConfig
-
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(composed)
     try:
@@ -205,7 +204,11 @@ def _start(task: TaskFunction, main: ModuleType) -> tuple[str, ...] | None:
 
 
 def _last_look(grid: Grid, run_ids: Sequence[str]) -> SweepStatus:
-    *_, last = looks(grid.sweep, set(run_ids))
+    try:
+        *_, last = looks(grid.sweep, set(run_ids))
+    except KeyboardInterrupt:
+        told = f"hpc_trainer: no longer waiting; the runs go on. See: hpc-trainer status {grid.sweep.name}"
+        raise CompactHydraException(told) from None
     return last
 
 
