@@ -302,7 +302,9 @@ def _changes(
     leaving = {spec.run_id for spec in submitted}
     states = ((spec, plan.states[spec.run_id]) for spec in grid.specs if spec.run_id not in leaving)
     kept = [spec for spec, state in states if state is RunState.COMPLETED or state.is_active]
-    codes = Counter(plan.known.codes[spec.run_id] for spec in kept if spec.run_id in plan.known.codes)
+    told = [(spec.run_id, plan.known.codes[spec.run_id]) for spec in kept if spec.run_id in plan.known.codes]
+    # With snapshot=off what waits or comes back takes the code of its start: nothing is known, or to be said, of it.
+    codes = Counter(code for run_id, code in told if code or plan.states[run_id] is RunState.COMPLETED)
     now = code
     if any(codes) and (code is None or not is_same_code(kept, submitted)):
         try:
