@@ -213,7 +213,7 @@ REPORT = {
         {
             "run_id": str, "hardware": str, "ranks": int, "global_batch_size": int, "axes": dict, "state": str,
             "cause": NULLABLE, "step": int, "num_steps": int, "attempts": int, "gpu_hours": float, "metrics": dict,
-            "metrics_step": (int, type(None)), "speed": dict, "num_windows": int,
+            "metrics_step": (int, type(None)), "speed": dict, "num_windows": int, "last_lines": list, "hint": NULLABLE,
         }
     ],
     "scaling": [
