@@ -91,8 +91,6 @@ PLAN = {
     "excluded": int,
     "gpu_hours_max": (int, float),
     "limits": list,
-    "changed_code": list,
-    "shorter_twins": list,
     "left_out": list,
     "notes": list,
     "problems": list,
@@ -105,8 +103,6 @@ SUBMIT = {
     "arrays": [{"job_id": str, "runs": int, "hardware": str}],
     "top_up_job": NULLABLE,
     "limits": list,
-    "changed_code": list,
-    "shorter_twins": list,
     "left_out": list,
     "notes": list,
 }
@@ -166,7 +162,7 @@ def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSl
         0,
         {
             "sweep": "lr", "submitted": 0, "waiting": 0, "already": 4, "arrays": [], "top_up_job": None,
-            "limits": [], "changed_code": [], "shorter_twins": [], "left_out": [], "notes": [],
+            "limits": [], "left_out": [], "notes": [],
         },
     )  # fmt: skip
     assert len(fake_slurm.calls("sbatch")) == 2
@@ -217,8 +213,7 @@ REPORT = {
         {
             "run_id": str, "hardware": str, "ranks": int, "global_batch_size": int, "axes": dict, "state": str,
             "cause": NULLABLE, "step": int, "num_steps": int, "attempts": int, "gpu_hours": float, "metrics": dict,
-            "metrics_step": (int, type(None)), "speed": dict, "num_windows": int,
-            "last_lines": list, "hint": NULLABLE,
+            "metrics_step": (int, type(None)), "speed": dict, "num_windows": int, "last_lines": list, "hint": NULLABLE,
         }
     ],
     "scaling": [
