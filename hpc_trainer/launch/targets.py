@@ -107,7 +107,10 @@ class _Files:
     def text(self, path: Path) -> str | None:
         """None of what cannot be read as Python's text."""
         name = self.frozen_name(path)
-        mode, content = ("", path.read_bytes()) if name is None else self._contents[name]
+        try:
+            mode, content = ("", path.read_bytes()) if name is None else self._contents[name]
+        except OSError:
+            return None
         return None if mode == LINK else content.decode("utf-8", errors="replace")
 
     def modules(self, folder: Path) -> set[str]:
