@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import flatten
@@ -21,7 +21,7 @@ class TensorBoardTracker:
     def __init__(self, folder: Path, first_step: int, hparams: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter, summary
 
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step + 1)
+        self._writer = cast("Any", SummaryWriter(str(folder), purge_step=first_step + 1))
         summaries: Any = summary.hparams
         shown = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()}
         for each in summaries(shown, {}):  # SummaryWriter.add_hparams would make a folder of its own
