@@ -59,6 +59,8 @@ class RunPaths:
     """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
     result = _Named(RESULT)
     """Final metrics; rank 0 writes once."""
+    first_weights = _Named("first_weights.json")
+    """What was loaded by `init_from`, and what not; rank 0 writes at the first start."""
     profile_table = _Named("profile.txt")
     """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
     profile_trace = _Named("profile.trace.json.gz")
