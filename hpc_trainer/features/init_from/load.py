@@ -47,8 +47,13 @@ def load(model: nn.Module, config: InitFromConfig, run: RunContext) -> FirstWeig
     def problem() -> str | None:
         try:
             digest = digest_of(place, partial(sha256, beat=run.beat))
-        except (ConfigError, FileNotFoundError) as error:
+        except ConfigError as error:
             return str(error)
+        except FileNotFoundError:
+            return (
+                f"init_from={place} is not there: it was moved or deleted since this run was planned, or is not to be "
+                "seen from this node. Put it back, or submit with another source."
+            )
         if digest == planned:
             return None
         return (

@@ -33,7 +33,7 @@ _MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safeten
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SET_ASIDE = re.compile(r"\.old-\d+\Z")  # by `submit --fresh`
 _CONVERT = (
-    'It would run code when it is loaded. Convert it where you trust it: python -c "import torch, '
+    'It can run code when it is loaded. Convert it where you trust it: python -c "import torch, '
     "safetensors.torch as s; s.save_file(torch.load('{name}', weights_only=True), 'weights.safetensors')\""
 )
 
@@ -92,7 +92,7 @@ def names_in(place: Path) -> list[str]:
         return list(files_in(place))
     try:
         check_trusted(place)
-        manifest = json.loads((place / _MANIFEST).read_bytes())
+        manifest = _manifest(place)
         objects = _entries(_entries(manifest["replicated"])["objects"])
         if "model" not in objects:
             raise ConfigError(
@@ -120,6 +120,17 @@ def digest_of(place: Path, read: Callable[[Path], str] = remembered) -> str:
 
 
 _KINDS = frozenset({"tensor", "sharded"})
+
+
+def _manifest(place: Path) -> dict[str, Any]:
+    """Raises ConfigError: it is damaged. OSError."""
+    try:
+        found = json.loads((place / _MANIFEST).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place / _MANIFEST} is damaged: {error}. Name another checkpoint.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{place / _MANIFEST} is damaged: it is no mapping. Name another checkpoint.")
+    return found
 
 
 def _entries(node: Mapping[str, Any]) -> dict[Any, Any]:
@@ -185,14 +196,17 @@ def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
         raise ConfigError(f"init_from={run} has no checkpoint (yet). Wait until it has saved one, or name another run.")
     if which is WhichCheckpoint.last:
         return found[0][1]
-    made_with = json.loads((found[0][1] / _MANIFEST).read_bytes())["meta"].get("made_with", {}).get("checkpoint", {})
-    metric = made_with.get("keep_best")
+    try:
+        kept = _manifest(found[0][1])["meta"].get("made_with", {}).get("checkpoint", {})
+        how = CheckpointConfig(keep_best=kept.get("keep_best"), best_mode=BestMode[kept.get("best_mode", "auto")])
+    except (KeyError, AttributeError) as error:
+        raise ConfigError(f"{found[0][1] / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
+    metric = how.keep_best
     if metric is None:
         raise ConfigError(
             f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so nobody knows its best. "
             "Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
         )
-    how = CheckpointConfig(keep_best=metric, best_mode=BestMode[made_with.get("best_mode", "auto")])
     sign = 1 if best_is_max(how) else -1
     scores = {
         each["step"]: each[metric] for each in read_metrics(RunPaths(run).metrics) if each.get(metric) is not None

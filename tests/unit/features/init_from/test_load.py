@@ -147,7 +147,7 @@ def test_content_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has changed since this run was planned"):
         train_here(config, tmp_path / "run")
     path.unlink()
-    with pytest.raises(ConfigError, match=r"w\.safetensors"):
+    with pytest.raises(ConfigError, match=r"w\.safetensors is not there"):
         train_here(config, tmp_path / "run")
 
 

@@ -130,6 +130,7 @@ def test_a_checkpoint_without_a_model_that_is_damaged_or_that_others_may_write(t
     for text in ("{", "[]", '{"replicated": {"dict": 3}}'):
         manifest.write_text(text)
         assert "is damaged" in _refusal(folder)
+        assert "is damaged" in _refusal(tmp_path / "run", checkpoint=WhichCheckpoint.best)
     manifest.write_text(whole)
     renamed_folder = folder.rename(tmp_path / "mine")
     assert "Call it step-" in _refusal(renamed_folder)
