@@ -192,7 +192,8 @@ def _value(text: str) -> Any:
     """Of a key; names with values stand in braces, without spaces."""
     if not text.startswith("{"):
         return yaml.safe_load(text)
-    return {name: yaml.safe_load(value) for name, _, value in (each.partition(":") for each in text[1:-1].split(","))}
+    items = (each.partition(":") for each in text[1:-1].split(",") if each)
+    return {name: yaml.safe_load(value) for name, _, value in items}
 
 
 @functools.cache
