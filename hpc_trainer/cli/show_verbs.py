@@ -13,6 +13,7 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
+from hpc_trainer.runs.first_weights import read_first_weights
 
 _WIDEST = 60
 
@@ -21,10 +22,12 @@ def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: 
     """The configuration of one run; without `every_key` what is not at its default."""
     run = find_run(resolve_runs_dir(runs_dir), name, sweep)
     found = values(run.spec)
-    folder = run.sweep.run(run.spec.run_id).folder
+    paths = run.sweep.run(run.spec.run_id)
+    folder, first_weights = paths.folder, read_first_weights(paths)
     if as_json:
         facts = {"run_id": run.spec.run_id, "sweep": run.sweep.name, "folder": str(folder), "command": run.command}
-        print_json({**facts, "code": run.code, "values": [dataclasses.asdict(each) for each in found]})
+        loaded = {} if first_weights is None else {"first_weights": dataclasses.asdict(first_weights)}
+        print_json({**facts, "code": run.code, **loaded, "values": [dataclasses.asdict(each) for each in found]})
         return
     print(as_typed(f"{run.spec.run_id}, of sweep {run.sweep.name}"))
     print(as_typed(f"Folder: {folder}"))
@@ -32,6 +35,8 @@ def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: 
         as_typed(f"Command: {shlex.join(run.command)}" if run.command else "Command: an earlier submit than the last")
     )
     print(f"Frozen code: {run.code[:12] if run.code else 'none'}")
+    if first_weights is not None:
+        print(as_typed(first_weights.line()))
     shown = [each for each in found if every_key or each.source != DEFAULT]
     print_table(
         ["KEY", "VALUE", "FROM"],

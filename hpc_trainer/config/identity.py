@@ -28,6 +28,7 @@ for _each in all_keys():
 _OF_ANY_WORLD = ("device", "gpu_type")
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_NOTHING = _text({})
 
 
 def config_digest(plain: Mapping[str, Any], memo: Memo | None = None) -> str:
@@ -63,11 +64,13 @@ def _parts(plain: Mapping[str, Any], memo: Memo) -> dict[str, str]:
         write["hardware"] = _any_hardware_text
         if not plain["train"].get("logical_ranks"):
             write["train"] = _any_train_text
-    parts = {
-        name: f'"{name}":{memo.of(write[name], name, value) if isinstance(value, dict) else _text(value)}'
+    texts = {
+        name: memo.of(write[name], name, value) if isinstance(value, dict) else _text(value)
         for name, value in sorted(plain.items())
         if name not in _LEFT_OUT[""] and value != _NOT_SET[""].get(name, ...)
     }
+    # Of a section that came later nothing is left where all that is set does not count.
+    parts = {name: f'"{name}":{text}' for name, text in texts.items() if text != _NOTHING or name not in _NOT_SET[""]}
     origin = plain.get("checkpoint", {}).get("resume_from")
     if origin is not None:  # of a section that does not count, the one key that does
         parts["resume_from"] = f'"resume_from":{_text(origin)}'

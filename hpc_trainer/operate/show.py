@@ -23,7 +23,13 @@ from hpc_trainer.state.submissions import Ledger, latest_of_each_run, read_ledge
 
 LINE, FILE, FILLED, DEFAULT = "command line", "file", "filled in", "default"
 # What `validate` works out where nobody says it (config/rules/validate.py).
-_FILLED_IN = ("train.micro_batch_size", "train.grad_accum_steps", "train.command_dir", "schedule.warmup_steps")
+_FILLED_IN = (
+    "train.micro_batch_size",
+    "train.grad_accum_steps",
+    "train.command_dir",
+    "schedule.warmup_steps",
+    "init_from.digest",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

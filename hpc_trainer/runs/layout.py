@@ -61,6 +61,8 @@ class RunPaths:
     """Final metrics; rank 0 writes once."""
     returned = _Named("returned.json")
     """What the task of a Hydra app returned; its first rank writes once."""
+    first_weights = _Named("first_weights.json")
+    """What was loaded by `init_from`, and what not; rank 0 writes at the first start."""
     profile_table = _Named("profile.txt")
     """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
     profile_trace = _Named("profile.trace.json.gz")

@@ -272,6 +272,14 @@ def _named(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~").split("@")[0]
 
 
+_SHORT = re.compile(r"init_from=(?!\s*\{)")
+
+
+def in_full(override: str) -> str:
+    """`init_from=PATH`, of a section whose one main key is the path, as `init_from.path=PATH`; others as they are."""
+    return _SHORT.sub("init_from.path=", override, count=1) if _SHORT.match(override) else override
+
+
 def default_overrides(given: Iterable[str]) -> Iterator[str]:
     """What stands before the command line: the person's own defaults, and `cluster=slurm` where sbatch is on PATH.
 

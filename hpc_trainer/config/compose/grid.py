@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.compose.composer import default_overrides, override_value
+from hpc_trainer.config.compose.composer import default_overrides, in_full, override_value
 from hpc_trainer.config.compose.condition import Condition, read_condition
 from hpc_trainer.config.compose.fast_compose import GridComposer
 from hpc_trainer.config.compose.override_lines import parse_common
@@ -90,7 +90,8 @@ def expand_grid(composer: GridComposer, overrides: Sequence[str]) -> Expansion:
     return Expansion(points=points, num_excluded=num_excluded)
 
 
-def _blocks(composer: GridComposer, overrides: Sequence[str]) -> Iterator[_Block]:
+def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Block]:
+    overrides = [in_full(line) for line in given_words]
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
     defaults = list(default_overrides(overrides))

@@ -39,6 +39,9 @@ def _of_key(each: Declared, value: Any) -> Iterator[str]:
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from within(f"{each.name}[{index}]", item, each.key.limits, each.default[min(index, 1)])
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from within(f"{each.name}[{name}]", item, each.key.limits, 1)
     elif isinstance(value, (int, float)):  # not null, nor a word as auto
         yield from within(each.name, value, each.key.limits, each.default)
 

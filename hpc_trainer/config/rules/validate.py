@@ -36,7 +36,7 @@ from hpc_trainer.config.schema.model import GptConfig, ModelConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.table.declarations import feature_problems
+from hpc_trainer.config.table.declarations import feature_problems, fill_in
 from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
@@ -48,7 +48,7 @@ _LONGEST_LEAD_S = 2**16 - 1
 
 
 def validate(config: TrainConfig, memo: Memo | None = None) -> None:
-    """Checks every rule, then fills in batch sizes and warm-up that were left open, and makes paths absolute.
+    """Checks every rule, then fills in what was left open, as batch sizes and warm-up, and makes paths absolute.
 
     Sections that change are replaced by copies: points of a grid share theirs. With a `memo`, points that shared a
     section share the copy too.
@@ -67,6 +67,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
     config.schedule = memo.of(with_schedule, config.schedule)
     config.data = memo.of(_with_absolute_path, config.data)
     config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
+    fill_in(config, memo)
 
 
 def _with_absolute_path(data: DataConfig) -> DataConfig:

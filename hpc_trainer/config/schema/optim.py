@@ -43,6 +43,8 @@ class OptimConfig:
         None, only_with("optim.lr_scaling=linear", "optim.lr_scaling=sqrt"), ONCE_SET, limits="≥ 1"
     )
     """Samples of the batch that lr is meant for; only with lr_scaling."""
+    lr_of: dict[str, float] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="> 0")
+    """Names of weights, with * and ? -> what their learning rate is multiplied by at all steps, as {'stem.*': 0.1}."""
     weight_decay: float = key(0.0, ALWAYS, COUNTS, limits="≥ 0")
     """Decay of weights with two or more dimensions; biases and norms have none."""
     in_backward: bool = key(False, ALWAYS, ONCE_SET)

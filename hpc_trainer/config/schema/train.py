@@ -13,6 +13,7 @@ from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.guard import GuardConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
+from hpc_trainer.config.schema.init_from import InitFromConfig
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -123,6 +124,9 @@ class LoopConfig:
     A power of two; then global_batch_size = micro_batch_size × grad_accum_steps × logical_ranks. null: off."""
     ema_decay: float | None = key(None, ALWAYS, ONCE_SET, SCHEDULE, limits="(0, 1)")
     """Share of the averaged weights that a step keeps, as 0.999: evaluations use the average. null: none."""
+    freeze: list[str] = key([], ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=True)
+    """Names of weights, with * and ?, that training leaves as they are: no gradient, no decay, no moments. A norm
+    whose running statistics are named too (as by 'stem.*') keeps and uses those."""
     early_stop: EarlyStopConfig = section(EarlyStopConfig, ONCE_SET, SCHEDULE)
     label_smoothing: float = key(0.0, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1)")
     """Share of the target's probability that all classes get alike; evaluations use the plain loss."""
@@ -234,6 +238,7 @@ class TrainConfig:
     train: LoopConfig = section(LoopConfig, in_graph=False)
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, by names of your own: `params.dim=64` needs no `+`. What JSON can hold."""
+    init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)

@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import defaults_of, holds, split, state
 from hpc_trainer.config.table.core_table import CORE
@@ -47,6 +48,13 @@ def feature_problems(config: TrainConfig) -> Iterator[str]:
         yield from feature.problems(config)
         if feature.is_on(config):
             yield from _pairs(config, feature)
+
+
+def fill_in(config: TrainConfig, memo: Memo) -> None:
+    """What features fill in of a configuration without problems. Raises ConfigError."""
+    for feature in features():
+        if feature.is_on(config):
+            feature.fill(config, memo)
 
 
 def _pairs(config: TrainConfig, feature: Feature) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
@@ -16,6 +17,9 @@ from hpc_trainer.config.table.choice import defaults_of, holds
 
 def _no_rules(config: TrainConfig) -> Iterator[str]:
     return iter(())
+
+
+def _nothing(config: TrainConfig, memo: Memo) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ class Feature:
     """The same the other way round: they come after this one, and need not know it."""
     problems: Callable[[TrainConfig], Iterator[str]] = _no_rules
     """Rules of its own values, which no choice says; asked whether it is on or not."""
+    fill: Callable[[TrainConfig, Memo], None] = _nothing
+    """Of a configuration without problems that has it on: fills in what follows from its own values, in copies of
+    sections, once for points that share one. May read files. Raises ConfigError."""
     num_threads: int | None = None
     """Threads of each rank, where it counts on a number; None: as many as it has cores."""
 

@@ -53,7 +53,8 @@ def cache_key(config: TrainConfig, facts: Mapping[str, Any]) -> str:
     plain = to_plain(config)
     parts: dict[str, Any] = {}
     for section, name in _IN_GRAPH:
-        if name in plain[section]:  # a key of another variant is not
+        # A key of another variant is not; an empty list is nothing, as in keys of before.
+        if plain[section].get(name, []) != []:
             parts.setdefault(section, {})[name] = plain[section][name]
     (parts["parallel"],) = parts["parallel"].values()  # a word by itself: as in keys of before
     parts |= {name: facts.get(name) for name in ("code", "versions", "device", "world_size")}

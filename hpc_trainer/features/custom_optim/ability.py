@@ -14,7 +14,7 @@ from hpc_trainer.features.custom_optim.trial import try_on_parts, try_without_ra
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.memory import RankMemory
-from hpc_trainer.training.optim.build import Recipe
+from hpc_trainer.training.optim.build import LR_FACTOR, Recipe
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
@@ -44,7 +44,7 @@ class CustomOptimAbility(Ability):
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
         """What else a group of such a class has may be state of its own."""
-        chosen = {"weight_decay", *self._optim.kwargs}
+        chosen = {"weight_decay", LR_FACTOR, *self._optim.kwargs}
         state.settings = [{key: each[key] for key in each.keys() & chosen} for each in state.settings]
 
     def memory(self, held: RankMemory, building: Building) -> None:

@@ -15,7 +15,7 @@ from hpc_trainer.training.memory import RankMemory
 def bytes_of_step(held: RankMemory, config: TrainConfig, shape: MeshShape) -> int:
     """Bytes: weights as they were, in case the device skips the step; messages; Newton-Schulz of the largest matrix."""
     assert isinstance(held.optimizer, MuonWithAdamw)
-    hidden: list[torch.Tensor] = held.optimizer.muon.param_groups[0]["params"]
+    hidden: list[torch.Tensor] = [each for group in held.optimizer.muon.param_groups for each in group["params"]]
     here = held.shares.num_bytes(hidden) // (shape.world_size if config.parallel.zero1 else shape.dp_shard)
     num_ranks = shape.dp_shard * shape.tp
     may_skip = config.train.max_skipped_steps is not None or config.precision.compute_dtype is Dtype.fp16

@@ -23,7 +23,7 @@ from hpc_trainer.training.tensors import local_tensor
 class MuonWithAdamw(OwnStep):
     """torch.optim.Muon and torch.optim.AdamW over the groups of one optimizer, whose state_dict is that of both.
 
-    The first group is Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
+    The first groups are Muon's. The inner optimizers hold the same group dicts and the same state, so what changes a
     group or loads a state here changes it there. Learning rates are told by Muon's; AdamW's is a fixed multiple.
 
     On CUDA a step that must change nothing is told by `found_inf`, a number on the device as torch's fused optimizers
@@ -96,14 +96,16 @@ def muon_recipe(config: MuonConfig, hidden: list[nn.Parameter], rest: list[Group
     speed = fastest([*hidden, *(weight for group in rest for weight in group["params"])])
 
     def make(groups: list[Group]) -> torch.optim.Optimizer:
+        of_muon = [group for group in groups if "ns_steps" in group]
         muon = kind(
-            groups[:1], lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
+            of_muon, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, ns_steps=config.ns_steps,
             adjust_lr_fn=config.adjust_lr.value,
         )  # fmt: skip
-        adamw = torch.optim.AdamW(groups[1:], lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
+        of_adamw = groups[len(of_muon) :]
+        adamw = torch.optim.AdamW(of_adamw, lr=adamw_lr, betas=(first, second), eps=config.eps, **speed)
         return MuonWithAdamw(muon, adamw, adamw_lr_ratio=adamw_lr / config.lr)
 
-    return Recipe([{"params": hidden, "weight_decay": config.weight_decay}, *rest], make)
+    return Recipe([{"params": hidden, "weight_decay": config.weight_decay, "ns_steps": config.ns_steps}, *rest], make)
 
 
 def _kind_of_muon(mesh: Mesh | None) -> Callable[..., torch.optim.Optimizer]:

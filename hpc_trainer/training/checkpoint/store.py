@@ -9,6 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from hpc_trainer.training.checkpoint.tensor_files import (
     OpenFiles,
     SavedTensor,
     open_files,
+    open_trusted,
     read_bytes,
     verify,
     whole_tree,
@@ -242,7 +244,9 @@ class CheckpointStore:
             # What this rank reads to the end. Parts of other ranks' files count on `newest_valid`, moments ago.
             if record.name in mine:
                 verify(info.path / record.name, record, allow_group_write=self._allow_group_write)
-        with open_files(info.path, manifest.files, self._allow_group_write) as files:
+        with open_files(
+            info.path, manifest.files, partial(open_trusted, allow_group_write=self._allow_group_write)
+        ) as files:
             shared = unpack(files.tensors(STATE_FILE), manifest.replicated, _sharded(manifest, files))
             structure = own_part(manifest.per_rank, rank)
             own = None if structure is None else unpack(files.tensors(rank_file(rank)), structure)

@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,8 +224,10 @@ class TensorFile:
 class OpenFiles:
     """Files of one checkpoint, each opened when it is first needed."""
 
-    def __init__(self, folder: Path, records: Sequence[FileRecord], allow_group_write: bool) -> None:
-        self._folder, self._allow_group_write = folder, allow_group_write
+    def __init__(
+        self, folder: Path, records: Sequence[FileRecord], opener: Callable[[Path], AbstractContextManager[int]]
+    ) -> None:
+        self._folder, self._opener = folder, opener
         self._records = {record.name: record for record in records}
         self._open: dict[str, TensorFile] = {}
         self._stack = ExitStack()
@@ -233,7 +235,7 @@ class OpenFiles:
     def __getitem__(self, name: str) -> TensorFile:
         if name not in self._open:
             path = self._folder / name
-            descriptor = self._stack.enter_context(open_trusted(path, self._allow_group_write))
+            descriptor = self._stack.enter_context(self._opener(path))
             self._open[name] = TensorFile(path, descriptor, self._records[name])
         return self._open[name]
 
@@ -251,9 +253,15 @@ class OpenFiles:
 
 
 @contextmanager
-def open_files(folder: Path, records: Sequence[FileRecord], allow_group_write: bool) -> Iterator[OpenFiles]:
-    """The files of the checkpoint in `folder`, closed at the end."""
-    files = OpenFiles(folder, records, allow_group_write)
+def open_files(
+    folder: Path, records: Sequence[FileRecord], opener: Callable[[Path], AbstractContextManager[int]]
+) -> Iterator[OpenFiles]:
+    """The files of the checkpoint in `folder`, or others of this format, closed at the end.
+
+    Args:
+        opener: a descriptor for reading a file.
+    """
+    files = OpenFiles(folder, records, opener)
     try:
         yield files
     finally:

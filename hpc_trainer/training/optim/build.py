@@ -19,6 +19,8 @@ from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
 from hpc_trainer.training.tensors import is_sharded
 
 Group = dict[str, Any]
+LR_FACTOR = "lr_factor"
+"""Key of a group whose learning rate is so many times that of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,12 @@ def step_some(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Sets the learning rate of all groups; an optimizer with `rates(lr)` says what each group's is."""
+    """Sets the learning rate of all groups; an optimizer with `rates(lr)` says what each group's is, but for its
+    `LR_FACTOR`.
+    """
     rates = getattr(inner_of(optimizer), "rates", itertools.repeat)
     for group, rate in zip(optimizer.param_groups, rates(lr), strict=False):
-        group["lr"] = rate
+        group["lr"] = rate * group.get(LR_FACTOR, 1.0)
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, momentum: float | None) -> None:

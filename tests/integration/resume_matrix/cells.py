@@ -159,6 +159,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
             "train.eval_every_steps=0",
         ),
     ),
+    "frozen": (
+        {"precision": "bf16", "ranks": "2", "model": "resnet18"},
+        ("parallel=fsdp", "train.freeze=[stem*]", "+optim.lr_of={classifier.*:10}"),
+    ),
     "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
     "offload_fsdp": (
         {"precision": "bf16", "ranks": "2", "model": "resnet18"},

@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.training.build import build_dataset, build_model
 from tests.unit.config.table import pairs
 from tests.unit.training.ranks import play_jobs
 
@@ -32,9 +36,26 @@ def _trainable(ranks: int) -> dict[str, list[str]]:
     return found
 
 
+def _begun(path: Path, words: list[str]) -> list[str]:
+    """With a file of the model's own weights, where they say one."""
+    others = [word for word in words if not word.startswith("init_from.path=")]
+    if others == words:
+        return words
+    with Composer() as composer:
+        config = composer.compose([*others, "cluster=local"])
+    torch.manual_seed(SEED)
+    safetensors.torch.save_file(build_model(config, build_dataset(config, "train")).state_dict(), path)
+    return [*others, f"init_from.path={path}"]
+
+
 def _train(folder: Path, ranks: int, chosen: dict[str, list[str]]) -> None:
     jobs: list[dict[str, Any]] = [
-        {"name": name, "words": [*words, "monitor.log_every_steps=1"], "attempt": 0, "stop_at": None}
+        {
+            "name": name,
+            "words": [*_begun(folder / f"{name}.safetensors", words), "monitor.log_every_steps=1"],
+            "attempt": 0,
+            "stop_at": None,
+        }
         for name, words in chosen.items()
     ]
     ends = play_jobs(folder, ranks, f"pairs-{ranks}", jobs)

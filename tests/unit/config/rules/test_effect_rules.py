@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_slurm")
 # What a condition of the declarations without a value means, and what has to stand beside others to be allowed at all.
 SET: dict[str, Any] = {
     "checkpoint.keep_best": "eval_loss", "monitor.profile_steps": 2, "parallel.pipeline_parallel": 2,
-    "train.early_stop.patience": 2, "train.command": "python -V",
+    "train.early_stop.patience": 2, "train.command": "python -V", "init_from.path": "w.safetensors",
 }  # fmt: skip
 # Another value than the default of keys whose default does not tell of what type they are.
 OTHER: dict[str, Any] = {"train.command_dir": "/"}
@@ -48,6 +48,8 @@ def _other(value: Any) -> Any:
         return not value
     if isinstance(value, str):
         return "eval_accuracy"
+    if isinstance(value, (list, dict)):
+        return ["a.*"] if isinstance(value, list) else {"a.*": "b.*"}
     return 2 if value is None else (value / 2 or 0.5) if isinstance(value, float) else value + 2
 
 

@@ -92,7 +92,8 @@ def test_what_is_said_of_limits_is_what_is_checked(each: Declared) -> None:
     for value in (*inside, *outside):
         config = _with_variant(each)
         owner = functools.reduce(getattr, each.name.split(".")[:-1], config)
-        setattr(owner, each.field.name, [value, value] if isinstance(each.default, list) else value)
+        several = {list: [value, value], dict: {"a": value}}
+        setattr(owner, each.field.name, several.get(type(each.default), value))
         told = [line for line in find_problems(config) if line.startswith((f"{each.name}=", f"{each.name}["))]
         of_size = [line for line in told if re.search("must be (at|in|between|greater|more|a power|≥|[0-9(])", line)]
         assert of_size if value in outside else not of_size, (value, told)

@@ -134,7 +134,8 @@ _WITHOUT = {"parallel=ddp": "parallel=fsdp", "parallel=fsdp": "parallel=ddp", "o
             "train.compile=true": "train.compile=false", "optim.lr_base_batch": "optim.lr_base_batch=null"}  # fmt: skip
 # What one types for a choice that names no value.
 _WITH = {"train.main": "mine.main", "train.grad_accum_steps": "2", "train.max_grad_norm": "1.0", "train.batch_per_rank":
-         "true", "train.max_skipped_steps": "10", "train.compile_mode": "max_autotune"}  # fmt: skip
+         "true", "train.max_skipped_steps": "10", "train.compile_mode": "max_autotune",
+         "checkpoint.resume_from": "runs/a"}  # fmt: skip
 _OTHER = {"precision": ("fp32", "bf16", "fp16")}
 
 
@@ -173,9 +174,9 @@ def _changes(words: str) -> dict[_Leaf, Any]:
     """What they change: a key, or all of a section that has kinds; of two for a key the later one."""
     found: dict[_Leaf, Any] = {}
     for index, word in enumerate(words.split()):
-        key, _, value = word.partition("=")
+        key, _, value = word.lstrip("+").partition("=")
         if "." in key:
-            found[tuple(key.split("."))] = yaml.safe_load(value)
+            found[tuple(key.split("."))] = _value(value)
             continue
         # A key of the section may have no default.
         its_own = itertools.takewhile(lambda each: each.startswith(f"{key}."), words.split()[index + 1 :])  # noqa: B023
@@ -185,6 +186,14 @@ def _changes(words: str) -> dict[_Leaf, Any]:
         else:
             found |= {(key, name): value for name, value in now.items() if value != was[name] or name in _GROUP_KEYS}
     return found
+
+
+def _value(text: str) -> Any:
+    """Of a key; names with values stand in braces, without spaces."""
+    if not text.startswith("{"):
+        return yaml.safe_load(text)
+    items = (each.partition(":") for each in text[1:-1].split(",") if each)
+    return {name: yaml.safe_load(value) for name, _, value in items}
 
 
 @functools.cache

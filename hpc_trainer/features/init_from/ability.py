@@ -1,0 +1,44 @@
+"""Weights that exist go into the model while it is whole, so ranks may share it in any way afterwards.
+
+Only where the run has saved nothing yet: a resumed run has all in its own checkpoint, and looks for no source.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hpc_trainer.errors import StorageError
+from hpc_trainer.features.init_from.load import load
+from hpc_trainer.runs.checkpoint_folders import committed
+from hpc_trainer.runs.first_weights import write_first_weights
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.context import RunContext
+
+
+class InitFromAbility(Ability):
+    _run: RunContext | None = None
+    _has_saved = False
+
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        """An estimate needs no numbers. Collective in a run."""
+        run = self._run = building.run
+        if run is None:
+            return
+        self._has_saved = run.group.broadcast(run.is_rank_zero and bool(committed(run.store.folder)))
+        if self._has_saved:
+            return
+        found = load(model, self.config.init_from, run)
+        if run.is_rank_zero:
+            write_first_weights(run.paths, found)
+            print(found.line())
+
+    def restored(self) -> None:
+        """Raises StorageError: none of its own checkpoints could be read, so these are no weights of anybody's."""
+        if self._has_saved and self._run is not None and self._run.saved_step is None:
+            raise StorageError(
+                "no checkpoint of this run can be read, and it counted on one: it has not loaded init_from. The next "
+                "start begins at step 0 where damaged ones were put away."
+            )
+
+
+ABILITY = InitFromAbility

@@ -1,0 +1,252 @@
+"""Where weights come from: what a person named, found on the disk; the names in it, and its digest. No torch.
+
+a run             its last or best checkpoint, then as that
+a checkpoint      names in its manifest.json, which has the checksums of all its files: the digest is its own
+a .safetensors    names in its header; the digest is that of its bytes
+a folder of them  as Hugging Face writes it, with an index or one file alone
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.rules.retention import best_is_max
+from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
+from hpc_trainer.config.schema.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.features.init_from.digest import remembered
+from hpc_trainer.features.init_from.header import read_names
+from hpc_trainer.features.init_from.names import check_patterns, renamed
+from hpc_trainer.runs import checkpoint_folders as folders
+from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runs.layout import RunPaths, default_runs_dir
+from hpc_trainer.runs.metrics_log import read_metrics
+
+_MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safetensors"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SET_ASIDE = re.compile(r"\.old-\d+\Z")  # by `submit --fresh`
+_CONVERT = (
+    'It can run code when it is loaded. Convert it where you trust it: python -c "import torch, '
+    "safetensors.torch as s; s.save_file(torch.load('{name}', weights_only=True), 'weights.safetensors')\""
+)
+
+
+def resolved(config: InitFromConfig, runs_dir: str | None) -> InitFromConfig:
+    """With the place, absolute, and the digest of what lies there now.
+
+    Raises:
+        ConfigError: there is nothing, it is none that we read, patterns do not fit the names in it, or its digest is
+            another one than `config` says.
+    """
+    assert config.path is not None
+    try:
+        place = _find(config, Path(runs_dir).expanduser() if runs_dir else default_runs_dir())
+        where = f"init_from={place}"
+        check_patterns(config, renamed(names_in(place), config, where), where)
+        digest = digest_of(place)
+    except OSError as error:
+        raise ConfigError(f"init_from={config.path} cannot be read: {error}.") from error
+    if config.digest not in (None, digest):
+        raise ConfigError(
+            f"{where} has the digest {digest}, and init_from.digest={config.digest} is wanted: the content is "
+            "another one. Name the content that you mean, or use init_from.digest=null."
+        )
+    return dataclasses.replace(config, path=str(place), digest=digest)
+
+
+def is_checkpoint(place: Path) -> bool:
+    """True of a folder that is one of our checkpoints."""
+    return (place / _MANIFEST).is_file()
+
+
+def files_in(place: Path) -> dict[str, Path]:
+    """Name of each tensor -> the file that has it; of a file, or a folder of files.
+
+    Raises:
+        ConfigError: the index or a file is none, or they contradict each other.
+        OSError: the folder cannot be read.
+    """
+    if place.is_file():
+        return dict.fromkeys(read_names(place), place)
+    index, files = _listing(place)
+    if index is None:
+        return dict.fromkeys(read_names(files[0]), files[0])
+    found = _weight_map(index)
+    held = {name: set(read_names(place / name)) for name in sorted(set(found.values()))}
+    for tensor, name in found.items():
+        if tensor not in held[name]:
+            raise ConfigError(f"{index} says that {name} has {tensor}, and it has not. Copy the folder again.")
+    return {tensor: place / name for tensor, name in found.items()}
+
+
+def names_in(place: Path) -> list[str]:
+    """Of all tensors there, of a checkpoint those of the model. Raises ConfigError, OSError."""
+    if not is_checkpoint(place):
+        return list(files_in(place))
+    try:
+        check_trusted(place)
+        manifest = _manifest(place)
+        objects = _entries(_entries(manifest["replicated"])["objects"])
+        if "model" not in objects:
+            raise ConfigError(
+                f"init_from={place} holds {', '.join(objects)}, and no object named `model`. Save the model under that "
+                "name, as run.save(step, model=model)."
+            )
+        return [str(name) for name, node in _entries(objects["model"]).items() if not _KINDS.isdisjoint(node)]
+    except RunStateError as error:
+        raise ConfigError(f"init_from: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{place / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
+
+
+def digest_of(place: Path, read: Callable[[Path], str] = remembered) -> str:
+    """SHA-256 of the content, 64 hex digits; `read` has that of a file. Raises ConfigError, OSError."""
+    if is_checkpoint(place):
+        return read(place / _MANIFEST)
+    if place.is_file():
+        return read(place)
+    index, _ = _listing(place)
+    paths = [*sorted(set(files_in(place).values())), *([] if index is None else [index])]
+    if len(paths) == 1:  # the same weights as of the file by itself
+        return read(paths[0])
+    return hashlib.sha256("".join(f"{read(path)}  {path.name}\n" for path in paths).encode()).hexdigest()
+
+
+_KINDS = frozenset({"tensor", "sharded"})
+
+
+def _manifest(place: Path) -> dict[str, Any]:
+    """Raises ConfigError: it is damaged. OSError."""
+    try:
+        found = json.loads((place / _MANIFEST).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place / _MANIFEST} is damaged: {error}. Name another checkpoint.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{place / _MANIFEST} is damaged: it is no mapping. Name another checkpoint.")
+    return found
+
+
+def _entries(node: Mapping[str, Any]) -> dict[Any, Any]:
+    """Of a mapping in the structure of a checkpoint (training/checkpoint/trees.py)."""
+    return dict(node["dict"])
+
+
+def _find(config: InitFromConfig, runs_dir: Path) -> Path:
+    """The absolute place that is meant. Raises ConfigError: none is, or several are."""
+    named = str(config.path)
+    try:
+        path = Path(named).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"init_from={named} begins with the home of a user who is not known here.") from error
+    if path.suffix in _PICKLES:
+        raise ConfigError(f"init_from={named} must be safetensors. {_CONVERT.format(name=path.name)}")
+    if path.is_file():
+        if path.suffix != _FILE:
+            raise ConfigError(f"init_from={named} must be a .safetensors file, or a folder. Convert it to safetensors.")
+        return path
+    if not path.is_dir():
+        path = _find_run(named, runs_dir.absolute())
+    if is_checkpoint(path):
+        if folders.step_of(path) is None:
+            raise ConfigError(
+                f"init_from={named} is a checkpoint under another name. Call it step-00001200, by its step."
+            )
+        return path
+    if (path / "checkpoints").is_dir():
+        return _checkpoint_of(path, config.checkpoint)
+    _listing(path)
+    return path
+
+
+def _find_run(named: str, runs_dir: Path) -> Path:
+    """The folder of the one run with this id, or whose id begins or ends so."""
+    runs = {path: (path.name, f"{path.parent.name}/{path.name}") for path in _runs(runs_dir)}
+    found = [path for path, names in runs.items() if named in names] or [
+        path
+        for path, names in runs.items()
+        if not _SET_ASIDE.search(path.name) and any(each.startswith(named) or each.endswith(named) for each in names)
+    ]
+    if len(found) > 1:
+        names = ", ".join(f"{path.parent.name}/{path.name}" for path in found[:5])
+        raise ConfigError(f"init_from={named} may be {names}. Write one of these.")
+    if not found:
+        raise ConfigError(
+            f"init_from={named} is no file and no folder, and no run in {runs_dir} that has checkpoints is named so. "
+            "Name a run, a .safetensors file or a folder of these; `hpc-trainer status` has the ids of runs."
+        )
+    return found[0]
+
+
+def _runs(runs_dir: Path) -> Iterator[Path]:
+    if runs_dir.is_dir():
+        yield from (path.parent for path in sorted(runs_dir.glob("*/*/checkpoints")))
+
+
+def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
+    """Raises ConfigError: it has none, or does not know which is the best."""
+    found = [(step, path) for step, path in folders.committed(run / "checkpoints") if is_checkpoint(path)]
+    if not found:
+        raise ConfigError(f"init_from={run} has no checkpoint (yet). Wait until it has saved one, or name another run.")
+    if which is WhichCheckpoint.last:
+        return found[0][1]
+    try:
+        kept = _manifest(found[0][1])["meta"].get("made_with", {}).get("checkpoint", {})
+        how = CheckpointConfig(keep_best=kept.get("keep_best"), best_mode=BestMode[kept.get("best_mode", "auto")])
+    except (KeyError, AttributeError) as error:
+        raise ConfigError(f"{found[0][1] / _MANIFEST} is damaged: {error!r}. Name another checkpoint.") from error
+    metric = how.keep_best
+    if metric is None:
+        raise ConfigError(
+            f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so nobody knows its best. "
+            "Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
+        )
+    sign = 1 if best_is_max(how) else -1
+    scores = {
+        each["step"]: each[metric] for each in read_metrics(RunPaths(run).metrics) if each.get(metric) is not None
+    }
+    ranked = [(sign * scores[step], step, path) for step, path in found if not math.isnan(scores.get(step, math.nan))]
+    if not ranked:
+        raise ConfigError(
+            f"init_from.checkpoint=best: no checkpoint of {run} has a {metric}. Use init_from.checkpoint=last."
+        )
+    return max(ranked)[2]
+
+
+def _listing(folder: Path) -> tuple[Path | None, list[Path]]:
+    """(the index, if there is one; the .safetensors files) of a folder. Raises ConfigError: nothing, or several."""
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(_FILE) and path.is_file())
+    indices = sorted(path for path in folder.iterdir() if path.name.endswith(_INDEX))
+    if len(indices) == 1:
+        return indices[0], files
+    if not indices and len(files) == 1:
+        return None, files
+    pickle = next((path for path in sorted(folder.iterdir()) if path.suffix in _PICKLES), None)
+    if not files and pickle is not None:
+        raise ConfigError(
+            f"init_from={folder} has {pickle.name}, and must have safetensors. {_CONVERT.format(name=pickle.name)}"
+        )
+    has = ", ".join(path.name for path in [*indices, *files][:5]) or "none"
+    raise ConfigError(
+        f"init_from={folder} must be a run, one of its checkpoints, or a folder with one .safetensors file or one "
+        f"*{_INDEX}; it has {has}. Name the file that you mean."
+    )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = json.loads(index.read_bytes())["weight_map"]
+        wrong = next((name for name in found.values() if Path(name).name != name or not name.endswith(_FILE)), None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{index} is no index of safetensors files: {error!r}. Copy the folder again.") from error
+    if wrong is not None or not found:
+        raise ConfigError(
+            f"{index} names {wrong!r}, and must name .safetensors files beside it. Copy the folder again."
+        )
+    return dict(found)

@@ -1,0 +1,51 @@
+"""first_weights.json: what a run with `init_from` began with. Written by rank 0, read by `show` and `why`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from hpc_trainer.config.name_patterns import listed
+from hpc_trainer.runs.files import read_json, write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import Faults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstWeights:
+    """Names are those of the model, but for `unused`."""
+
+    path: str
+    digest: str
+    loaded: dict[str, str] = field(default_factory=dict)
+    """Name in the model -> name there."""
+    converted: list[str] = field(default_factory=list)
+    """Those of `loaded` that have another number format there."""
+    begin_anew: list[str] = field(default_factory=list)
+    """That `init_from.include` and `exclude` leave out."""
+    unused: list[str] = field(default_factory=list)
+    """Names there that the model has not, or that were left out."""
+
+    def line(self) -> str:
+        """What log, `show` and `why` say."""
+        said = [f"{len(self.loaded)} weights and buffers are from {self.path}"]
+        if self.converted:
+            said.append(f"{len(self.converted)} of them in another number format")
+        if self.begin_anew:
+            said.append(f"{listed(self.begin_anew)} began anew")
+        if self.unused:
+            said.append(f"not used: {listed(self.unused)}")
+        return f"init_from: {'; '.join(said)}."
+
+
+def write_first_weights(paths: RunPaths, found: FirstWeights) -> None:
+    """Raises OSError."""
+    write_json(paths.first_weights, asdict(found))
+
+
+def read_first_weights(paths: RunPaths, faults: Faults | None = None) -> FirstWeights | None:
+    """None: the run has begun without, or not yet, or the file cannot be read."""
+    found = read_json(paths.first_weights, faults if faults is not None else Faults())
+    try:
+        return None if not found else FirstWeights(**found)
+    except TypeError:  # of another version
+        return None
