@@ -143,7 +143,6 @@ def _imported(tree: ast.Module) -> set[str]:
 
 # What is imported -> what provides it, where the names differ.
 _PROVIDED_BY = {
-    "cloudpickle": "submitit",
     "hydra": "hydra-core",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
