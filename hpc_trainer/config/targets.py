@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_trainer.errors import ConfigError
 
-TRUSTED_PREFIXES = ("hpc_trainer.models", "hpc_trainer.datasets", "torch.nn", "torch.optim")
+TRUSTED_PREFIXES = ("hpc_trainer.models", "hpc_trainer.datasets", "hpc_trainer.tasks", "torch.nn", "torch.optim")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 
 

@@ -136,7 +136,8 @@ def fingerprint(value: Any) -> Any:
     """
     facts: dict[str, Any] = {}
     if hasattr(value, "input_shape") and hasattr(value, "__len__"):
-        facts = {"num_samples": len(value), "input_shape": list(value.input_shape), "num_classes": value.num_classes}
+        shape = list(value.input_shape or ())
+        facts = {"num_samples": len(value), "input_shape": shape, "num_classes": value.num_classes}
     own = getattr(value, "fingerprint", None)
     if callable(own):
         facts["digest"] = own()
