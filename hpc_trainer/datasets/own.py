@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from hpc_trainer.datasets.protocol import MapDataset, Split
+from hpc_trainer.datasets.stream import SampleStream, is_stream
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.tasks.protocol import Task
 
@@ -35,13 +36,17 @@ def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDat
     """
     what = f"data._target_={target} built a {type(source).__name__} for split={split!r}"
     by_index = callable(getattr(source, "__getitems__", None)) or callable(getattr(source, "__getitem__", None))
-    if isinstance(source, IterableDataset) or not by_index or not callable(getattr(source, "__len__", None)):
-        raise ConfigError(
-            f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
-            "drawn by number: so each rank knows its own, and a resumed run the next one. Give it __len__() and "
-            f"__getitem__(index) (or __getitems__(indices)), {_OWN_LOOP}"
-        )
-    if not len(source):
+    has_length = callable(getattr(source, "__len__", None))
+    if isinstance(source, IterableDataset) or not by_index or not has_length:
+        if split != "train" or not is_stream(source):
+            raise ConfigError(
+                f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
+                "drawn by number: so each rank knows its own, and a resumed run the next one. Give it __len__() and "
+                "__getitem__(index) (or __getitems__(indices)), for training state_dict() and load_state_dict(state) "
+                f"do too (docs/own_model_and_data.md), {_OWN_LOOP}"
+            )
+        source = SampleStream(source, what)
+    elif not len(source):
         raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
     if not task.takes_pairs:
         return AnyDataset(source, task.collate)
@@ -59,10 +64,12 @@ class AnyDataset:
     """A `MapDataset` of what a person built, whose batches are of any form. `collate`: None, as torch does."""
 
     def __init__(self, source: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.stream = source if isinstance(source, SampleStream) else None
         self._source, self._collate = source, collate or default_collate
-        self.input_shape: tuple[int, ...] | None = getattr(source, "input_shape", None)
-        self.num_classes = _num_classes(source)
-        _take_over(self, source)
+        told = source.source if isinstance(source, SampleStream) else source
+        self.input_shape: tuple[int, ...] | None = getattr(told, "input_shape", None)
+        self.num_classes = _num_classes(told)
+        _take_over(self, told)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -72,7 +79,11 @@ class AnyDataset:
         if not callable(getattr(self._source, "__getitems__", None)):
             return self._collate([self._source[index] for index in indices])
         batch = self._source.__getitems__(indices)
-        return self._collate(batch) if isinstance(batch, list) else batch
+        return self.of_samples(batch) if isinstance(batch, list) else batch
+
+    def of_samples(self, samples: list[Any]) -> Any:
+        """A batch of them."""
+        return self._collate(samples)
 
 
 class OwnDataset:
@@ -82,16 +93,18 @@ class OwnDataset:
     num_classes: int
 
     def __init__(self, source: Any, what: str, *, needs_classes: bool) -> None:
+        self.stream = source if isinstance(source, SampleStream) else None
         self._source, self._what, self._needs_classes = source, what, needs_classes
-        _take_over(self, source)
+        self._told = source.source if isinstance(source, SampleStream) else source
+        _take_over(self, self._told)
 
     def describe(self, first: Tensor, target: Tensor) -> None:
         """Takes shape and classes from the source, else from its first input, [1, ...], and torchvision's `classes`.
 
         Where targets are no classes, `num_classes` is how many numbers its first target, [1, ...], has.
         """
-        self.input_shape = getattr(self._source, "input_shape", None) or tuple(first.shape[1:])
-        found = _num_classes(self._source) or (None if self._needs_classes else target.numel())
+        self.input_shape = getattr(self._told, "input_shape", None) or tuple(first.shape[1:])
+        found = _num_classes(self._told) or (None if self._needs_classes else target.numel())
         if not found:
             raise ConfigError(
                 f"{self._what}, which does not say how many classes there are. Give it an attribute num_classes (the "
@@ -114,6 +127,13 @@ class OwnDataset:
                 batch = self._collate(batch)
         else:
             batch = self._collate([self._source[index] for index in indices])
+        return self._checked(batch)
+
+    def of_samples(self, samples: list[Any]) -> tuple[Tensor, Tensor]:
+        """A batch of them. Raises as `__getitems__`."""
+        return self._checked(self._collate(samples))
+
+    def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = self._pair(batch)
         for name, each in (("inputs", inputs), ("targets", targets)):
             if not isinstance(each, Tensor):

@@ -45,7 +45,8 @@ class Training:
 
     state: TrainState
     stepper: Stepper
-    order: BatchOrder
+    order: BatchOrder | None
+    """None: the training samples are a stream, which has its order itself."""
     sizes: BatchSizes
     train_set: MapDataset
     eval_set: MapDataset
@@ -98,6 +99,11 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         guard=StepGuard(config.train.max_skipped_steps),
         settings=chosen_settings(optimizer),
     )
+    stream, order = getattr(train_set, "stream", None), None
+    if stream is None:
+        order = BatchOrder(len(train_set), config.train.global_batch_size, config.seed)
+    else:
+        state.more["stream"] = stream
     make: Callable[..., Stepper] = Stepper
     for each in active:
         make = each.stepper(make, state, building)
@@ -118,7 +124,7 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
     return Training(
         state=state,
         stepper=stepper,
-        order=BatchOrder(len(train_set), config.train.global_batch_size, config.seed),
+        order=order,
         sizes=sizes,
         train_set=train_set,
         eval_set=eval_set,

@@ -137,7 +137,8 @@ def fingerprint(value: Any) -> Any:
     facts: dict[str, Any] = {}
     if hasattr(value, "input_shape") and hasattr(value, "__len__"):
         shape = list(value.input_shape or ())
-        facts = {"num_samples": len(value), "input_shape": shape, "num_classes": value.num_classes}
+        num_samples = None if getattr(value, "stream", None) else len(value)
+        facts = {"num_samples": num_samples, "input_shape": shape, "num_classes": value.num_classes}
     own = getattr(value, "fingerprint", None)
     if callable(own):
         facts["digest"] = own()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
@@ -10,7 +11,7 @@ from hpc_trainer.training.ability import GoBackError
 from hpc_trainer.training.build import Training, open_training
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.device_batches import on_device
-from hpc_trainer.training.data.loader import BatchIterator, train_batches
+from hpc_trainer.training.data.loader import BatchIterator, stream_batches, train_batches
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.optim.build import set_momentum
@@ -51,18 +52,24 @@ def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
 def open_batches(config: TrainConfig, training: Training) -> BatchIterator:
     """The batches from the state's step on, past those that are left out."""
     offset = training.state.guard.offset
-    loaded = train_batches(
-        training.train_set,
-        training.order,
-        first_step=training.state.step + offset,
-        num_steps=config.train.num_steps + offset,
-        rank=training.mesh.data_rank,
-        world_size=training.mesh.num_data_ranks,
-        micro_batch_size=training.sizes.micro_batch_size,
-        grad_accum_steps=training.stepper.grad_accum_steps,
-        num_workers=config.data.num_workers if training.stepper.needs_data else 0,
-        num_shares=training.stepper.num_shares,
-    )
+    layout: dict[str, Any] = {
+        "rank": training.mesh.data_rank,
+        "world_size": training.mesh.num_data_ranks,
+        "micro_batch_size": training.sizes.micro_batch_size,
+        "grad_accum_steps": training.stepper.grad_accum_steps,
+        "num_workers": config.data.num_workers if training.stepper.needs_data else 0,
+        "num_shares": training.stepper.num_shares,
+    }
+    if training.order is None:
+        loaded = stream_batches(training.train_set, config.train.global_batch_size, num_left_out=offset, **layout)
+    else:
+        loaded = train_batches(
+            training.train_set,
+            training.order,
+            first_step=training.state.step + offset,
+            num_steps=config.train.num_steps + offset,
+            **layout,
+        )
     return on_device(loaded, training.stepper.device)
 
 

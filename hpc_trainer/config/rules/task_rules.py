@@ -78,7 +78,7 @@ def _loss_problems(loss: ast.FunctionDef, where: str) -> Iterator[str]:
         yield f"{where} returns nothing. {_FIX}"
     for value in values:
         called = value.func if isinstance(value, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in ("item", "tolist", "detach"):
+        if value is not None and isinstance(called, ast.Attribute) and called.attr in ("item", "tolist", "detach"):
             yield f"{where} returns {ast.unparse(value)!r}, cut off from the weights. Return the tensor itself."
 
 

@@ -279,6 +279,8 @@ class Trials:
     def _one_sample(self) -> Any:
         """As the loader would hand it over, augmented if it is."""
         train, run = self.config.train, self.run
+        if getattr(self.dataset, "stream", None) is not None:
+            return self.dataset.__getitems__(range(1))
         order = BatchOrder(len(self.dataset), train.global_batch_size, self.config.seed)
         layout = {"rank": run.rank, "world_size": run.world_size, "num_workers": 0}
         accum = train.global_batch_size // run.world_size

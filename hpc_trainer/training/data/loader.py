@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.augment import Augmented
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.data.batch_trees import map_tensors
 from hpc_trainer.training.data.order import BatchOrder
 
@@ -159,6 +160,26 @@ def train_batches(
     if num_workers == 0:
         return BatchIterator((source.__getitems__(each) for each in indices), [])
     return _start_workers(source, indices, num_workers)
+
+
+def stream_batches(
+    dataset: Any, global_batch_size: int, *, num_left_out: int, rank: int, world_size: int, micro_batch_size: int,
+    grad_accum_steps: int, num_workers: int, num_shares: int | None = None,
+) -> BatchIterator:  # fmt: skip
+    """As `train_batches`, of a data set with a `stream` (datasets/stream.py), which knows its position itself.
+
+    Raises ConfigError: there are worker processes, which would each have a position of their own.
+    """
+    if num_workers:
+        raise ConfigError(
+            f"data.num_workers={num_workers}: a stream is read by the rank itself, whose checkpoint has its position. "
+            "Use data.num_workers=0."
+        )
+    num_parts = num_shares or world_size
+    places = itertools.product(shares_of(rank, world_size, num_parts), range(grad_accum_steps))
+    starts = [(accum * num_parts + part) * micro_batch_size for part, accum in places]
+    parts = dataset.stream.parts(global_batch_size, starts, micro_batch_size, num_left_out=num_left_out)
+    return BatchIterator(map(dataset.of_samples, parts), [])
 
 
 class _Indices:

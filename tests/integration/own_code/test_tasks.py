@@ -56,7 +56,9 @@ def _own(local: LocalDriver, name: str, *words: str, check: bool = True) -> Any:
     return local.run(*base, *small, *words, check=check)
 
 
-def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(local: LocalDriver) -> None:
+def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(
+    local: LocalDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(local)
     (local.folder / "my_lab" / "stop.py").write_text(
         "import os, signal\nfrom my_lab.twins import *\n\n\nclass Stops(Distances):\n"
@@ -68,9 +70,9 @@ def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(local: LocalD
     # 10: the fifth step of two micro-batches.
     words = ["task._target_=my_lab.stop.Stops", "+task.kwargs.at=10", "train.eval_every_steps=4"]
     _own(local, "whole", *words)
-    local.env["STOPS"] = "1"
+    monkeypatch.setenv("STOPS", "1")
     _own(local, "cut", *words, check=False)
-    del local.env["STOPS"]
+    monkeypatch.delenv("STOPS")
     _own(local, "cut", *words)
     assert len(local.events("cut", "start")) > 1
     assert local.final_state("cut") == local.final_state("whole")

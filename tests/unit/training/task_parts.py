@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import IterableDataset
 from torchmetrics import MeanAbsoluteError, R2Score
 from torchmetrics.classification import MulticlassAUROC
 
@@ -47,6 +49,31 @@ def pairs(split: str) -> Pairs:
 
 def ragged(split: str) -> Ragged:
     return Ragged(NUM_SAMPLES, 0) if split == "train" else Ragged(NUM_EVALUATED, 1)
+
+
+class Flow(IterableDataset):
+    """Epochs of 26 samples, which no global batch divides; random ones, by a generator of its own."""
+
+    def __init__(self) -> None:
+        self.position, self.random = 0, torch.Generator().manual_seed(3)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        while self.position < 26:
+            self.position += 1
+            x, z = torch.randn(3, generator=self.random), torch.randn((), generator=self.random)
+            yield {"x": x, "z": z, "y": x.sum() * z}
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "random": self.random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+        self.random.set_state(state["random"])
+
+
+def flow(split: str) -> Flow | Pairs:
+    return Flow() if split == "train" else Pairs(NUM_EVALUATED, 1)
 
 
 class TwoInputs(nn.Module):
