@@ -14,11 +14,13 @@ from hpc_trainer.tasks.protocol import Task
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same, each tensor changed; what holds none stays as it is."""
+    if type(batch) is tuple:  # a pair: the way of each micro-batch, which to ask isinstance of costs 3 µs
+        return tuple([change(each) if type(each) is torch.Tensor else map_tensors(each, change) for each in batch])
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, tuple):
         parts = [map_tensors(each, change) for each in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     if isinstance(batch, list):
         return [map_tensors(each, change) for each in batch]
     if isinstance(batch, Mapping):

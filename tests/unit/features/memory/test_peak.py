@@ -15,7 +15,6 @@ from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate, with_
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
-from hpc_trainer.training.evaluate import _sums
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from tests.unit.training.built_parts import optimizer_of
@@ -143,8 +142,8 @@ def _evaluated(config: TrainConfig, size: int) -> int:
         tracker.track_external(model)
         with tracker, torch.no_grad(), autocast(config.precision, "cpu"):
             inputs = torch.empty(size, 1024, dtype=torch.int64)
-            targets = torch.empty(size * 1024, dtype=torch.int64)
-            _sums(model(inputs).flatten(0, -2), targets, torch.float64)
+            batch = inputs, torch.empty(size, 1024, dtype=torch.int64)
+            CrossEntropy().sums(model, batch, num_samples=size, dtype=torch.float64, metrics={})
         peak = tracker.get_tracker_snapshot("peak")
     total: int = peak[torch.device("cpu")]["Total"]
     return total
