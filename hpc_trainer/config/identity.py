@@ -12,7 +12,10 @@ from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.program import program_name
+from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.key import Identity
+from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 # Section, or "" for the root -> its fields that do not count, and first defaults of those that count once they are set.
@@ -24,6 +27,7 @@ for _each in all_keys():
         _LEFT_OUT.setdefault(_section, set()).add(_name)
     if _each.key.identity is Identity.once_set:
         _NOT_SET.setdefault(_section, {})[_name] = plain_value(_each.default)
+_CUSTOM = "custom"
 # What is left of a section of a run that may go on with another number of ranks. Another type of GPU rounds otherwise.
 _OF_ANY_WORLD = ("device", "gpu_type")
 # The digest is taken of this text: keys sorted, no spaces. Changing it gives every run another name.
@@ -99,8 +103,9 @@ def _any_train_text(name: str, train: Mapping[str, Any]) -> str:
 
 
 def build_run_id(config: TrainConfig, digest: str) -> str:
-    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`; `<train.main>-s<seed>-<10 hex digits>` of a person's own loop,
-    `<program>-<params>-s<seed>-<10 hex digits>` of a program.
+    """`<model>-<data>-lr<lr>-s<seed>-<10 hex digits>`, with `-<task>` after the data where it is no classification;
+    `<train.main>-s<seed>-<10 hex digits>` of a person's own loop, `<program>-<params>-s<seed>-<10 hex digits>` of a
+    program.
 
     The label depends on the configuration alone, never on the other points of the grid: a grid that grows by an
     axis or a value keeps the runs it has. Ten digits: two of 10,000 points
@@ -111,13 +116,22 @@ def build_run_id(config: TrainConfig, digest: str) -> str:
 
 def run_label(config: TrainConfig) -> str:
     """What a run's id begins with: the words before its seed."""
-    label = f"{config.model.name}-{config.data.name}-lr{config.optim.lr:g}"
+    task = "" if config.task == TaskConfig() else f"-{_named(config.task)}"
+    label = f"{_named(config.model)}-{_named(config.data)}{task}-lr{config.optim.lr:g}"
     if config.train.main is not None:
         label = config.train.main.removesuffix(".main")
     if config.train.command is not None:
         given = [f"{name}{value}" for name, value in config.params.items() if isinstance(value, (int, float, str))]
         label = "-".join([program_name(config.train.command), *given])
     return re.sub(r"[^A-Za-z0-9._-]", "_", label)
+
+
+def _named(section: ModelConfig | DataConfig | TaskConfig) -> str:
+    """As a person calls it: of their own class its name, of a function `build` its module's."""
+    if section.name != _CUSTOM:
+        return section.name
+    *path, name = section._target_.split(".")
+    return path[-1] if name == "build" and path else name
 
 
 def run_id_of(label: str, seed: int, digest: str) -> str:

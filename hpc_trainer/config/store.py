@@ -1,4 +1,4 @@
-"""Registers the schemas with Hydra, and maps the `name` of a model, data set or optimizer to its dataclass."""
+"""Registers the schemas with Hydra, and maps the `name` of a model, data set, task or optimizer to its dataclass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import data, model, optim
+from hpc_trainer.config.schema import data, model, optim, task
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
@@ -15,9 +15,12 @@ if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for
 
 
 def _variants(schema: ModuleType, base: Any) -> dict[str, type]:
-    """The dataclasses of a module that are kinds of `base`, by the name that each has where nobody sets it."""
+    """The dataclasses of a module that are kinds of `base`, by the name that each has where nobody sets it.
+
+    `base` itself is one if it has a name.
+    """
     kinds: list[Any] = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, base)]
-    return {_NAMES.get(kind, kind().name): kind for kind in kinds if kind is not base}
+    return {_NAMES.get(kind, kind().name): kind for kind in kinds if kind().name != "???"}
 
 
 _NAMES: dict[type, str] = {model.ResnetConfig: "resnet"}
@@ -26,6 +29,7 @@ _NAMES: dict[type, str] = {model.ResnetConfig: "resnet"}
 VARIANTS: dict[str, dict[str, type]] = {
     "model": _variants(model, model.ModelConfig),
     "data": _variants(data, data.DataConfig),
+    "task": _variants(task, task.TaskConfig),
     "optim": _variants(optim, optim.OptimConfig),
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_trainer.errors import ConfigError, did_you_mean
 
-TRUSTED_PREFIXES = ("hpc_trainer.models", "hpc_trainer.datasets", "torch.nn", "torch.optim")
+TRUSTED_PREFIXES = ("hpc_trainer.models", "hpc_trainer.datasets", "hpc_trainer.tasks", "torch.nn", "torch.optim")
 TO_BE_FOUND = (
     "A package is found in three ways: it lies in the folder from which you submit; PYTHONPATH or `pip install -e` "
     "names its folder there (both are frozen with the run); or it is installed for the runs' own Python "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -31,13 +32,16 @@ class Augmented:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, samples: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a batch.
+    def __getitems__(self, samples: Sequence[tuple[int, int]]) -> Any:
+        """A batch. Of (inputs, targets) `augment` is given the inputs, else all of it.
 
         Raises ValueError: `augment` changed the shape of the inputs.
         """
-        inputs, targets = self._dataset.__getitems__([sample for _, sample in samples])
+        batch = self._dataset.__getitems__([sample for _, sample in samples])
         generators = [generator_of(self._seed, epoch, sample) for epoch, sample in samples]
+        if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)):
+            return self._dataset.augment(batch, generators)
+        inputs, targets = batch
         changed = self._dataset.augment(inputs, generators)
         if changed.shape != inputs.shape:
             raise ValueError(

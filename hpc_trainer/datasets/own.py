@@ -5,49 +5,85 @@
     __getitems__(indices) -> list of samples     collated by torch (torch's own convention, as of `Subset`)
     __getitem__(index) -> sample                 collated by torch
 
-A sample or a batch is a pair (input, target), or a mapping with these names.
+A sample or a batch is a pair (input, target), or a mapping with these names; for a task that takes batches of any
+form (`task=custom`) it is whatever that task takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, default_collate
 
 from hpc_trainer.datasets.protocol import MapDataset, Split
+from hpc_trainer.datasets.stream import SampleStream, is_stream
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.tasks.protocol import Task
 
 _NAMES = (("inputs", "targets"), ("input", "target"))
 _OWN_LOOP = "or write the loop yourself (train.main, docs/own_loop.md)."
+_OWN_TASK = "or write a task that takes them as they are (task=custom, docs/tasks.md)."
 
 
-def as_map_dataset(source: Any, target: str, split: Split) -> MapDataset:
+def as_map_dataset(source: Any, target: str, split: Split, task: Task) -> MapDataset:
     """`source`, which the builder `target` made for `split`, as the loop takes it. Looks at its first sample, unless
-    it says itself what it holds.
+    it says itself what it holds, or `task` takes batches of any form.
 
     Raises:
         ConfigError: it cannot be: the rule, what was found, and what to do.
     """
     what = f"data._target_={target} built a {type(source).__name__} for split={split!r}"
     by_index = callable(getattr(source, "__getitems__", None)) or callable(getattr(source, "__getitem__", None))
-    if isinstance(source, IterableDataset) or not by_index or not callable(getattr(source, "__len__", None)):
-        raise ConfigError(
-            f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
-            "drawn by number: so each rank knows its own, and a resumed run the next one. Give it __len__() and "
-            f"__getitem__(index) (or __getitems__(indices)), {_OWN_LOOP}"
-        )
-    if not len(source):
+    has_length = callable(getattr(source, "__len__", None))
+    if isinstance(source, IterableDataset) or not by_index or not has_length:
+        if split != "train" or not is_stream(source):
+            raise ConfigError(
+                f"{what}, which has no length or no sample by its number (an IterableDataset has neither). Samples are "
+                "drawn by number: so each rank knows its own, and a resumed run the next one. Give it __len__() and "
+                "__getitem__(index) (or __getitems__(indices)), for training state_dict() and load_state_dict(state) "
+                f"do too (docs/own_model_and_data.md), {_OWN_LOOP}"
+            )
+        source = SampleStream(source, what)
+    elif not len(source):
         raise ConfigError(f"{what}, which is empty: training and evaluations need a sample each.")
+    if not task.takes_pairs:
+        return AnyDataset(source, task.collate)
     says_all = all(hasattr(source, name) for name in ("__getitems__", "input_shape", "num_classes"))
     if says_all and not isinstance(source, Subset):  # a Subset answers with a list of samples
         ours: MapDataset = source
+        _check_classes(ours.num_classes, task.needs_classes, what)
         return ours  # the first step reads its first sample: that may take long, and may hang
-    own = OwnDataset(source, what)
-    first, _ = own.__getitems__(range(1))
-    own.describe(first)
+    own = OwnDataset(source, what, needs_classes=task.needs_classes)
+    own.describe(*own.__getitems__(range(1)))
     return own
+
+
+class AnyDataset:
+    """A `MapDataset` of what a person built, whose batches are of any form. `collate`: None, as torch does."""
+
+    def __init__(self, source: Any, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.stream = source if isinstance(source, SampleStream) else None
+        self._source, self._collate = source, collate or default_collate
+        told = source.source if isinstance(source, SampleStream) else source
+        self.input_shape: tuple[int, ...] | None = getattr(told, "input_shape", None)
+        self.num_classes = _num_classes(told)
+        _take_over(self, told)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """A batch; of a source that makes batches its own."""
+        if not callable(getattr(self._source, "__getitems__", None)):
+            return self._collate([self._source[index] for index in indices])
+        batch = self._source.__getitems__(indices)
+        return self.of_samples(batch) if isinstance(batch, list) else batch
+
+    def of_samples(self, samples: list[Any]) -> Any:
+        """A batch of them."""
+        return self._collate(samples)
 
 
 class OwnDataset:
@@ -56,23 +92,26 @@ class OwnDataset:
     input_shape: tuple[int, ...]
     num_classes: int
 
-    def __init__(self, source: Any, what: str) -> None:
-        self._source, self._what = source, what
-        for name in ("augment", "fingerprint", "all_targets_count"):
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
+    def __init__(self, source: Any, what: str, *, needs_classes: bool) -> None:
+        self.stream = source if isinstance(source, SampleStream) else None
+        self._source, self._what, self._needs_classes = source, what, needs_classes
+        self._told = source.source if isinstance(source, SampleStream) else source
+        _take_over(self, self._told)
 
-    def describe(self, first: Tensor) -> None:
-        """Takes shape and classes from the source, else from its first input, [1, ...], and torchvision's `classes`."""
-        self.input_shape = getattr(self._source, "input_shape", None) or tuple(first.shape[1:])
-        classes = getattr(self._source, "classes", None)
-        found = getattr(self._source, "num_classes", None) or (classes and len(classes))
+    def describe(self, first: Tensor, target: Tensor) -> None:
+        """Takes shape and classes from the source, else from its first input, [1, ...], and torchvision's `classes`.
+
+        Where targets are no classes, `num_classes` is how many numbers its first target, [1, ...], has.
+        """
+        self.input_shape = getattr(self._told, "input_shape", None) or tuple(first.shape[1:])
+        found = _num_classes(self._told) or (None if self._needs_classes else target.numel())
         if not found:
             raise ConfigError(
                 f"{self._what}, which does not say how many classes there are. Give it an attribute num_classes (the "
                 "vocabulary of a text)."
             )
-        self.num_classes = int(found)
+        _check_classes(found, self._needs_classes, self._what)
+        self.num_classes = found
 
     def __len__(self) -> int:
         return len(self._source)
@@ -88,14 +127,23 @@ class OwnDataset:
                 batch = self._collate(batch)
         else:
             batch = self._collate([self._source[index] for index in indices])
+        return self._checked(batch)
+
+    def of_samples(self, samples: list[Any]) -> tuple[Tensor, Tensor]:
+        """A batch of them. Raises as `__getitems__`."""
+        return self._checked(self._collate(samples))
+
+    def _checked(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = self._pair(batch)
         for name, each in (("inputs", inputs), ("targets", targets)):
             if not isinstance(each, Tensor):
                 raise ConfigError(
-                    f"{self._what}, whose {name} are a {type(each).__name__}. The loop takes one tensor of each, "
-                    f"{_OWN_LOOP}"
+                    f"{self._what}, whose {name} are a {type(each).__name__}. This task takes one tensor of each. Give "
+                    f"that, {_OWN_TASK}"
                 )
-        return inputs, targets if targets.is_floating_point() else targets.long()
+        if targets.is_floating_point():
+            return inputs, targets
+        return inputs, targets.long() if self._needs_classes else targets.float()
 
     def _collate(self, samples: list[Any]) -> Any:
         return default_collate([self._pair(sample) for sample in samples])
@@ -113,7 +161,27 @@ class OwnDataset:
             found = f"{len(value)} things" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
         raise ConfigError(
             f"{self._what}, whose samples hold {found}. A sample is a pair (input, target), or a mapping with the keys "
-            f"inputs and targets. Give these two, {_OWN_LOOP}"
+            f"inputs and targets. Give these two, {_OWN_TASK}"
+        )
+
+
+def _take_over(own: Any, source: Any) -> None:
+    for name in ("augment", "fingerprint", "all_targets_count"):
+        if hasattr(source, name):
+            setattr(own, name, getattr(source, name))
+
+
+def _num_classes(source: Any) -> int | None:
+    classes = getattr(source, "classes", None)
+    found = getattr(source, "num_classes", None) or (classes and len(classes))
+    return int(found) if found else None
+
+
+def _check_classes(num_classes: int | None, are_classes: bool, what: str) -> None:
+    if are_classes and num_classes is not None and num_classes < 2:
+        raise ConfigError(
+            f"{what}, with num_classes={num_classes}: there must be 2 classes or more to tell apart. Give it another, "
+            "or predict numbers (task=regression)."
         )
 
 

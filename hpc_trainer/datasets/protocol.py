@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +29,23 @@ class MapDataset(Protocol):
     """
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: (channels, height, width) of an image, (seq_len,) of tokens."""
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Shape of one input: (channels, height, width) of an image, (seq_len,) of tokens. None: it does not say, which
+        is enough for `model=custom`.
+        """
         ...
 
     @property
-    def num_classes(self) -> int:
-        """Classes to tell apart; the vocabulary of a text."""
+    def num_classes(self) -> int | None:
+        """Classes to tell apart; the vocabulary of a text. Of other tasks the numbers of a target, or None."""
         ...
 
     def __len__(self) -> int: ...
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs [batch, *input_shape] and int64 targets, [batch] or [batch, seq_len].
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Inputs [batch, *input_shape] and targets, of classes int64, [batch] or [batch, seq_len].
+
+        For a task that takes others (`task=custom`) tensors in any form.
 
         A target of -100 (padding) counts nothing: losses are means over the others, of a whole evaluation and, in
         training, of a whole global batch, whatever it is cut into (training/data/target_shares.py).

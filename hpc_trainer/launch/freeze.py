@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections import Counter
@@ -26,9 +27,10 @@ from hpc_trainer.config.script_words import folder_problem
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
 from hpc_trainer.runs.shape import resources
-from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.spec import RunSpec, read_specs
 
 _DUPLICATES_KEPT = 5
+_OWN = "custom"
 _Split = tuple[int, tuple[str, ...]]
 """The seed of a point, and its other overrides."""
 
@@ -128,8 +130,10 @@ def _freeze_grid(
         raise ConfigError(f"sweep.exclude leaves out all {num_excluded} points of the grid.")
     _check_one_place(list(places))
     first = next(iter(places.values()))
+    sweep = _sweep_paths(first)
+    specs = _by_known_names(sweep, specs)
     return Grid(
-        sweep=_sweep_paths(first),
+        sweep=sweep,
         executor=first.cluster.executor,
         specs=tuple(specs.values()),
         num_duplicates=num_duplicates,
@@ -141,6 +145,15 @@ def _freeze_grid(
         compose_counts=counts,
         notes=notes,
     )
+
+
+def _by_known_names(sweep: SweepPaths, specs: dict[str, RunSpec]) -> dict[str, RunSpec]:
+    """Runs with a person's own code keep the ids by which the sweep has them: other versions named them otherwise."""
+    if not any(_OWN in (each.config[group]["name"] for group in ("model", "data")) for each in specs.values()):
+        return specs
+    known = {each.digest: run_id for run_id, each in read_specs(sweep).items()}
+    named = (dataclasses.replace(each, run_id=known.get(each.digest, each.run_id)) for each in specs.values())
+    return {each.run_id: each for each in named}
 
 
 def freeze(

@@ -31,8 +31,8 @@ def check_dropout(value: float) -> None:
 
 
 def check_num_classes(value: int) -> None:
-    """Raise ConfigError unless there are at least 2 classes to tell apart."""
-    check_at_least("data.num_classes", value, 2)
+    """Raise ConfigError unless there is an output: a class, or a number of a regression."""
+    check_at_least("data.num_classes", value, 1)
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], *, smallest: int) -> tuple[int, int, int]:

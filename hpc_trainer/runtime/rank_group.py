@@ -7,6 +7,8 @@ unpickled here.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,8 +71,37 @@ class RankGroup:
         dist.all_gather(parts, mine)
         return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
+    def gather_tensors(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Every rank's `tensors`, of any number, shapes and formats, in the order of ranks; on every rank."""
+        if self.world_size == 1:
+            return [list(tensors)]
+        flat = [each.detach().to(self.device).contiguous().reshape(-1) for each in tensors]
+        mine = torch.cat([self._empty(0), *(each.view(torch.uint8) for each in flat)])
+        forms = self.gather([[str(each.dtype).removeprefix("torch."), list(each.shape)] for each in tensors])
+        sizes = [sum(_num_bytes(*form) for form in of_rank) for of_rank in forms]
+        padded = self._empty(max(sizes))
+        padded[: mine.numel()] = mine
+        parts = [self._empty(max(sizes)) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        return [_cut(part, of_rank) for part, of_rank in zip(parts, forms, strict=True)]
+
     def _empty(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+
+def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    return math.prod(shape) * int(getattr(torch, dtype).itemsize)
+
+
+def _cut(data: torch.Tensor, forms: Sequence[Any]) -> list[torch.Tensor]:
+    """Bytes as tensors of these formats and shapes, one after the other."""
+    found, at = [], 0
+    for dtype, shape in forms:
+        size = _num_bytes(dtype, shape)
+        # A copy: where its bytes begin no number of that format may begin.
+        found.append(data[at : at + size].clone().view(getattr(torch, dtype)).reshape(shape))
+        at += size
+    return found
 
 
 def _encode(value: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset
+    from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
     from hpc_trainer.training.data.batch_sizes import BatchSizes
     from hpc_trainer.training.optim.build import Recipe
@@ -38,6 +39,7 @@ class Building:
     device: torch.device
     dataset: MapDataset
     """The training samples."""
+    task: Task
     abilities: Sequence[Ability] = ()
     """All that are on."""
     eval_set: MapDataset | None = None
@@ -48,8 +50,8 @@ class Building:
     """None: nothing will run; tensors have shapes and no content (the memory estimate)."""
     sizes: BatchSizes | None = None
     """None: they are not found yet."""
-    samples: Sequence[torch.Tensor] | None = None
-    """Inputs and targets of the first of `dataset`, where they are read already."""
+    samples: Any = None
+    """A batch of the first of `dataset` alone, where it is read already."""
     shares: Shares = field(default_factory=Shares)
     """Of an estimate: which weights this rank would hold a part of."""
 
@@ -122,10 +124,8 @@ class Ability:
 
     # While memory is estimated.
 
-    def trial(
-        self, loss: nn.Module, batch: Sequence[torch.Tensor], building: Building
-    ) -> tuple[nn.Module, Sequence[torch.Tensor]]:
-        """(what a micro-batch goes through on this rank, what goes in): `loss` and `batch`, inputs and targets."""
+    def trial(self, loss: nn.Module, batch: Any, building: Building) -> tuple[nn.Module, Any]:
+        """(what a micro-batch goes through on this rank, what goes in): `loss` and `batch`."""
         return loss, batch
 
     def memory(self, held: RankMemory, building: Building) -> None:
@@ -137,7 +137,9 @@ class Ability:
         """The state is that of a checkpoint, or the first; once an attempt. Collective."""
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the model is given in training, [batch, ...] on the device; of the same shape."""
+        """What the model is given in training, [batch, ...] on the device; of the same shape. Not called where the task
+        takes batches of another form than (inputs, targets).
+        """
         return inputs
 
     def after_update(self) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from hpc_trainer.config.schema.data import CustomDataConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.tasks.own import as_task
+from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import BatchSizes
@@ -34,21 +40,23 @@ from hpc_trainer.training.step import Stepper
 
 
 @dataclass(slots=True, kw_only=True)
-class Task:
+class Training:
     """Everything built from the configuration: what is trained, on what, and how one step goes."""
 
     state: TrainState
     stepper: Stepper
-    order: BatchOrder
+    order: BatchOrder | None
+    """None: the training samples are a stream, which has its order itself."""
     sizes: BatchSizes
     train_set: MapDataset
     eval_set: MapDataset
     mesh: Mesh
+    task: Task
     abilities: Sequence[Ability]
 
 
 @contextlib.contextmanager
-def open_task(config: TrainConfig, run: RunContext) -> Iterator[Task]:
+def open_training(config: TrainConfig, run: RunContext) -> Iterator[Training]:
     """Builds data, model, optimizer and step; at the end features let go of what they keep. Collective: weights become
     rank 0's.
 
@@ -59,7 +67,7 @@ def open_task(config: TrainConfig, run: RunContext) -> Iterator[Task]:
     active = abilities(config)
     error: BaseException | None = None
     try:
-        yield _build_task(config, run, active)
+        yield _build_training(config, run, active)
     except BaseException as raised:
         error = raised
         raise
@@ -68,16 +76,18 @@ def open_task(config: TrainConfig, run: RunContext) -> Iterator[Task]:
             each.close(error)
 
 
-def _build_task(config: TrainConfig, run: RunContext, active: Sequence[Ability]) -> Task:
+def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Ability]) -> Training:
     mesh = build_mesh(config.parallel, run.group)
     set_precision(config.precision)
     for each in active:
         each.begin(mesh, run)
-    train_set, eval_set = (build_dataset(config, split) for split in SPLITS)
+    task = build_task(config)
+    train_set, eval_set = (build_dataset(config, split, task) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     building = Building(
-        config=config, device=run.device, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run, abilities=active
-    )
+        config=config, device=run.device, task=task, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run,
+        abilities=active,
+    )  # fmt: skip
     loss, decays = build_loss(building)
     sizes = building.sizes = _find_sizes(building, loss)
     module = _share(building, run, loss)
@@ -89,6 +99,11 @@ def _build_task(config: TrainConfig, run: RunContext, active: Sequence[Ability])
         guard=StepGuard(config.train.max_skipped_steps),
         settings=chosen_settings(optimizer),
     )
+    stream, order = getattr(train_set, "stream", None), None
+    if stream is None:
+        order = BatchOrder(len(train_set), config.train.global_batch_size, config.seed)
+    else:
+        state.more["stream"] = stream
     make: Callable[..., Stepper] = Stepper
     for each in active:
         make = each.stepper(make, state, building)
@@ -99,20 +114,22 @@ def _build_task(config: TrainConfig, run: RunContext, active: Sequence[Ability])
         device=run.device,
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
-        prepare=overridden(active, "inputs"),
+        prepare=overridden(active, "inputs") if task.takes_pairs else (),
         after_update=overridden(active, "after_update"),
-        target_groups=groups_to_count(train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
+        target_groups=groups_to_count(task, train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
+        num_targets=task.num_targets,
     )
     for each in active:
         each.on_state(state, module, building)
-    return Task(
+    return Training(
         state=state,
         stepper=stepper,
-        order=BatchOrder(len(train_set), config.train.global_batch_size, config.seed),
+        order=order,
         sizes=sizes,
         train_set=train_set,
         eval_set=eval_set,
         mesh=mesh,
+        task=task,
         abilities=active,
     )
 
@@ -133,7 +150,7 @@ def build_loss(building: Building) -> tuple[VotingLoss, Collection[bool]]:
         each.on_device(model, building)
     # But dropout of its own on each that reads samples of its own; after all groups of DTensors, which draw.
     seed_everything(config.seed, building.mesh.stream)
-    loss = VotingLoss(model, label_smoothing=config.train.label_smoothing, device=device)
+    loss = VotingLoss(model, building.task, device=device)
     for each in building.abilities:
         each.on_loss(loss, building)
     return loss, decays
@@ -176,14 +193,26 @@ def _share(building: Building, run: RunContext, loss: VotingLoss) -> nn.Module:
     return share(loss, run.group, building.mesh, config.parallel, deterministic=config.train.deterministic)
 
 
-def build_dataset(config: TrainConfig, split: Split) -> MapDataset:
-    """The data set that `data=` chose; `split` is `train` or `eval`.
+def build_task(config: TrainConfig) -> Task:
+    """The task that `task=` chose.
+
+    Raises ConfigError: its `_target_` is not trusted or leads nowhere, or makes none.
+    """
+    target = locate("task._target_", config.task._target_, config.trust)
+    if isinstance(config.task, CustomTaskConfig):
+        return as_task(target(**config.task.kwargs), config.task)
+    task: Task = target(config)
+    return task
+
+
+def build_dataset(config: TrainConfig, split: Split, task: Task) -> MapDataset:
+    """The data set that `data=` chose, with batches as `task` takes them; `split` is `train` or `eval`.
 
     Raises ConfigError: a person's own is none that the loop can take (datasets/own.py).
     """
     builder = locate("data._target_", config.data._target_, config.trust)
     if isinstance(config.data, CustomDataConfig):
-        return as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split)
+        return as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split, task)
     dataset: MapDataset = builder(config.data, split)
     return dataset
 
@@ -197,8 +226,25 @@ def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
     target = locate("model._target_", config.model._target_, config.trust)
     shape = {"input_shape": dataset.input_shape, "num_classes": dataset.num_classes}
     if isinstance(config.model, CustomModelConfig):
-        model: nn.Module = target(**shape, **config.model.kwargs)
+        wanted = {name: value for name, value in shape.items() if value is not None and _takes(target, name)}
+        model: nn.Module = target(**wanted, **config.model.kwargs)
     else:
+        unknown = next((name for name, value in shape.items() if value is None), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"model={config.model.name} is built for the data's {unknown}, and data._target_="
+                f"{config.data._target_} does not say it. Give the data set an attribute {unknown}, or use "
+                "model=custom."
+            )
         model = target(config.model, **shape)
     check_formats(model, config.parallel)
     return model
+
+
+def _takes(target: Any, name: str) -> bool:
+    """Whether a person's class or function has an argument `name`; those that cannot be asked are given it."""
+    try:
+        arguments = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in arguments or any(each.kind is each.VAR_KEYWORD for each in arguments.values())

@@ -136,7 +136,9 @@ def fingerprint(value: Any) -> Any:
     """
     facts: dict[str, Any] = {}
     if hasattr(value, "input_shape") and hasattr(value, "__len__"):
-        facts = {"num_samples": len(value), "input_shape": list(value.input_shape), "num_classes": value.num_classes}
+        shape = list(value.input_shape or ())
+        num_samples = None if getattr(value, "stream", None) else len(value)
+        facts = {"num_samples": num_samples, "input_shape": shape, "num_classes": value.num_classes}
     own = getattr(value, "fingerprint", None)
     if callable(own):
         facts["digest"] = own()

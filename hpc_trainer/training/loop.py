@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.training.ability import GoBackError
-from hpc_trainer.training.build import Task, open_task
+from hpc_trainer.training.build import Training, open_training
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.device_batches import on_device
-from hpc_trainer.training.data.loader import BatchIterator, train_batches
+from hpc_trainer.training.data.loader import BatchIterator, stream_batches, train_batches
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.optim.build import set_momentum
@@ -26,20 +27,20 @@ def train(config: TrainConfig, run: RunContext) -> None:
 
     However it ends, everything is saved: started again it goes on with the same bits.
     """
-    with open_task(config, run) as task:
-        _train(config, run, task)
+    with open_training(config, run) as training:
+        _train(config, run, training)
 
 
-def _train(config: TrainConfig, run: RunContext, task: Task) -> None:
-    state = task.state
+def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
+    state = training.state
     state.resume(run.restore(**state.objects()))
-    for each in task.abilities:
+    for each in training.abilities:
         each.restored()
     while True:
-        batches = open_batches(config, task)
+        batches = open_batches(config, training)
         try:
             run.restore_rng()  # building a loader may draw from the random state
-            _run_steps(config, run, task, batches)
+            _run_steps(config, run, training, batches)
             return
         except GoBackError as error:
             go_back = error.go_back
@@ -48,39 +49,45 @@ def _train(config: TrainConfig, run: RunContext, task: Task) -> None:
         go_back()
 
 
-def open_batches(config: TrainConfig, task: Task) -> BatchIterator:
+def open_batches(config: TrainConfig, training: Training) -> BatchIterator:
     """The batches from the state's step on, past those that are left out."""
-    offset = task.state.guard.offset
-    loaded = train_batches(
-        task.train_set,
-        task.order,
-        first_step=task.state.step + offset,
-        num_steps=config.train.num_steps + offset,
-        rank=task.mesh.data_rank,
-        world_size=task.mesh.num_data_ranks,
-        micro_batch_size=task.sizes.micro_batch_size,
-        grad_accum_steps=task.stepper.grad_accum_steps,
-        num_workers=config.data.num_workers if task.stepper.needs_data else 0,
-        num_shares=task.stepper.num_shares,
-    )
-    return on_device(loaded, task.stepper.device)
+    offset = training.state.guard.offset
+    layout: dict[str, Any] = {
+        "rank": training.mesh.data_rank,
+        "world_size": training.mesh.num_data_ranks,
+        "micro_batch_size": training.sizes.micro_batch_size,
+        "grad_accum_steps": training.stepper.grad_accum_steps,
+        "num_workers": config.data.num_workers if training.stepper.needs_data else 0,
+        "num_shares": training.stepper.num_shares,
+    }
+    if training.order is None:
+        loaded = stream_batches(training.train_set, config.train.global_batch_size, num_left_out=offset, **layout)
+    else:
+        loaded = train_batches(
+            training.train_set,
+            training.order,
+            first_step=training.state.step + offset,
+            num_steps=config.train.num_steps + offset,
+            **layout,
+        )
+    return on_device(loaded, training.stepper.device)
 
 
-def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchIterator) -> None:
-    state, num_steps = task.state, config.train.num_steps
-    after_steps, to_log, checks = (overridden(task.abilities, hook) for hook in ("after_step", "logged", "check"))
+def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches: BatchIterator) -> None:
+    state, num_steps = training.state, config.train.num_steps
+    after_steps, to_log, checks = (overridden(training.abilities, hook) for hook in ("after_step", "logged", "check"))
     for check in checks:
         check(state.step)
     is_evaluation_due = 0 < state.step < num_steps and _is_due(state.step, config.train.eval_every_steps)
     # The attempt before may have been stopped between save and evaluation, or between evaluation and end.
-    if is_evaluation_due and not _goes_on(run, task, run.last_evaluation() or _evaluate(config, run, task)):
+    if is_evaluation_due and not _goes_on(run, training, run.last_evaluation() or _evaluate(config, run, training)):
         return
     _mark_best(run, state)
     speed, peak = Speed(state.step, batches, batch_size=config.train.global_batch_size), peak_lr(config)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
-        result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
+        result = training.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
         state.samples_seen += config.train.global_batch_size
         for after_step in after_steps:
@@ -103,23 +110,23 @@ def _run_steps(config: TrainConfig, run: RunContext, task: Task, batches: BatchI
         if state.step < num_steps and run.should_save(state.step):
             run.save_in_background(state.step, **state.objects())  # before an evaluation: a kill in it loses nothing
         if state.step < num_steps and _is_due(state.step, config.train.eval_every_steps):
-            if not _goes_on(run, task, _evaluate(config, run, task)):
+            if not _goes_on(run, training, _evaluate(config, run, training)):
                 return
             _mark_best(run, state)
             speed.restart(state.step)
 
     run.save(state.step, **state.objects())  # before the evaluation: a kill in it loses nothing
-    metrics = _evaluate(config, run, task)
+    metrics = _evaluate(config, run, training)
     if metrics:
         run.finish(metrics)
 
 
-def _goes_on(run: RunContext, task: Task, metrics: dict[str, float] | None) -> bool:
+def _goes_on(run: RunContext, training: Training, metrics: dict[str, float] | None) -> bool:
     """False if the evaluation was stopped, or if it was the one that ends the run. Collective."""
-    state = task.state
+    state = training.state
     if metrics is None:
         return False
-    reasons = [evaluated(state.step, metrics) for evaluated in overridden(task.abilities, "evaluated")]
+    reasons = [evaluated(state.step, metrics) for evaluated in overridden(training.abilities, "evaluated")]
     reason = next(filter(None, run.group.broadcast(reasons) if reasons else ()), None)
     if reason is not None:
         run.save(state.step, **state.objects())
@@ -137,27 +144,28 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
     return (every_steps > 0 and step % every_steps == 0) or step == last_step
 
 
-def _evaluate(config: TrainConfig, run: RunContext, task: Task) -> dict[str, float] | None:
+def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
-    step, model = task.state.step, task.state.model
+    step, model = training.state.step, training.state.model
     with contextlib.ExitStack() as around:
-        for each in task.abilities:
+        for each in training.abilities:
             around.enter_context(each.evaluating())
-        around.enter_context(buffers_shared(model, task.mesh.data_groups()))
+        around.enter_context(buffers_shared(model, training.mesh.data_groups()))
         metrics = evaluate(
-            task.stepper.for_evaluation(model),
-            task.eval_set,
+            training.stepper.for_evaluation(model),
+            training.eval_set,
+            task=training.task,
             group=run.group,
-            batch_size=task.sizes.eval_batch_size,
+            batch_size=training.sizes.eval_batch_size,
             precision=config.precision,
             should_stop=run.evaluation_vote(step),
-            num_shares=task.stepper.num_shares,
+            num_shares=training.stepper.num_shares,
             seed=config.seed,
             step=step,
-            mesh=task.mesh,
+            mesh=training.mesh,
         )
     if metrics is None:
-        run.stop_here(step, **task.state.objects())
+        run.stop_here(step, **training.state.objects())
         return None
     run.log(step, metrics)
     return metrics

@@ -14,6 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
+from hpc_trainer.training.data.batch_trees import map_tensors
+from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import Groups, target_shares
 from hpc_trainer.training.optim import skip
 from hpc_trainer.training.optim.build import drop_gradients, set_learning_rate
@@ -23,8 +26,6 @@ from hpc_trainer.training.parallel.share import StopVote, for_evaluation
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.tensors import is_sharded
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,10 +59,12 @@ class Stepper:
     grad_accum_steps: int
     max_grad_norm: float | None
     prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
-    """What is done to inputs."""
+    """What is done to inputs, where batches are (inputs, targets)."""
     after_update: Sequence[Callable[[], None]] = ()
     target_groups: Groups | None = None
     """Who counts the targets of a step together (`target_shares`); None: nobody need."""
+    num_targets: Callable[[Batch], int] = CrossEntropy().num_targets
+    """How many of a batch count; on the host."""
     step_unless: Callable[[torch.optim.Optimizer, torch.Tensor], None] = skip.step_unless
     """The optimizer's step, which changes nothing where the tensor, a bool scalar on the device, is true."""
     shares_loss: ClassVar[bool] = False
@@ -89,7 +92,7 @@ class Stepper:
         return None
 
     def for_evaluation(self, model: nn.Module) -> nn.Module:
-        """What takes inputs to logits: `model`, the trained one."""
+        """What evaluations ask: `model`, the trained one, or what stands for it (`training/evaluate.py`)."""
         return for_evaluation(self.module, model)
 
     def step(self, state: TrainState, batches: Iterator[Batch], *, lr: float, wish_to_stop: bool) -> StepResult:
@@ -150,25 +153,27 @@ class Stepper:
             optimizer.step()
 
     def _shares(self, batches: Iterator[Batch], count: int) -> Sequence[Any]:
-        return target_shares(batches, count, self.device, self.target_groups)  # type: ignore[arg-type]
+        return target_shares(batches, count, self.device, self.target_groups, self.num_targets)  # type: ignore[arg-type]
 
     def _micro_batch(
         self, state: TrainState, batches: Iterator[Batch], flag: torch.Tensor | None, share: torch.Tensor | None
     ) -> torch.Tensor:
         """Forward and backward of the next micro-batch; its share of the mean loss."""
-        inputs, targets = next(batches)
-        # On a GPU they are there already (`device_batches`); to others a copy that is not waited for may read memory
+        # On a GPU it is there already (`device_batches`); to others a copy that is not waited for may read memory
         # that the loader has given away by then.
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        batch = map_tensors(next(batches), self._bring)
         for prepare in self.prepare:
-            inputs = prepare(inputs)
+            batch = prepare(batch[0]), batch[1]
         with self._autocast:
-            loss = self.module(inputs, targets, flag, share)
+            loss = self.module(batch, flag, share)
         if self.grad_accum_steps > 1:
             loss = loss / self.grad_accum_steps
         state.scaler.scale(loss).backward()
         part: torch.Tensor = loss.detach()
         return part
+
+    def _bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
 
     def _share_buffers(self) -> None:
         share_buffers(self.module)

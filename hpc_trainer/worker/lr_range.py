@@ -10,7 +10,7 @@ import os
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.lr_range import VARIABLE, DivergenceWatch, from_text
-from hpc_trainer.training.build import open_task
+from hpc_trainer.training.build import open_training
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import open_batches
 
@@ -18,16 +18,16 @@ from hpc_trainer.training.loop import open_batches
 def try_rates(config: TrainConfig, run: RunContext) -> None:
     """Logs `loss` (the mean over all ranks) and `lr` of each step of the plan in the environment. Collective."""
     plan, watch = from_text(os.environ[VARIABLE]), DivergenceWatch()
-    with open_task(config, run) as task:
-        state = task.state
+    with open_training(config, run) as training:
+        state = training.state
         run.restore(**state.objects())
         run.saver.stop_is_covered = True  # nobody goes on from here
-        with contextlib.closing(open_batches(config, task)) as batches:
+        with contextlib.closing(open_batches(config, training)) as batches:
             run.restore_rng()
             loss = lr = 0.0
             for step in range(plan.num_steps):
                 lr = plan.lr(step)
-                result = task.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
+                result = training.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
                 loss = result.mean_loss(run.group)
                 if run.group.broadcast(watch.see(loss)):
                     run.finish({"diverged_at_lr": lr}, f"the loss diverged at a learning rate of {lr:.3g}")

@@ -27,7 +27,7 @@ from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.rng import seed_everything
 from tests.benchmarks.by_hand import Batch, train_by_hand
@@ -41,7 +41,7 @@ def twin(config: TrainConfig, lines: Path) -> None:
     torch.set_num_threads(config.hardware.cpus_per_rank)
     torch.backends.cudnn.benchmark = not config.train.deterministic
     seed_everything(config.seed)
-    dataset = build_dataset(config, "train")
+    dataset = build_dataset(config, "train", build_task(config))
     model = build_model(config, dataset).to(device)
     if config.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -92,10 +92,12 @@ def _copied_ahead(host: Iterator[Batch], device: torch.device) -> Iterator[Batch
 
 def facts(config: TrainConfig) -> dict[str, Any]:
     """`flops`: of a sample, forward and backward. `peak`: FLOP/s by the datasheet; None: nobody knows the device."""
-    dataset = build_dataset(config, "train")
-    example = dataset.__getitems__(range(1))
+    task = build_task(config)
+    dataset = build_dataset(config, "train", task)
     return {
-        "flops": flops_per_sample(lambda: build_model(config, dataset), example),
+        "flops": flops_per_sample(
+            lambda: build_model(config, dataset), task, lambda size: dataset.__getitems__(range(size))
+        ),
         "peak": peak_flops(config, _device(config)),
         "num_weights": sum(each.numel() for each in build_model(config, dataset).parameters()),
     }

@@ -24,7 +24,7 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.build import open_task
+from hpc_trainer.training.build import open_training
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import open_batches
@@ -69,14 +69,14 @@ def _seconds(config: TrainConfig, group: RankGroup, folder: Path) -> float:
         paths=RunPaths(folder), env=read_rank_env({}), group=group, stop=StopFlag(), store=store, attempt=0,
         num_steps=STEPS,
     )  # fmt: skip
-    with open_task(config, run) as task, contextlib.closing(open_batches(config, task)) as batches:
+    with open_training(config, run) as training, contextlib.closing(open_batches(config, training)) as batches:
         begin = 0.0
         for step in range(STEPS):
             if step == 3:  # the first ones lay out buckets and buffers
                 group.barrier()
                 begin = time.perf_counter()
-            task.stepper.step(task.state, batches, lr=1e-3, wish_to_stop=False)
-            task.state.step += 1
+            training.stepper.step(training.state, batches, lr=1e-3, wish_to_stop=False)
+            training.state.step += 1
         group.barrier()
         return (time.perf_counter() - begin) / (STEPS - 3)
 

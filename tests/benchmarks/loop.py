@@ -38,7 +38,7 @@ from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.training import loop as training_loop
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.order import BatchOrder
@@ -164,7 +164,7 @@ def _ours(config: TrainConfig, stamps: Stamps) -> None:
 def _parts(config: TrainConfig) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[tuple[torch.Tensor, torch.Tensor]]]:
     """Model, optimizer and batches for the others."""
     torch.manual_seed(0)
-    dataset = build_dataset(config, "train")
+    dataset = build_dataset(config, "train", build_task(config))
     model = build_model(config, dataset)
     order = BatchOrder(len(dataset), config.train.global_batch_size, config.seed)
     batches = (dataset.__getitems__(order.global_indices(step)) for step in range(config.train.num_steps))  # type: ignore[arg-type]

@@ -8,7 +8,9 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import check_target
 
-_MAY_NAME_CODE = (("model", "_target_"), ("data", "_target_"), ("optim", "_target_"), ("train", "main"))
+_MAY_NAME_CODE = (
+    ("model", "_target_"), ("data", "_target_"), ("task", "_target_"), ("optim", "_target_"), ("train", "main"),
+)  # fmt: skip
 
 
 def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
@@ -16,7 +18,7 @@ def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
     if isinstance(config, TrainConfig):
         found = {f"{group}.{key}": getattr(getattr(config, group), key, None) for group, key in _MAY_NAME_CODE}
     else:
-        found = {f"{group}.{key}": config[group].get(key) for group, key in _MAY_NAME_CODE}
+        found = {f"{group}.{key}": config.get(group, {}).get(key) for group, key in _MAY_NAME_CODE}
     return {key: str(target) for key, target in found.items() if target is not None}
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import valid
 
-EVALUATED = ("eval_loss", "eval_accuracy")
-"""What an evaluation of the shared loop makes."""
-LOGGED = (
-    *EVALUATED, "loss", "lr", "grad_norm", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
+EVALUATED = {
+    "classification": ("eval_loss", "eval_accuracy"),
+    "language_model": ("eval_loss", "eval_accuracy", "eval_perplexity"),
+    "regression": ("eval_loss", "eval_mae", "eval_rmse"),
+    "multi_label": ("eval_loss", "eval_accuracy", "eval_f1"),
+}
+"""What an evaluation of the shared loop makes, by task; a person's own task makes more than the loss."""
+OF_STEPS = (
+    "loss", "lr", "grad_norm", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
     "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
-"""All that the shared loop writes into metrics.jsonl."""
+"""What the shared loop writes into metrics.jsonl besides."""
 
 
 def metric_problems(config: TrainConfig) -> Iterator[str]:
@@ -21,12 +28,22 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
     if config.train.main is not None:
         return
     early, best = config.train.early_stop, config.checkpoint.keep_best
-    if early.patience is not None and early.metric not in EVALUATED:
+    evaluated = _evaluated(config, early.metric, best)
+    if early.patience is not None and early.metric not in evaluated:
         yield (
             f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "
-            f"{valid(early.metric, EVALUATED)}"
+            f"{valid(early.metric, evaluated)}"
         )
-    if best is not None and best not in LOGGED:
+    logged = (*evaluated, *OF_STEPS)
+    if best is not None and best not in logged:
         yield (
-            f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, LOGGED)}"
+            f"checkpoint.keep_best={best} is no metric that a run logs, so nothing would be kept. {valid(best, logged)}"
         )
+
+
+def _evaluated(config: TrainConfig, *names: str | None) -> tuple[str, ...]:
+    """Of a person's own task, any of `names` that may be one's."""
+    if isinstance(config.task, CustomTaskConfig):
+        return ("eval_loss", *(name for name in names if name and name.startswith("eval_")))
+    kind = next(name for name, each in VARIANTS["task"].items() if each is type(config.task))
+    return EVALUATED[kind]

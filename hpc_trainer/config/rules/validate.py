@@ -25,6 +25,7 @@ from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.rules.retention import retention_problems
 from hpc_trainer.config.rules.step_rules import step_problems
+from hpc_trainer.config.rules.task_rules import task_problems
 from hpc_trainer.config.rules.text_file import window_problems
 from hpc_trainer.config.sbatch_options import sbatch_problems
 from hpc_trainer.config.schema.data import (
@@ -113,6 +114,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from step_problems(config)
     yield from feature_problems(config)
     yield from metric_problems(config)
+    yield from task_problems(config)
     yield from _heads(config.model)
     if isinstance(config.data, TextBytesConfig):
         yield from _text_bytes(config.data)

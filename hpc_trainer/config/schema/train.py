@@ -33,6 +33,7 @@ from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
+from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 
 
@@ -231,6 +232,7 @@ class TrainConfig:
     cluster: ClusterConfig = section(ClusterConfig, APART, SAFE, in_graph=False)
     model: ModelConfig = section(ModelConfig, resume=INCOMPATIBLE, in_graph=True)
     data: DataConfig = section(DataConfig, resume=INCOMPATIBLE, in_graph=True)
+    task: TaskConfig = section(TaskConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
     optim: OptimConfig = section(OptimConfig, resume=SCHEDULE, in_graph=False)
     schedule: ScheduleConfig = section(ScheduleConfig, resume=SCHEDULE, in_graph=False)
     precision: PrecisionConfig = section(PrecisionConfig, in_graph=True)

@@ -87,6 +87,13 @@ CORE = (
         excludes=(Row("model=mlp|cnn|resnet", "it is text, and such a model reads images", use="model=gpt"),),
     ),
     Feature(
+        name="custom_task",
+        on="task=custom",
+        off="task=classification",
+        example="task=custom task._target_=hpc_trainer.tasks.cross_entropy.CrossEntropy",
+        excludes=(Row("train.main", "it is for the shared loop, and your own has its loss itself"),),
+    ),
+    Feature(
         name="lr_scaling",
         on="optim.lr_scaling",
         example="optim.lr_scaling=linear optim.lr_base_batch=8",
@@ -126,6 +133,7 @@ CORE = (
             _computed("bf16"),
             _computed("fp16"),
             Row("model=resnet", "batch norm takes weights in the format of its running statistics, fp32"),
+            Row("task=regression|custom", "FSDP hands the targets over in it too, and numbers would be rounded"),
         ),
     ),
     _of_fsdp(

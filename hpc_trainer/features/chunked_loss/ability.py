@@ -18,6 +18,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,9 +26,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.data.batch_sizes import BatchSizes
-from hpc_trainer.training.data.loader import IGNORED
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.rng import random_state_kept
 
@@ -56,12 +57,12 @@ ABILITY = ChunkedLossAbility
 
 def use_chunks(loss: VotingLoss, chunk_size: int) -> None:
     """From now on `loss` holds the logits of so many rows at a time."""
-    loss.mean_loss = partial(_by_chunks, chunk_size)
+    assert isinstance(loss.task, CrossEntropy)
+    loss.mean_loss = partial(_by_chunks, chunk_size, loss.task.label_smoothing)
 
 
-def _by_chunks(
-    chunk_size: int, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float
-) -> torch.Tensor:
+def _by_chunks(chunk_size: int, label_smoothing: float, model: nn.Module, batch: Any) -> torch.Tensor:
+    inputs, targets = batch
     hidden: torch.Tensor = model(inputs, with_head=False).flatten(0, -2)
     head: Callable[[torch.Tensor], torch.Tensor] = model.apply_head  # type: ignore[assignment]
     return chunked_cross_entropy(

@@ -29,7 +29,7 @@ class LogicalRanksAbility(Ability):
         assert run is not None
 
         def make_logical(*, grad_accum_steps: int, **fields: Any) -> Stepper:
-            groups = groups_to_count(building.dataset, mesh, num_micro_batches=grad_accum_steps * count)
+            groups = groups_to_count(building.task, building.dataset, mesh, num_micro_batches=grad_accum_steps * count)
             fields |= {"grad_accum_steps": grad_accum_steps, "target_groups": groups}
             return LogicalStepper(**fields, group=run.group, num_logical=count, seed=self.config.seed)
 

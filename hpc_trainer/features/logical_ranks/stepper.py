@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.data.loader import shares_of
+from hpc_trainer.training.data.loader import Batch, shares_of
 from hpc_trainer.training.rng import seed_step
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.step import Stepper
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,14 +14,12 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from hpc_trainer.config.held_gradients import has_buckets, holds_gradients
@@ -32,9 +30,11 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.memory.live_bytes import LiveBytes, PassBytes, as_gathered, measure
+from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Building
-from hpc_trainer.training.build import build_dataset, build_loss, make_optimizer
+from hpc_trainer.training.build import build_dataset, build_loss, build_task, make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.data.batch_trees import of_size, tensors_of, without_content
 from hpc_trainer.training.hooks import abilities
 from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.parallel.fully_sharded import blocks, bytes_added_up, bytes_gathered
@@ -82,10 +82,11 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
         HpcTrainerError: the model or the data set cannot be built; or whatever a person's own code raises.
     """
     shape = mesh_shape(config.parallel, config.hardware.world_size)
-    dataset = dataset or build_dataset(config, "train")
+    task = build_task(config)
+    dataset = dataset or build_dataset(config, "train", task)
     samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
     firsts = range(0, shape.world_size, shape.world_size // shape.pp)  # of each stage the first rank
-    found = [_on_rank(config, dataset, samples, Mesh(shape=shape, rank=rank)) for rank in firsts]
+    found = [_on_rank(_building(config, task, dataset, samples, Mesh(shape=shape, rank=rank))) for rank in firsts]
     seen: set[str] = set()
     checkpoint = 0
     for each, sizes in found:
@@ -101,15 +102,14 @@ def _total(found: MemoryEstimate) -> int:
     return sum(parts) + found.activations + found.update
 
 
-def _on_rank(
-    config: TrainConfig, dataset: MapDataset, samples: Sequence[torch.Tensor], mesh: Mesh
-) -> tuple[MemoryEstimate, dict[str, int]]:
+def _on_rank(building: Building) -> tuple[MemoryEstimate, dict[str, int]]:
     """(of one rank, bytes of its model's tensors by name)."""
-    building = _building(config, dataset, samples, mesh)
+    config, mesh = building.config, building.mesh
     micro = config.train.given_micro_batch_size or 2  # batch norm takes no single sample
+    real = of_size(building.dataset, building.task, building.samples, micro)
     with FakeTensorMode(allow_non_fake_inputs=True):
         trial: nn.Module
-        batch: Sequence[torch.Tensor] = [torch.empty((micro, *each.shape[1:]), dtype=each.dtype) for each in samples]
+        batch = without_content(real)
         loss, decays = build_loss(building)
         optimizer = make_optimizer(building, loss.model, decays)
         trial = loss
@@ -117,7 +117,7 @@ def _on_rank(
             trial, batch = each.trial(trial, batch, building)
         found = measure(config, trial, batch, building.shares, mesh.shape.dp_shard)
         made, guess = _update(config, optimizer)
-    held = _held(building, loss.model, optimizer, found, num_bytes(batch), made, guess)
+    held = _held(building, loss.model, optimizer, found, num_bytes(tensors_of(batch)), made, guess)
     for each in building.abilities:
         each.memory(held, building)
     there = held.trained // held.num_parts + held.optimizer_here
@@ -139,9 +139,9 @@ def _on_rank(
     ), {name: each.nbytes for name, each in loss.model.state_dict().items()}
 
 
-def _building(config: TrainConfig, dataset: MapDataset, samples: Sequence[torch.Tensor], mesh: Mesh) -> Building:
+def _building(config: TrainConfig, task: Task, dataset: MapDataset, samples: Any, mesh: Mesh) -> Building:
     return Building(
-        config=config, device=torch.device("cpu"), dataset=dataset, samples=samples, mesh=mesh,
+        config=config, device=torch.device("cpu"), task=task, dataset=dataset, samples=samples, mesh=mesh,
         abilities=abilities(config),
     )  # fmt: skip
 
@@ -194,9 +194,10 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     if shape.pp > 1:
         return found
-    dataset = build_dataset(config, "eval")
+    task = build_task(config)
+    dataset = build_dataset(config, "eval", task)
     samples = dataset.__getitems__(range(1))
-    building = _building(config, dataset, samples, Mesh(shape=shape, rank=0))
+    building = _building(config, task, dataset, samples, Mesh(shape=shape, rank=0))
     building.eval_set = dataset
     with FakeTensorMode(allow_non_fake_inputs=True):
         loss, _ = build_loss(building)
@@ -204,16 +205,15 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     for each in building.abilities:
         sizes = each.sizes(sizes, loss, building)
     size = min(sizes.eval_batch_size, -(-len(dataset) // found.num_evaluated_parts))
+    real = of_size(dataset, task, samples, size)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        inputs, targets = (torch.empty((size, *each.shape[1:]), dtype=each.dtype) for each in samples)
-        model = loss.model.eval()
-        with as_gathered(config, model, [inputs]) as (cast,):
-            known = [*model.parameters(), *model.buffers(), cast, targets]
+        batch, model = without_content(real), loss.model.eval()
+        with as_gathered(config, model, batch) as cast:
+            known = [*model.parameters(), *model.buffers(), *tensors_of(cast)]
             with LiveBytes(known, building.shares) as live, torch.no_grad(), autocast(config.precision, "cpu"):
-                logits = model(cast).flatten(0, -2)
-                functional.cross_entropy(logits, targets.flatten(), reduction="sum")
+                task.sums(model, cast, num_samples=size, dtype=torch.float64, metrics={})
     gone = found.activations + found.update + (0 if has_buckets(config) else found.gradients)
-    return dataclasses.replace(found, evaluation=max(0, live.peak + num_bytes([inputs, targets]) - gone))
+    return dataclasses.replace(found, evaluation=max(0, live.peak + num_bytes(tensors_of(batch)) - gone))
 
 
 def _update(config: TrainConfig, optimizer: torch.optim.Optimizer) -> tuple[int, str | None]:

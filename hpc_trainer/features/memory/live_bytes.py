@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.training.data.batch_trees import map_tensors, tensors_of
 from hpc_trainer.training.memory import Shares
 from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype
 from hpc_trainer.training.precision.formats import autocast
@@ -84,7 +85,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def measure(
     config: TrainConfig,
     loss: nn.Module,
-    batch: Sequence[torch.Tensor],
+    batch: Any,
     shares: Shares | None = None,
     num_parts: int = 1,
 ) -> PassBytes:
@@ -106,9 +107,7 @@ def measure(
 
 
 @contextlib.contextmanager
-def as_gathered(
-    config: TrainConfig, loss: nn.Module, batch: Sequence[torch.Tensor]
-) -> Iterator[Sequence[torch.Tensor]]:
+def as_gathered(config: TrainConfig, loss: nn.Module, batch: Any) -> Iterator[Any]:
     """Weights are what FSDP would compute with; gives the batch as it would, and gradients are fp32 again after it."""
     dtype = gathered_dtype(config.parallel)
     if dtype is None:
@@ -119,7 +118,7 @@ def as_gathered(
     for weight in weights:
         weight.data = weight.data.to(dtype)
     try:
-        yield [each.to(dtype) if each.is_floating_point() else each for each in batch]
+        yield map_tensors(batch, lambda each: each.to(dtype) if each.is_floating_point() else each)
     finally:
         for weight, data in zip(weights, held, strict=True):
             gradient, weight.grad = weight.grad, None
@@ -128,7 +127,7 @@ def as_gathered(
 
 
 def _measure_pass(
-    loss: nn.Module, batch: Sequence[torch.Tensor], around_forward: contextlib.AbstractContextManager[Any],
+    loss: nn.Module, batch: Any, around_forward: contextlib.AbstractContextManager[Any],
     shares: Shares, groups: Iterable[list[nn.Parameter]] | None = None, num_parts: int = 1, part_itemsize: int = 4,
 ) -> PassBytes:  # fmt: skip
     """Runs a micro-batch forward and backward; a weight has a gradient (without content) afterwards if it got one.
@@ -141,11 +140,11 @@ def _measure_pass(
         num_parts: what is left on a rank of a gradient is a part of so many.
         part_itemsize: bytes of an element of such a part, in whatever format the whole was.
     """
-    live = LiveBytes([*loss.parameters(), *loss.buffers(), *batch], shares)
+    live = LiveBytes([*loss.parameters(), *loss.buffers(), *tensors_of(batch)], shares)
     complete: list[nn.Parameter] = []
     with _gradients_taken(loss, live, shares, groups, num_parts, complete, part_itemsize), live:
         with around_forward:
-            value = loss(*batch)
+            value = loss(batch)
         kept = live.now
         value.backward()
         del value

@@ -34,6 +34,7 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
+from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.hooks import overridden
@@ -165,7 +166,7 @@ class Trials:
     prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
     needs: dict[int, int] = field(default_factory=dict)
     refusals: dict[int, str] = field(default_factory=dict)
-    _sample: tuple[torch.Tensor, torch.Tensor] | None = None
+    _sample: Any = None
     _state: int = 0
     _update: int = 0
     _is_countable: bool = True
@@ -235,9 +236,9 @@ class Trials:
         if holds_gradients(self.config, self._accum(size)):  # a step's later passes begin with those of the earlier
             for weight in self.loss.parameters():
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-        inputs, targets = self._batch(size)
+        batch = self._batch(size)
         with autocast(self.config.precision, self.run.device.type):
-            loss = self.loss(inputs, targets)
+            loss = self.loss(batch)
         loss.backward()
 
     def _forward(self, size: int) -> None:
@@ -245,7 +246,7 @@ class Trials:
         self.loss.eval()
         try:
             with torch.no_grad(), autocast(self.config.precision, self.run.device.type):
-                self.loss(*self._batch(size))
+                self.loss(self._batch(size))
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -253,7 +254,7 @@ class Trials:
     def _kept(self, size: int, is_evaluation: bool) -> int:
         """Of the pass, for a device that does not count: its peak, gradients and batch included."""
         if is_evaluation:
-            return size * num_bytes(self._batch(1))
+            return size * num_bytes(tensors_of(self._batch(1)))
         trained = [weight for weight in self.loss.parameters() if weight.requires_grad]
         found = self._estimate(size)
         if found is not None:
@@ -261,10 +262,13 @@ class Trials:
         from hpc_trainer.features.memory.live_bytes import measure
 
         batch = self._batch(size)
-        return measure(self.config, self.loss, list(batch)).peak + num_bytes(batch) + num_bytes(trained)
+        return measure(self.config, self.loss, batch).peak + num_bytes(tensors_of(batch)) + num_bytes(trained)
 
-    def _batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _batch(self, size: int) -> Any:
         assert self._sample is not None
+        if not self.loss.task.takes_pairs:
+            real = of_size(self.dataset, self.loss.task, self._sample, size)
+            return map_tensors(real, lambda each: each.to(self.run.device))
         inputs, targets = (
             each.to(self.run.device).repeat(size, *[1] * (each.ndim - 1)) for each in self._sample
         )  # fmt: skip
@@ -272,9 +276,11 @@ class Trials:
             inputs = prepare(inputs)
         return inputs, targets
 
-    def _one_sample(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _one_sample(self) -> Any:
         """As the loader would hand it over, augmented if it is."""
         train, run = self.config.train, self.run
+        if getattr(self.dataset, "stream", None) is not None:
+            return self.dataset.__getitems__(range(1))
         order = BatchOrder(len(self.dataset), train.global_batch_size, self.config.seed)
         layout = {"rank": run.rank, "world_size": run.world_size, "num_workers": 0}
         accum = train.global_batch_size // run.world_size

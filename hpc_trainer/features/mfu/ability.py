@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import torch
 from torch import nn
 
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
+from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.build import build_model
+from hpc_trainer.training.data.batch_trees import of_size
 from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.state import TrainState
 
@@ -25,12 +28,14 @@ class MfuAbility(Ability):
     _flops: float | None = None
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
-        run, dataset = building.run, building.dataset
+        run, task, dataset = building.run, building.task, building.dataset
         if run is None or not run.is_rank_zero:  # which logs
             return
         peak = peak_flops(self.config, run.device)
         self._peak = None if peak is None else peak * run.world_size
-        self._count = lambda: flops_per_sample(lambda: build_model(self.config, dataset), _example(dataset))
+        build, example = partial(build_model, self.config, dataset), partial(_example, dataset, task)
+        build, example = partial(build_model, self.config, dataset), partial(_example, dataset, task)
+        self._count = lambda: flops_per_sample(build, task, example)
 
     def logged(self, step: int, values: dict[str, float]) -> None:
         """Adds `mfu`, 0 to 1."""
@@ -47,8 +52,8 @@ class MfuAbility(Ability):
 
 
 @random_state_kept()
-def _example(dataset: MapDataset) -> tuple[torch.Tensor, torch.Tensor]:
-    return dataset.__getitems__(range(1))
+def _example(dataset: MapDataset, task: Task, size: int) -> Any:
+    return of_size(dataset, task, dataset.__getitems__(range(1)), size)
 
 
 ABILITY = MfuAbility

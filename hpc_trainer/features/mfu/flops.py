@@ -6,7 +6,7 @@ and backward, over what the GPUs could do in that time. What is computed again (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,13 +14,15 @@ from torch import nn
 
 from hpc_trainer.config.gpu_types import peak_tflops
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.data.batch_trees import without_content
 from hpc_trainer.training.rng import rng_state, set_rng_state
 
 # Batch norm refuses a batch of one.
 _BATCH = 2
 
 
-def flops_per_sample(build: Callable[[], nn.Module], example: Sequence[torch.Tensor]) -> float:
+def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callable[[int], Any]) -> float:
     """Operations of one sample, forward and backward; a multiplication with its addition is two.
 
     Those of matrix products, convolutions and attention (torch.utils.flop_counter), which tensor cores do; of causal
@@ -29,7 +31,8 @@ def flops_per_sample(build: Callable[[], nn.Module], example: Sequence[torch.Ten
 
     Args:
         build: makes the model, as it is without recomputing and sharding.
-        example: inputs and targets of any batch; only their shapes past the first and their types count.
+        task: what the model is trained for.
+        example: makes a batch of so many samples; only its shapes and formats count.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,16 +40,16 @@ def flops_per_sample(build: Callable[[], nn.Module], example: Sequence[torch.Ten
 
     before = rng_state()
     try:
+        real = example(_BATCH)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
             model = build()
             own: Any = getattr(model, "flops_per_sample", None)
             if callable(own):
                 return float(own())
-            inputs, targets = (torch.empty((_BATCH, *each.shape[1:]), dtype=each.dtype) for each in example)
+            batch = without_content(real)
             # The counter does not know the CPU's fused attention; as plain products it does.
             with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-                logits = model(inputs)
-                loss: Any = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+                loss: Any = task.loss(model, batch)
                 loss.backward()
             return float(counter.get_total_flops()) / _BATCH
     finally:

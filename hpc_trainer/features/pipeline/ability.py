@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from hpc_trainer.features.pipeline.memory import add_stage, trial_of
@@ -28,15 +27,13 @@ class PipelineAbility(Ability):
 
     def share(self, loss: VotingLoss, building: Building) -> nn.Module | None:
         """The stage: its last part makes the loss."""
-        module, self._needed = self._stages.share(self.config, building.mesh, loss.model)
+        module, self._needed = self._stages.share(self.config, building.mesh, loss)
         return module
 
     def stepper(self, make: Callable[..., Stepper], state: TrainState, building: Building) -> Callable[..., Stepper]:
         return partial(PipelineStepper, **self._needed)
 
-    def trial(
-        self, loss: nn.Module, batch: Sequence[torch.Tensor], building: Building
-    ) -> tuple[nn.Module, list[torch.Tensor]]:
+    def trial(self, loss: nn.Module, batch: Any, building: Building) -> tuple[nn.Module, Any]:
         assert isinstance(loss, VotingLoss)
         return trial_of(loss, batch, self._stages.stage)
 

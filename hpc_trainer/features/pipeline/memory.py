@@ -7,26 +7,27 @@ the neighbours, activations and gradients, for each micro-batch of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from hpc_trainer.config.schema.parallel import PipelineSchedule, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.pipeline.cut import Stage
+from hpc_trainer.tasks.pairs import PairTask
 from hpc_trainer.training.memory import RankMemory
 from hpc_trainer.training.parallel.fully_sharded import bytes_added_up, bytes_gathered
 from hpc_trainer.training.parallel.share import VotingLoss
 
 
-def trial_of(loss: VotingLoss, batch: Sequence[torch.Tensor], stage: Stage) -> tuple[nn.Module, list[torch.Tensor]]:
+def trial_of(loss: VotingLoss, batch: Any, stage: Stage) -> tuple[nn.Module, Any]:
     """(a number to go back from, what goes into the stage); `batch` is what goes into the model."""
     inputs, targets = batch
     if not stage.is_first:
         inputs = torch.empty(stage.inputs.shape, dtype=stage.inputs.dtype, requires_grad=True)
-    return _StageLoss(loss.model, loss.label_smoothing), [inputs, targets] if stage.is_last else [inputs]
+    assert isinstance(loss.task, PairTask)
+    return _StageLoss(loss.model, loss.task), (inputs, targets if stage.is_last else None)
 
 
 def add_stage(held: RankMemory, config: TrainConfig, stage: Stage) -> None:
@@ -52,12 +53,13 @@ def _num_in_flight(config: TrainConfig, stage: Stage) -> int:
 class _StageLoss(nn.Module):
     """A number to go back from: of the last stage the loss."""
 
-    def __init__(self, model: nn.Module, label_smoothing: float) -> None:
+    def __init__(self, model: nn.Module, task: PairTask) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model, self.task = model, task
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
         value: torch.Tensor = self.model(inputs)
         if targets is None:
             return value.sum()
-        return functional.cross_entropy(value.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing)
+        return self.task.loss_of(value, targets)

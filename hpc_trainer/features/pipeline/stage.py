@@ -21,7 +21,7 @@ from hpc_trainer.training.checkpoint.model_parts import set_whole
 from hpc_trainer.training.optim.clip import counts_here
 from hpc_trainer.training.parallel.fully_sharded import gathered_dtype, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.parallel.share import SYNC_BUFFERS
+from hpc_trainer.training.parallel.share import SYNC_BUFFERS, VotingLoss
 
 
 def cut_out(model: nn.Module, building: Building) -> Stages:
@@ -69,12 +69,12 @@ class Stages:
     whole: Whole
     shared: dict[str, list[int]]
 
-    def share(self, config: TrainConfig, mesh: Mesh, model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
-        """(`model` with its data-parallel ranks, what PipelineStepper needs besides). Collective; builds groups.
+    def share(self, config: TrainConfig, mesh: Mesh, loss: VotingLoss) -> tuple[nn.Module, dict[str, Any]]:
+        """(the model of `loss` with its data-parallel ranks, what PipelineStepper needs besides).
 
-        Build optimizers after it: FSDP replaces the weights.
+        Collective; builds groups. Build optimizers after it: FSDP replaces the weights.
         """
-        data_group = _data_group(mesh)
+        model, data_group = loss.model, _data_group(mesh)
         place = Place(
             stage=self.stage, num_data=mesh.num_data_ranks, tells_loss=mesh.is_first_of_model,
             pipe_group=mesh.pipe_group, data_group=data_group,
@@ -98,7 +98,7 @@ class Stages:
         return module, {
             "place": place,
             "schedule_name": config.parallel.pipeline_schedule.value,
-            "label_smoothing": config.train.label_smoothing,
+            "task": loss.task,
             "norm_slots": {id(here[name]): slots[name] for name in here if name in slots and told[name]},
             "num_slots": len(slots),
             "tied": [(here[name], group) for name, group in self._groups(mesh) if name in here],

@@ -23,17 +23,18 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.features.pipeline.cut import Between, Stage
+from hpc_trainer.tasks.pairs import PairTask
+from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import by_share
 from hpc_trainer.training.optim.clip import place_gradients, scale_down
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_buffers
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.step import Batch, Stepper
+from hpc_trainer.training.step import Stepper
 from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 _LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
@@ -63,7 +64,7 @@ class PipelineStepper(Stepper):
 
     place: Place
     schedule_name: str
-    label_smoothing: float
+    task: PairTask
     norm_slots: dict[int, int]
     """Of the weights that this rank tells the norm of, by id: their place among the whole model's."""
     num_slots: int
@@ -144,9 +145,7 @@ class PipelineStepper(Stepper):
         """Of one micro-batch: its share of the step's mean, in fp16 times the loss scale."""
         assert self._scaler is not None
         with autocast(self.precision, self.device.type):
-            loss = functional.cross_entropy(
-                logits.flatten(0, -2), targets.flatten(), label_smoothing=self.label_smoothing
-            )
+            loss = self.task.loss_of(logits, targets)
         share = self._told[len(self._losses)]  # micro-batches come in their order
         if share is not None:
             loss = by_share(loss, share)

@@ -6,7 +6,7 @@ It looks, and changes nothing: a run with a profile has the bits of one without 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from hpc_trainer.features.profile.figures import (
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.training.step import Batch, StepResult
+from hpc_trainer.training.data.loader import Batch
+from hpc_trainer.training.step import StepResult
 
 _ROWS = 25
 
@@ -123,12 +124,12 @@ class _Watched(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         with record_function(DATA_WAIT):
-            return next(self._batches)  # type: ignore[no-any-return]
+            return next(self._batches)
 
-    def targets_ahead(self, num_batches: int) -> list[int]:
+    def targets_ahead(self, num_batches: int, count: Callable[[Batch], int]) -> list[int]:
         """As the loader's."""
         with record_function(DATA_WAIT):
-            return self._batches.targets_ahead(num_batches)  # type: ignore[no-any-return]
+            return self._batches.targets_ahead(num_batches, count)  # type: ignore[no-any-return]
 
 
 def read_figures(

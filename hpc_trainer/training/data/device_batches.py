@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from hpc_trainer.training.data.batch_trees import map_tensors, tensors_of
 from hpc_trainer.training.data.loader import Batch, BatchIterator
 
 
@@ -20,22 +21,22 @@ class PinnedCopies:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Batch) -> Batch:
-        """Inputs and targets on the GPU; what is launched after it on the current stream finds them there."""
+        """The batch on the GPU; what is launched after it on the current stream finds them there."""
         with torch.cuda.stream(self._stream):
             # torch keeps pinned memory for the next batch, and does not reuse it before the copy is done.
-            inputs, targets = (each.pin_memory().to(self._device, non_blocking=True) for each in batch)
+            copied = map_tensors(batch, lambda each: each.pin_memory().to(self._device, non_blocking=True))
         current = torch.cuda.current_stream(self._device)
         current.wait_stream(self._stream)
-        for each in (inputs, targets):
+        for each in tensors_of(copied):
             each.record_stream(current)  # its memory is not given away before the step is done with it
-        return inputs, targets
+        return copied
 
 
 def copies_to(device: torch.device) -> Callable[[Batch], Batch]:
     """What brings a batch to `device`; to others than a GPU it is waited for, and on the CPU there is nothing to do."""
     if device.type == "cuda":
         return PinnedCopies(device)
-    return lambda batch: (batch[0].to(device), batch[1].to(device))
+    return lambda batch: map_tensors(batch, lambda each: each.to(device))
 
 
 def on_device(batches: BatchIterator, device: torch.device) -> BatchIterator:

@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.augment import Augmented
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.data.batch_trees import map_tensors
 from hpc_trainer.training.data.order import BatchOrder
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-IGNORED = -100
-"""A target that counts nothing: cross_entropy's default `ignore_index`."""
+Batch = Any
+"""Inputs and targets, two tensors; of a task that takes others, tensors in any form (`batch_trees`)."""
 # Slurm signals every process of a step. A worker that died of it would take the last save with it.
 _IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _KILL_WAIT_S = 5.0
@@ -49,7 +50,7 @@ def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
 
 
 class BatchIterator(Iterator[Batch]):
-    """Iterates over (inputs, targets); `close` stops the workers. Also a context manager.
+    """Iterates over batches; `close` stops the workers. Also a context manager.
 
     `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
     types, on no device; None before the first. `copy`: brings each to the device (`device_batches`); None: it stays.
@@ -69,17 +70,17 @@ class BatchIterator(Iterator[Batch]):
         """Raises StopIteration at the end and after `close`."""
         batch = self._ahead.popleft() if self._ahead and self._batches else self._make()
         if self.example is None:
-            self.example = torch.empty_like(batch[0], device="meta"), torch.empty_like(batch[1], device="meta")
+            self.example = map_tensors(batch, lambda each: torch.empty_like(each, device="meta"))
         return batch if self.copy is None else self.copy(batch)
 
-    def targets_ahead(self, num_batches: int) -> list[int]:
-        """Of each of the next batches, the targets that count (are not -100). The batches come when they are asked for.
+    def targets_ahead(self, num_batches: int, count: Callable[[Batch], int]) -> list[int]:
+        """Of each of the next batches, the targets that `count` finds. The batches come when they are asked for.
 
         Raises StopIteration: there are fewer.
         """
         while len(self._ahead) < num_batches:
             self._ahead.append(self._make())
-        return [int((targets != IGNORED).sum()) for _, targets in itertools.islice(self._ahead, num_batches)]
+        return [count(batch) for batch in itertools.islice(self._ahead, num_batches)]
 
     def _make(self) -> Batch:
         if not self._batches:
@@ -92,9 +93,10 @@ class BatchIterator(Iterator[Batch]):
     @property
     def tokens_per_sample(self) -> int | None:
         """Of data sets whose targets are sequences of tokens, [batch, seq_len]; None of others."""
-        if self.example is None or self.example[1].ndim != 2:
+        targets = self.example[1] if isinstance(self.example, tuple) and len(self.example) == 2 else None
+        if not isinstance(targets, torch.Tensor) or targets.ndim != 2 or targets.is_floating_point():
             return None
-        return self.example[1].shape[1]
+        return targets.shape[1]
 
     def close(self) -> None:
         """Stops the workers and waits for them: at most 10 s for each that hangs. May be called again."""
@@ -158,6 +160,26 @@ def train_batches(
     if num_workers == 0:
         return BatchIterator((source.__getitems__(each) for each in indices), [])
     return _start_workers(source, indices, num_workers)
+
+
+def stream_batches(
+    dataset: Any, global_batch_size: int, *, num_left_out: int, rank: int, world_size: int, micro_batch_size: int,
+    grad_accum_steps: int, num_workers: int, num_shares: int | None = None,
+) -> BatchIterator:  # fmt: skip
+    """As `train_batches`, of a data set with a `stream` (datasets/stream.py), which knows its position itself.
+
+    Raises ConfigError: there are worker processes, which would each have a position of their own.
+    """
+    if num_workers:
+        raise ConfigError(
+            f"data.num_workers={num_workers}: a stream is read by the rank itself, whose checkpoint has its position. "
+            "Use data.num_workers=0."
+        )
+    num_parts = num_shares or world_size
+    places = itertools.product(shares_of(rank, world_size, num_parts), range(grad_accum_steps))
+    starts = [(accum * num_parts + part) * micro_batch_size for part, accum in places]
+    parts = dataset.stream.parts(global_batch_size, starts, micro_batch_size, num_left_out=num_left_out)
+    return BatchIterator(map(dataset.of_samples, parts), [])
 
 
 class _Indices:

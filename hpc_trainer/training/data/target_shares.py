@@ -7,13 +7,14 @@ how the batch is cut. Targets are counted on the host, before the step; between 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.parallel.mesh import Mesh
 
@@ -21,20 +22,22 @@ Groups = Sequence[Any]
 """Of `Mesh.data_groups`: what is added up in one after the other is added up over all data-parallel ranks."""
 
 
-def groups_to_count(dataset: MapDataset, mesh: Mesh, *, num_micro_batches: int) -> Groups | None:
+def groups_to_count(task: Task, dataset: MapDataset, mesh: Mesh, *, num_micro_batches: int) -> Groups | None:
     """The ranks that count their targets together; None where nobody need count: all samples have as many targets, or a
     step is one micro-batch of one rank.
 
     Args:
         num_micro_batches: of this rank in a step.
     """
-    if getattr(dataset, "all_targets_count", False):
+    if not task.counts_targets or getattr(dataset, "all_targets_count", False):
         return None
     groups = mesh.data_groups()
     return groups if groups or num_micro_batches > 1 else None
 
 
-def target_shares(batches: BatchIterator, count: int, device: torch.device, groups: Groups | None) -> Sequence[Any]:
+def target_shares(
+    batches: BatchIterator, count: int, device: torch.device, groups: Groups | None, num_targets: Callable[[Any], int]
+) -> Sequence[Any]:
     """For each of the next `count` micro-batches what `VotingLoss` is told of its targets; None if they all count.
 
     Whole numbers on `device`, [2]: the targets that count in this micro-batch, times all micro-batches; those that
@@ -42,7 +45,7 @@ def target_shares(batches: BatchIterator, count: int, device: torch.device, grou
     """
     if groups is None:
         return [None] * count
-    mine = torch.tensor(batches.targets_ahead(count))
+    mine = torch.tensor(batches.targets_ahead(count, num_targets))
     if device.type == "cuda":
         mine = mine.pin_memory()  # from pageable memory the host would wait for the device
     mine = mine.to(device, non_blocking=True)

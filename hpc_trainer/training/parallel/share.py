@@ -10,12 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.data.target_shares import by_share
 from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_among_data_ranks
@@ -39,58 +38,40 @@ class VotingLoss(nn.Module):
     scale; nobody asks more than whether it is above 0, and it is 0 or positive in each part.
     """
 
-    mean_loss: Callable[[nn.Module, torch.Tensor, torch.Tensor, float], torch.Tensor]
-    """(model, inputs, targets, label_smoothing) to the mean cross entropy; features may set another way to it."""
+    mean_loss: Callable[[nn.Module, Any], torch.Tensor]
+    """(model, batch) to the task's mean loss; features may set another way to it."""
 
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0, device: torch.device | None = None) -> None:
+    def __init__(self, model: nn.Module, task: Task, *, device: torch.device | None = None) -> None:
         super().__init__()
-        self.mean_loss = _mean_loss
+        self.task = task
+        self.mean_loss = task.loss
         self.model = model
-        self.label_smoothing = label_smoothing
         self.vote = nn.Parameter(torch.zeros((), device=device))
 
     def forward(
         self,
-        inputs: torch.Tensor,
-        targets: torch.Tensor | None = None,
+        batch: Any,
         flag: torch.Tensor | None = None,
         share: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Mean cross entropy in nats, a scalar; without targets the logits: FSDP must see every forward pass from here.
+        asked: Callable[[nn.Module, Any], torch.Tensor | None] | None = None,
+    ) -> torch.Tensor | None:
+        """The mean loss of the task, a scalar.
 
         Args:
-            inputs: what the model takes, [batch, ...].
-            targets: int64 class or token ids, [batch] or [batch, seq_len].
+            batch: as the task takes it: inputs [batch, ...] and targets, or any other.
             flag: 0 or 1, a scalar on the device: this rank's wish to stop; None on a single rank, which needs no vote.
             share: of `target_shares`, whole numbers: FSDP hands others over in 16 bits. None: the mean as it is.
+            asked: done with model and batch in place of the loss: FSDP must see every forward pass from here.
         """
-        if targets is None:
-            return _logits(self.model, inputs)
-        loss = self.mean_loss(self.model, inputs, targets, self.label_smoothing)
+        if asked is not None:
+            return asked(self.model, batch)
+        loss = self.mean_loss(self.model, batch)
         if share is not None:
             loss = by_share(loss, share)
         if flag is None:
             return loss
         # FSDP may hand both over in 16 bits: there a loss scale above 65504 is infinite, and times a flag of 0 NaN.
         return loss + self.vote.float().sum() * flag.float()
-
-
-def _logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = model(inputs)
-    if not isinstance(logits, torch.Tensor):
-        raise ConfigError(
-            f"{type(model).__name__} returns a {type(logits).__name__}; the loop takes one tensor, the logits "
-            "[batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or write the loop "
-            "yourself (train.main, docs/own_loop.md)."
-        )
-    return logits
-
-
-def _mean_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    logits = _logits(model, inputs)
-    if logits.ndim > 2:  # asked, as flattening what is flat takes 14 µs
-        logits, targets = logits.flatten(0, -2), targets.flatten()
-    return functional.cross_entropy(logits, targets, label_smoothing=label_smoothing)
 
 
 class StopVote:
@@ -177,5 +158,13 @@ def share(
 
 
 def for_evaluation(module: nn.Module, model: nn.Module) -> nn.Module:
-    """What takes inputs to logits: the bare model, or FSDP's module, whose forward pass is collective."""
+    """What `ask` is given: the bare model, or FSDP's module, whose forward pass is collective."""
     return module if is_fully_sharded(module) else model
+
+
+def ask(module: nn.Module, task: Callable[[nn.Module, Any], torch.Tensor | None], batch: Any) -> torch.Tensor | None:
+    """`task` of the model and `batch`; `module` is of `for_evaluation`."""
+    if is_fully_sharded(module) and isinstance(module, VotingLoss):
+        found: torch.Tensor | None = module(batch, asked=task)
+        return found
+    return task(module, batch)

@@ -48,6 +48,10 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18"},
         ("parallel=fsdp", "train.recompute=full"),
     ),
+    "custom_task": (
+        {"precision": "fp16", "ranks": "2", "model": "cnn"},
+        ("task=custom", "task._target_=hpc_trainer.tasks.cross_entropy.CrossEntropy"),
+    ),
     "auto": (
         {"ranks": "2", "model": "resnet18", "workers": "2"},
         (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,14 @@ import pytest
 from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.schema.data import SyntheticImagesConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, SyntheticImagesConfig
 from hpc_trainer.config.schema.hardware import Device, GpuRequest
+from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.snapshot import SnapshotMode
+from hpc_trainer.config.schema.task import CustomTaskConfig, LanguageModelConfig, RegressionConfig, TaskConfig
 from hpc_trainer.launch.freeze import freeze_grid
+from hpc_trainer.runs.spec import append_specs
 from tests.unit.runs.builders import make_config
 
 
@@ -118,6 +123,40 @@ def test_the_label_is_readable_and_safe_as_a_folder() -> None:
     assert build_run_id(config, "0123456789abcdef") == ".._my_net-digits-lr0.001-s0-0123456789"
     config.train.main = "my_lab.loop.main"  # the sections of the shared loop say nothing about it
     assert build_run_id(config, "0123456789abcdef") == "my_lab.loop-s0-0123456789"
+
+
+def test_runs_are_named_after_a_person_s_own_classes() -> None:
+    config = make_config()
+    config.model = CustomModelConfig(_target_="my_lab.net.Net")
+    assert build_run_id(config, "0123456789abcdef") == "Net-digits-lr0.001-s0-0123456789"
+    config.data = CustomDataConfig(_target_="my_lab.rings.build")
+    assert build_run_id(config, "0123456789abcdef") == "Net-rings-lr0.001-s0-0123456789"
+    config.data = CustomDataConfig(_target_="my_lab.rings.rings_of_two", name="two")
+    config.task = CustomTaskConfig(_target_="my_lab.tasks.Fit")
+    assert build_run_id(config, "0123456789abcdef") == "Net-two-Fit-lr0.001-s0-0123456789"
+    config.task = RegressionConfig()
+    assert build_run_id(config, "0123456789abcdef") == "Net-two-regression-lr0.001-s0-0123456789"
+
+
+def test_the_usual_task_is_no_part_of_a_run_s_identity() -> None:
+    plain = to_plain(make_config())
+    without = {name: value for name, value in plain.items() if name != "task"}
+    assert config_digest(without) == config_digest(plain)
+    assert _digest(task=TaskConfig()) == _digest() != _digest(task=LanguageModelConfig())
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_runs_that_a_sweep_has_by_an_older_name_keep_it(tmp_path: Path) -> None:
+    """Versions before this one named all runs with own classes custom-custom."""
+    words = ["model=custom", "model._target_=lab.Net", "data=custom", "data._target_=lab.build", "seed=1,2",
+             f"paths.runs_dir={tmp_path}", "sweep_name=own"]  # fmt: skip
+    new = freeze_grid(words, trust=["lab"])
+    assert [each.run_id.partition("-lr")[0] for each in new.specs] == ["Net-lab"] * 2
+    older = dataclasses.replace(new.specs[0], run_id=f"custom-custom-lr0.001-s1-{new.specs[0].digest[:10]}")
+    new.sweep.intents.mkdir(parents=True)
+    append_specs(new.sweep, [older])
+    again = freeze_grid(words, trust=["lab"])
+    assert [each.run_id for each in again.specs] == [older.run_id, new.specs[1].run_id]
 
 
 @pytest.mark.usefixtures("no_slurm")

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.schema.precision import Dtype
+from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
@@ -29,18 +30,21 @@ def _variants(group: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "optim"),
-    list(itertools.product(*(_variants(group) for group in ("model", "data", "optim")))),
+    ("model", "data", "task", "optim"),
+    [
+        *itertools.product(*(_variants(group) for group in ("model", "data")), [TaskConfig()], _variants("optim")),
+        *((_variants("model")[0], _variants("data")[0], task, _variants("optim")[0]) for task in _variants("task")),
+    ],
     ids=lambda each: type(each).__name__.removesuffix("Config"),
 )
-def test_round_trip(model: Any, data: Any, optim: Any) -> None:
-    config = dataclasses.replace(make_config(), model=model, data=data, optim=optim)
+def test_round_trip(model: Any, data: Any, task: Any, optim: Any) -> None:
+    config = dataclasses.replace(make_config(), model=model, data=data, task=task, optim=optim)
     config.precision.compute_dtype = Dtype.fp16
     plain = json.loads(json.dumps(to_plain(config)))
     assert plain == OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     back = from_plain(plain)
     assert back == config
-    assert [type(getattr(back, group)) for group in VARIANTS] == [type(model), type(data), type(optim)]
+    assert [type(getattr(back, group)) for group in VARIANTS] == [type(model), type(data), type(task), type(optim)]
     assert to_plain(back) == plain
 
 

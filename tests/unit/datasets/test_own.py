@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from hpc_trainer.datasets.own import as_map_dataset
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 
 INPUTS, TARGETS = torch.arange(24.0).view(6, 4), torch.arange(6) % 3
 
@@ -69,7 +70,7 @@ class Two(Samples):
 
 @pytest.mark.parametrize("source", [Samples(), Named(), NamedBatches(), Torchvision(), Two(), Ours(), Shaking()])
 def test_what_a_dataloader_takes_works(source: Any) -> None:
-    data = as_map_dataset(source, "my.build", "train")
+    data = as_map_dataset(source, "my.build", "train", CrossEntropy())
     assert isinstance(data, MapDataset)
     assert (len(data), tuple(data.input_shape), data.num_classes) == (6, (4,), 3)
     inputs, targets = data.__getitems__([4, 1])
@@ -80,17 +81,20 @@ def test_what_a_dataloader_takes_works(source: Any) -> None:
 
 def test_one_that_speaks_our_protocol_is_handed_on_as_it_is() -> None:
     source = Ours()
-    assert as_map_dataset(source, "my.build", "train") is source
+    assert as_map_dataset(source, "my.build", "train", CrossEntropy()) is source
 
 
 def test_a_part_of_one_and_its_augmentation_work_too() -> None:
     part = Subset(Samples(), [5, 3, 1])
     part.num_classes = 3  # type: ignore[attr-defined]
-    assert as_map_dataset(part, "my.build", "train").__getitems__([0, 2])[1].tolist() == TARGETS[[5, 1]].tolist()
-    data = as_map_dataset(Shaking(), "my.build", "train")
+    assert (
+        as_map_dataset(part, "my.build", "train", CrossEntropy()).__getitems__([0, 2])[1].tolist()
+        == TARGETS[[5, 1]].tolist()
+    )
+    data = as_map_dataset(Shaking(), "my.build", "train", CrossEntropy())
     assert isinstance(data, AugmentedDataset)
     assert data.fingerprint() == "abc"  # type: ignore[attr-defined]
-    assert not isinstance(as_map_dataset(Samples(), "my.build", "train"), AugmentedDataset)
+    assert not isinstance(as_map_dataset(Samples(), "my.build", "train", CrossEntropy()), AugmentedDataset)
 
 
 class Stream(IterableDataset[Any]):
@@ -141,5 +145,5 @@ class Countless(Samples):
 )
 def test_what_cannot_be_is_said_with_the_way_out(source: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
-        as_map_dataset(source, "my.build", "eval")
+        as_map_dataset(source, "my.build", "eval", CrossEntropy())
     assert "data._target_=my.build" in str(raised.value)

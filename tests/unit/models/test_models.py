@@ -150,6 +150,6 @@ def test_what_cannot_be_is_refused(model_class, config, input_shape, parts):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_class_is_refused(name):
-    with pytest.raises(ConfigError, match=r"data\.num_classes=1 must be ≥ 2"):
-        make(name, num_classes=1)
+def test_a_model_without_an_output_is_refused(name):
+    with pytest.raises(ConfigError, match=r"data\.num_classes=0 must be ≥ 1"):
+        make(name, num_classes=0)

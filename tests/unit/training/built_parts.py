@@ -13,6 +13,7 @@ from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import features
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.data.batch_sizes import BatchSizes
@@ -27,8 +28,8 @@ def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Buil
     """What hooks are given of a run whose data set does not matter; without what each run has to report of itself."""
     nobodys: Any = None
     settings: dict[str, Any] = {
-        "device": torch.device("cpu"), "dataset": nobodys, "run": object(), "abilities": _chosen(config),
-        "sizes": BatchSizes.given(config.train), **changes,
+        "device": torch.device("cpu"), "dataset": nobodys, "task": CrossEntropy(), "run": object(),
+        "abilities": _chosen(config), "sizes": BatchSizes.given(config.train), **changes,
     }  # fmt: skip
     return Building(config=config, mesh=mesh, **settings)
 

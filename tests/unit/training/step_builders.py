@@ -11,6 +11,7 @@ from hpc_trainer.config.schema.optim import SgdConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
@@ -27,7 +28,7 @@ def build_step(
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 5))
     precision = PrecisionConfig(compute_dtype=dtype)
-    loss, ddp = VotingLoss(model), ParallelConfig()
+    loss, ddp = VotingLoss(model, CrossEntropy()), ParallelConfig()
     state = TrainState(
         model=model, optimizer=build_optimizer(SgdConfig(lr=0.1), model), scaler=build_scaler(precision, "cpu")
     )

@@ -12,7 +12,7 @@ from torch.nn import functional
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.data.loader import IGNORED
+from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
 from hpc_trainer.training.evaluate import evaluate
 
 CLASSES = 5
@@ -50,7 +50,9 @@ class _Model(nn.Module):
 @pytest.mark.parametrize("batch_size", [2, 6])
 def test_padding_counts_nothing(batch_size: int) -> None:
     data, model = _Padded([4, 1, 0, 2, 3, 0]), _Model()
-    values = evaluate(model, data, group=RankGroup(), batch_size=batch_size, precision=PrecisionConfig())
+    values = evaluate(
+        model, data, task=CrossEntropy(), group=RankGroup(), batch_size=batch_size, precision=PrecisionConfig()
+    )
     assert values is not None
     with torch.no_grad():
         logits, targets = model(data.inputs).flatten(0, 1), data.targets.flatten()
@@ -62,4 +64,6 @@ def test_padding_counts_nothing(batch_size: int) -> None:
 
 def test_no_target_at_all_is_an_error_and_no_number() -> None:
     with pytest.raises(DataError, match="every target of the evaluation set is -100"):
-        evaluate(_Model(), _Padded([0, 0]), group=RankGroup(), batch_size=2, precision=PrecisionConfig())
+        evaluate(
+            _Model(), _Padded([0, 0]), task=CrossEntropy(), group=RankGroup(), batch_size=2, precision=PrecisionConfig()
+        )

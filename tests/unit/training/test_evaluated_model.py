@@ -12,7 +12,7 @@ import torch
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
 from tests.unit.training.ranks import play_jobs
@@ -65,7 +65,7 @@ def _saved_and_evaluated_alone(folder: Path, words: list[str], world_size: int) 
     with Composer() as composer:
         config = composer.compose([*BASE, *words, "cluster=local", f"hardware.tasks_per_node={world_size}"])
     config.trust = ["tests"]
-    train, held_out = (build_dataset(config, split) for split in ("train", "eval"))
+    train, held_out = (build_dataset(config, split, build_task(config)) for split in ("train", "eval"))
     model = build_model(config, train)
     store = CheckpointStore(folder / "checkpoints", group=RankGroup(), keep_last=9, attempt=9, read_only=True)
     num_shares = config.train.logical_ranks or world_size // (
@@ -82,7 +82,13 @@ def _saved_and_evaluated_alone(folder: Path, words: list[str], world_size: int) 
             state = {name: averages[f"module.{name}"] for name in state}
         model.load_state_dict(state)
         values = evaluate(
-            model, held_out, group=RankGroup(), batch_size=256, precision=PrecisionConfig(), num_shares=num_shares
+            model,
+            held_out,
+            task=build_task(config),
+            group=RankGroup(),
+            batch_size=256,
+            precision=PrecisionConfig(),
+            num_shares=num_shares,
         )
         assert values is not None
         found[step] = values["eval_loss"], values["eval_accuracy"]

@@ -26,7 +26,8 @@ from hpc_trainer.features.muon.sharded import ShardedMuon
 from hpc_trainer.features.spike_guard.spikes import SpikeGuard
 from hpc_trainer.runtime import devices
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.data.loader import IGNORED, BatchIterator
+from hpc_trainer.tasks.cross_entropy import IGNORED, CrossEntropy
+from hpc_trainer.training.data.loader import BatchIterator
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.skip import step_unless
@@ -56,7 +57,7 @@ def _build(
 ) -> tuple[TrainState, Stepper]:
     with META:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
-        loss = VotingLoss(model)
+        loss = VotingLoss(model, CrossEntropy())
     precision = PrecisionConfig()
     if optim is None:
         optimizer: torch.optim.Optimizer = _Fused(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
@@ -108,7 +109,7 @@ def test_nor_does_one_that_counts_its_targets(monkeypatch: pytest.MonkeyPatch) -
         result = stepper.step(state, batches, lr=0.1, wish_to_stop=False)
     assert result.loss.device == META
     with pytest.raises(StopIteration):
-        batches.targets_ahead(1)
+        batches.targets_ahead(1, CrossEntropy().num_targets)
 
 
 _CUSTOM = {
@@ -180,13 +181,13 @@ def test_an_evaluation_reads_nothing_before_its_end(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(torch, "tensor", on_host)
         stopped = evaluate(
-            model, _Held(), group=group, batch_size=2, precision=PrecisionConfig(),
+            model, _Held(), task=CrossEntropy(), group=group, batch_size=2, precision=PrecisionConfig(),
             should_stop=lambda: next(number_of_batches) == 4,
         )  # fmt: skip
     assert stopped is None
     assert next(number_of_batches) == 5, "of 4 batches"
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        evaluate(model, _Held(), group=group, batch_size=2, precision=PrecisionConfig())
+        evaluate(model, _Held(), task=CrossEntropy(), group=group, batch_size=2, precision=PrecisionConfig())
 
 
 class _OwnState(torch.optim.SGD):

@@ -7,6 +7,7 @@ import torch
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import set_precision
 from tests.unit.training.step_builders import batches_of, build_step
@@ -58,14 +59,14 @@ def test_alone_the_own_wish_decides(wish: bool) -> None:
     assert stepper.step(state, batches, lr=0.1, wish_to_stop=wish).should_stop is wish
 
 
-def test_label_smoothing_is_torchs_and_not_in_the_logits() -> None:
+def test_label_smoothing_is_torchs_and_not_in_evaluations() -> None:
     torch.manual_seed(0)
     model, inputs, targets = torch.nn.Linear(6, 5), torch.randn(8, 6), torch.randint(5, (8,))
-    plain, smooth = VotingLoss(model), VotingLoss(model, label_smoothing=0.3)
+    plain, smooth = VotingLoss(model, CrossEntropy()), VotingLoss(model, CrossEntropy(0.3))
     expected = torch.nn.functional.cross_entropy(model(inputs), targets, label_smoothing=0.3)
-    assert torch.equal(smooth(inputs, targets), expected)
-    assert not torch.equal(plain(inputs, targets), expected)
-    assert torch.equal(plain(inputs), smooth(inputs))
+    assert torch.equal(smooth((inputs, targets)), expected)
+    assert not torch.equal(plain((inputs, targets)), expected)
+    assert CrossEntropy(0.3).sums_of(model(inputs), targets) == CrossEntropy().sums_of(model(inputs), targets)
 
 
 @pytest.mark.parametrize("dtype", Dtype)

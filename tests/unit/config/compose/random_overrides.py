@@ -148,7 +148,7 @@ class Maker:
         key = pick.choice(sorted(_KEYS))
         section = key.partition(".")[0]
         if section in VARIANTS and pick.random() < 0.9:  # a key that the chosen variant has
-            default = {"model": "mlp", "data": "digits", "optim": "adamw"}[section]
+            default = {"model": "mlp", "data": "digits", "task": "classification", "optim": "adamw"}[section]
             variant = VARIANTS[section].get(chosen.get(section, default))
             if variant is not None:
                 key = f"{section}.{pick.choice([each.name for each in dataclasses.fields(variant)])}"

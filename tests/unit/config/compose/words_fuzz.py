@@ -10,7 +10,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 
 _GROUPS = (
-    "hardware", "cluster", "model", "data", "optim", "schedule", "precision", "parallel", "checkpoint",
+    "hardware", "cluster", "model", "data", "task", "optim", "schedule", "precision", "parallel", "checkpoint",
     "monitor",
     "tracker", "snapshot", "experiment", "sweep", "debug",
 )  # fmt: skip

@@ -19,6 +19,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.chunked_loss.ability import ChunkedLossAbility, check_has_head, use_chunks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import VotingLoss
@@ -28,7 +29,7 @@ CLASSES, ROWS = 61, (5, 12)
 
 
 def _loss(model: nn.Module, chunk_size: int | None, *, label_smoothing: float = 0.0) -> VotingLoss:
-    loss = VotingLoss(model, label_smoothing=label_smoothing)
+    loss = VotingLoss(model, CrossEntropy(label_smoothing))
     if chunk_size is not None:
         use_chunks(loss, chunk_size)
     return loss
@@ -44,7 +45,7 @@ def _gradients(
     inputs = torch.randint(CLASSES, ROWS, generator=torch.Generator().manual_seed(2))
     loss_of = _loss(model, chunk_size, label_smoothing=smoothing)
     with torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else contextlib.nullcontext():
-        loss = loss_of(inputs, inputs.roll(1, 1) if targets is None else targets)
+        loss = loss_of((inputs, inputs.roll(1, 1) if targets is None else targets))
     loss.backward()
     return loss.detach(), {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
@@ -104,7 +105,7 @@ def test_all_logits_are_never_there() -> None:
             loss_of = _loss(model, chunk_size)
             inputs = torch.zeros(4, 1024, dtype=torch.int64)
             with _Largest() as largest:
-                loss_of(inputs, inputs).backward()
+                loss_of((inputs, inputs)).backward()
         sizes[chunk_size] = largest.bytes
     assert sizes == {None: 4096 * 50_000 * 4, 256: 256 * 50_000 * 4}
 
@@ -135,8 +136,10 @@ def test_an_evaluation_takes_as_few_rows() -> None:
             ability = ChunkedLossAbility(TrainConfig(train=LoopConfig(loss_chunk_size=max_rows)))
             given = BatchSizes(micro_batch_size=1, grad_accum_steps=1, eval_batch_size=size)
             building = building_of(ability.config, eval_set=tokens, abilities=())
-            size = ability.sizes(given, VotingLoss(model), building).eval_batch_size
-        values = evaluate(model, tokens, group=RankGroup(), batch_size=size, precision=PrecisionConfig())
+            size = ability.sizes(given, VotingLoss(model, CrossEntropy()), building).eval_batch_size
+        values = evaluate(
+            model, tokens, task=CrossEntropy(), group=RankGroup(), batch_size=size, precision=PrecisionConfig()
+        )
         assert tokens.asked == sizes
         assert values is not None
         found.append(values)
@@ -169,5 +172,6 @@ def test_a_model_of_ones_own() -> None:
     torch.manual_seed(0)
     model = _Own()
     inputs, targets = torch.randn(9, 6), torch.randint(5, (9,))
-    torch.testing.assert_close(_loss(model, 4)(inputs, targets), VotingLoss(model)(inputs, targets))
-    assert torch.equal(_loss(model, 4)(inputs), model(inputs))
+    torch.testing.assert_close(_loss(model, 4)((inputs, targets)), VotingLoss(model, CrossEntropy())((inputs, targets)))
+    found = _loss(model, 4)((inputs, targets), asked=lambda model, batch: model(batch[0]))  # as an evaluation does
+    assert torch.equal(found, model(inputs))

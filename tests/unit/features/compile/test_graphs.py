@@ -20,6 +20,7 @@ from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.parallel.share import VotingLoss
 
 compile_really = torch.compile
@@ -47,7 +48,7 @@ def partitioner(compiler: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 def _loss(scope: CompileScope | None, recompute: Recompute = Recompute.none) -> tuple[VotingLoss, nn.Module]:
     torch.manual_seed(3)
     model = Gpt(GptConfig(num_layers=3, embed_dim=32, dropout=0.2), input_shape=(16,), num_classes=50)
-    loss = VotingLoss(model)
+    loss = VotingLoss(model, CrossEntropy())
     if scope is not None:
         compile_step(loss, LoopConfig(compile=True, compile_scope=scope))
     recompute_blocks(model, recompute)
@@ -152,7 +153,7 @@ def test_a_copy_runs_on_its_own_weights(scope: CompileScope) -> None:
 
 def test_a_resnet_of_many_shapes_is_compiled_whole() -> None:
     """Blocks of eight shapes are one piece of code: torch gives up after eight graphs unless it is told otherwise."""
-    loss = VotingLoss(Resnet(ResnetConfig(depth=50, width=4), input_shape=(3, 8, 8), num_classes=10))
+    loss = VotingLoss(Resnet(ResnetConfig(depth=50, width=4), input_shape=(3, 8, 8), num_classes=10), CrossEntropy())
     compile_step(loss, LoopConfig(compile=True, compile_scope=CompileScope.blocks))
     images, targets = torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
     loss(images, targets).backward()
@@ -163,7 +164,7 @@ def test_a_resnet_of_many_shapes_is_compiled_whole() -> None:
 def _budgeted(budget: float, dropout: float = 0.0) -> tuple[VotingLoss, nn.Module]:
     torch.manual_seed(3)
     model = Gpt(GptConfig(num_layers=2, embed_dim=32, dropout=dropout), input_shape=(16,), num_classes=50)
-    loss = VotingLoss(model)
+    loss = VotingLoss(model, CrossEntropy())
     compile_step(loss, LoopConfig(compile=True, recompute=Recompute.budget, recompute_budget=budget))
     recompute_blocks(model, Recompute.budget)
     return loss, model

@@ -15,6 +15,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.float8.linear import use_float8
 from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.share import VotingLoss
@@ -32,11 +33,11 @@ def torchao() -> None:
 
 
 def _train(model: Gpt, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    loss_of, losses = VotingLoss(model), []
+    loss_of, losses = VotingLoss(model, CrossEntropy()), []
     for step in steps:
         inputs = torch.randint(8, (4, 16), generator=torch.Generator().manual_seed(step))
         with autocast(PrecisionConfig(compute_dtype=Dtype.fp8), "cpu"):
-            loss = loss_of(inputs, inputs)
+            loss = loss_of((inputs, inputs))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

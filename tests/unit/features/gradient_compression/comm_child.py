@@ -20,6 +20,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.features.gradient_compression.hooks import add_comm_hook
 from hpc_trainer.features.in_backward.ability import step_in_backward
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
@@ -58,7 +59,7 @@ def build(
     if not is_sharded:
         model = model.to(memory_format=torch.channels_last)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**20, growth_interval=100)
-    loss = VotingLoss(model)
+    loss = VotingLoss(model, CrossEntropy())
     module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
     state = TrainState(
         model=model, optimizer=build_optimizer(SgdConfig(lr=0.05), model), scaler=build_scaler(precision, "cpu"),
@@ -126,7 +127,7 @@ def thin(group: RankGroup) -> dict[str, Any]:
         torch.manual_seed(5)
         model = nn.Linear(32, 40, bias=False)
         parallel = powersgd(num_columns) if num_columns else ParallelConfig()
-        loss = VotingLoss(model)
+        loss = VotingLoss(model, CrossEntropy())
         module = share(loss, group, build_mesh(parallel, group), parallel, deterministic=True)
         more = add_comm_hook(module, parallel, seed=1)
         assert bool(num_columns) is bool(more)

@@ -18,6 +18,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import CheckpointError, DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.optim.build import build_optimizer
@@ -49,7 +50,7 @@ def model() -> nn.Module:
 
 def build(parallel: ParallelConfig, group: RankGroup, *, momentum: float = 0.9) -> tuple[TrainState, Stepper]:
     config = TrainConfig(parallel=parallel, train=LoopConfig(num_steps=NUM_STEPS))
-    loss, precision = VotingLoss(model()), PrecisionConfig()
+    loss, precision = VotingLoss(model(), CrossEntropy()), PrecisionConfig()
     mesh = build_mesh(parallel, group)
     state = TrainState(
         model=loss.model, scaler=build_scaler(precision, "cpu"), guard=StepGuard(1),

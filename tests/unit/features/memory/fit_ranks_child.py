@@ -44,10 +44,10 @@ def main(rank: int, folder: Path) -> None:
     said: dict[str, Any] = {"rank": rank, "ended": ended}
     forward = fit_batch.VotingLoss.forward
 
-    def limited(loss: Any, inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
-        value = forward(loss, inputs, *rest)
+    def limited(loss: Any, batch: Any, *rest: Any) -> torch.Tensor:
+        value = forward(loss, batch, *rest)
         is_training = loss.training and torch.is_grad_enabled()
-        return EndsInBackward.apply(value, ended) if is_training and len(inputs) > MOST[rank] else value  # type: ignore[no-any-return, no-untyped-call]
+        return EndsInBackward.apply(value, ended) if is_training and len(batch[0]) > MOST[rank] else value  # type: ignore[no-any-return, no-untyped-call]
 
     fit_batch.VotingLoss.forward = limited  # type: ignore[method-assign]
     # Fake tensors take seconds to import; what they count is the other tests'.

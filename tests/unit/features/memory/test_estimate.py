@@ -17,7 +17,8 @@ from hpc_trainer.features.offload import ability as offload
 from hpc_trainer.features.offload.ability import PIECE
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from tests import warm
@@ -36,12 +37,12 @@ def _config(words: list[str]) -> TrainConfig:
 
 def _really(config: TrainConfig) -> dict[str, int]:
     """The same step on real tensors: bytes of weights and of moments. Of activations: test_memory_peak.py."""
-    dataset = build_dataset(config, "train")
+    dataset = build_dataset(config, "train", build_task(config))
     model = build_model(config, dataset)
-    loss, optimizer = VotingLoss(model), optimizer_of(config.optim, model)
+    loss, optimizer = VotingLoss(model, CrossEntropy()), optimizer_of(config.optim, model)
     inputs, targets = dataset.__getitems__(range(config.train.global_batch_size))
     with autocast(config.precision, "cpu"):
-        value = loss(inputs, targets)
+        value = loss((inputs, targets))
     value.backward()
     optimizer.step()
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
@@ -222,7 +223,7 @@ def test_the_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
 
 def _stage_really(config: TrainConfig, index: int) -> tuple[int, int]:
     """(bytes of a stage's weights and buffers, what autograd keeps of one of its micro-batches, in real memory)."""
-    dataset = build_dataset(config, "train")
+    dataset = build_dataset(config, "train", build_task(config))
     model = build_model(config, dataset)
     assert config.train.micro_batch_size is not None
     inputs, targets = dataset.__getitems__(range(config.train.micro_batch_size))

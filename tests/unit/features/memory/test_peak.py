@@ -13,8 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.chunked_loss.ability import use_chunks
 from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate, with_evaluation
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
-from hpc_trainer.training.build import build_dataset, build_model
-from hpc_trainer.training.evaluate import _sums
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from tests.unit.training.built_parts import optimizer_of
@@ -40,11 +40,11 @@ def _tracked(config: TrainConfig) -> int:
     """The peak of two steps, as MemTracker counts them; the second has the optimizer's state from the start."""
     train = config.train
     assert train.grad_accum_steps is not None
-    dataset = build_dataset(config, "train")
+    dataset = build_dataset(config, "train", build_task(config))
     samples = dataset.__getitems__(range(1))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(config, dataset)
-        loss = VotingLoss(model, label_smoothing=train.label_smoothing)
+        loss = VotingLoss(model, CrossEntropy(train.label_smoothing))
         if train.loss_chunk_size is not None:
             use_chunks(loss, train.loss_chunk_size)
         recompute_blocks(model, train.recompute)
@@ -60,7 +60,7 @@ def _tracked(config: TrainConfig) -> int:
                         for each in samples
                     )
                     with autocast(config.precision, "cpu"):
-                        value = loss(inputs, targets)
+                        value = loss((inputs, targets))
                     value.backward()
                     del inputs, targets, value
                 optimizer.step()
@@ -135,15 +135,15 @@ def test_an_evaluation_takes_more_samples_than_a_small_micro_batch() -> None:
 
 def _evaluated(config: TrainConfig, size: int) -> int:
     """The peak of a batch of an evaluation, as MemTracker counts it."""
-    dataset = build_dataset(config, "eval")
+    dataset = build_dataset(config, "eval", build_task(config))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_model(config, dataset).eval()
         tracker = MemTracker()
         tracker.track_external(model)
         with tracker, torch.no_grad(), autocast(config.precision, "cpu"):
             inputs = torch.empty(size, 1024, dtype=torch.int64)
-            targets = torch.empty(size * 1024, dtype=torch.int64)
-            _sums(model(inputs).flatten(0, -2), targets, torch.float64)
+            batch = inputs, torch.empty(size, 1024, dtype=torch.int64)
+            CrossEntropy().sums(model, batch, num_samples=size, dtype=torch.float64, metrics={})
         peak = tracker.get_tracker_snapshot("peak")
     total: int = peak[torch.device("cpu")]["Total"]
     return total

@@ -13,7 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.mfu import ability, flops
 from hpc_trainer.features.mfu.ability import FLOPS_FAILED, MfuAbility
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.rng import rng_state
 from tests.unit.training.built_parts import building_of
 from tests.unit.training.world_child import compose
@@ -70,9 +71,10 @@ def test_a_model_that_cannot_be_counted_is_said_once(
 
 def _counted(words: list[str]) -> tuple[TrainConfig, float]:
     config = compose(words, 1)
-    dataset = build_dataset(config, "train")
+    task = build_task(config)
+    dataset = build_dataset(config, "train", task)
     before = rng_state()
-    found = flops_per_sample(lambda: build_model(config, dataset), dataset.__getitems__(range(1)))
+    found = flops_per_sample(lambda: build_model(config, dataset), task, lambda size: dataset.__getitems__(range(size)))
     after = rng_state()
     assert torch.equal(before["torch"], after["torch"])
     assert torch.equal(before["python"]["words"], after["python"]["words"])
@@ -101,7 +103,7 @@ class Told(torch.nn.Module):
 
 
 def test_a_model_may_tell_its_own_figure() -> None:
-    assert flops_per_sample(Told, IMAGES) == 123.0
+    assert flops_per_sample(Told, CrossEntropy(), lambda size: IMAGES) == 123.0
 
 
 def test_a_peak_is_the_gpus_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:

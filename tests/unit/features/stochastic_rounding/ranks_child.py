@@ -17,6 +17,7 @@ from hpc_trainer.config.schema.parallel import ParallelConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.parallel.mesh import build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
@@ -42,7 +43,7 @@ def build(parallel: ParallelConfig, group: RankGroup) -> tuple[TrainState, Stepp
     model: nn.Module = Hard(has_norm=False)
     for each in building.abilities:
         each.on_device(model, building)
-    loss = VotingLoss(model)
+    loss = VotingLoss(model, CrossEntropy())
     module = share(loss, group, mesh, parallel, deterministic=True)
     optimizer = make_optimizer(building, model)
     state = TrainState(model=model, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False))

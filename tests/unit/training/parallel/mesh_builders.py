@@ -18,6 +18,7 @@ from hpc_trainer.features.tensor_parallel.layers import find_plan, share_layers
 from hpc_trainer.features.tensor_parallel.step import MeshStepper
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.guard import StepGuard
 from hpc_trainer.training.parallel.mesh import Mesh, build_mesh
 from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
@@ -57,7 +58,7 @@ def build(
     model = Gpt(sizes_of(num_layers, dropout), input_shape=(SEQ_LEN,), num_classes=VOCABULARY)
     share_layers(model, mesh, find_plan(model, mesh))
     torch.manual_seed(1000 + mesh.data_rank)
-    loss = VotingLoss(model)
+    loss = VotingLoss(model, CrossEntropy())
     if compiled is not None:
         from hpc_trainer.features.compile.graphs import compile_step  # late: torch._dynamo is as slow as torch
 

@@ -15,6 +15,7 @@ import torch.distributed.tensor.parallel
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
@@ -76,8 +77,8 @@ def steps(kind: str, group: RankGroup, folder: Path) -> dict[str, Any]:
 def evaluated(state: TrainState, stepper: Stepper, mesh: Mesh, group: RankGroup) -> dict[str, Any]:
     """With the weights, with their averages, and with the weights again. Collective."""
     look = partial(
-        evaluate, for_evaluation(stepper.module, state.model), Windows(), group=group, batch_size=2,
-        precision=stepper.precision, mesh=mesh,
+        evaluate, for_evaluation(stepper.module, state.model), Windows(), task=CrossEntropy(), group=group,
+        batch_size=2, precision=stepper.precision, mesh=mesh,
     )  # fmt: skip
     raw = look()
     with state.more["ema"].swapped_in():

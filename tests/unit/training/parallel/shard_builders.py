@@ -16,6 +16,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard
 from hpc_trainer.training.parallel.mesh import build_mesh
@@ -88,7 +89,7 @@ def build(
     torch.manual_seed(seed)
     model = Hard(has_norm=has_norm)
     precision = PrecisionConfig(compute_dtype=dtype, init_scale=2.0**14, growth_interval=2)
-    loss = VotingLoss(model)
+    loss = VotingLoss(model, CrossEntropy())
     parallel = ParallelConfig(strategy=strategy, zero1=is_zero)
     mesh = build_mesh(parallel, group)
     module = share(loss, group, mesh, parallel, deterministic=True)

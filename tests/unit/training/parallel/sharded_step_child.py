@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import for_evaluation
@@ -56,7 +57,7 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
     # Before the first step: a run that was stopped between a save and the evaluation begins with it.
     evaluations = [
         evaluate(
-            for_evaluation(stepper.module, state.model), Samples(count), group=group, batch_size=2,
+            for_evaluation(stepper.module, state.model), Samples(count), task=CrossEntropy(), group=group, batch_size=2,
             precision=PrecisionConfig(),
         )
         for count in (1, 3, 7)
@@ -71,8 +72,8 @@ def steps(kind: str, group: RankGroup) -> dict[str, Any]:
         norms.append(result.grad_norm.item())
         stops.append(result.should_stop)
     look = partial(
-        evaluate, for_evaluation(stepper.module, state.model), Samples(3), group=group, batch_size=2,
-        precision=PrecisionConfig(),
+        evaluate, for_evaluation(stepper.module, state.model), Samples(3), task=CrossEntropy(), group=group,
+        batch_size=2, precision=PrecisionConfig(),
     )  # fmt: skip
     ema = state.more["ema"]
     before = look()

@@ -1,0 +1,157 @@
+"""`task=custom`: a person's class with `loss(model, batch)`, as what the training loop asks of a task.
+
+loss(model, batch)      the mean over the batch, a scalar; or (that, metrics), metrics by name
+metrics()               optional: {name: a metric of torchmetrics}; `loss` returns what each is updated with
+num_targets(batch)      optional: what `loss` is the mean over, where samples have unlike numbers of it
+collate(samples)        optional: makes a batch of a list of samples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.task import CustomTaskConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.tasks.pairs import checked_count
+
+
+def as_task(made: Any, config: CustomTaskConfig) -> OwnTask:
+    """`made`, which `config` names, as the loop takes it. Raises ConfigError: it has no `loss`."""
+    if not callable(getattr(made, "loss", None)):
+        raise ConfigError(
+            f"task._target_={config._target_} makes a {type(made).__name__}, which has no method loss(model, batch). "
+            "Give it one that returns the mean loss of the batch (docs/tasks.md)."
+        )
+    return OwnTask(made, f"task._target_={config._target_}")
+
+
+class OwnTask:
+    """A `Task` around what a person wrote. What that returns is looked at each time."""
+
+    takes_pairs: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
+    num_sums: ClassVar[int | None] = None
+
+    def __init__(self, own: Any, what: str) -> None:
+        self._own, self._what = own, what
+        self._count: Callable[[Any], int] | None = getattr(own, "num_targets", None)
+        self.counts_targets = self._count is not None
+        self.collate: Callable[[list[Any]], Any] | None = getattr(own, "collate", None)
+        self._names: tuple[str, ...] = ()
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """As the protocol says. Raises ConfigError: it is no scalar to go back from."""
+        loss, _ = self._told(model, batch)
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise ConfigError(
+                f"{self._what}: the loss does not hang on the model's weights, so nothing can be learned. Compute it "
+                "from what model(...) returns, without detach(), item() or torch.no_grad()."
+            )
+        return loss
+
+    def num_targets(self, batch: Any) -> int:
+        """What the person's says. Raises ConfigError: it is no count."""
+        assert self._count is not None
+        count: Any = self._count(batch)
+        if isinstance(count, torch.Tensor) and count.numel() == 1:
+            count = count.item()
+        if not isinstance(count, int) or count < 0:
+            raise ConfigError(f"{self._what}: num_targets(batch) returned {count!r}; it is a whole number, 0 or more.")
+        return count
+
+    def sums(
+        self, model: nn.Module, batch: Any, *, num_samples: int, dtype: torch.dtype, metrics: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """Loss and metrics times the batch's targets, and these."""
+        loss, told = self._told(model, batch)
+        meters = metrics or self.metrics()
+        numbers = {name: value for name, value in told.items() if name not in meters}
+        names = tuple(sorted(numbers))
+        if self._names and names != self._names:
+            raise ConfigError(
+                f"{self._what}: loss(model, batch) returned the metrics {list(names)}, and {list(self._names)} for "
+                "another batch. Return the same ones each time."
+            )
+        self._names = names
+        missing = sorted(meters.keys() - told.keys())
+        if missing:
+            raise ConfigError(
+                f"{self._what}: loss(model, batch) does not return {missing[0]!r}, which metrics() has. Return (loss, "
+                f"{{{missing[0]!r}: (predictions, targets), ..}}): what that metric's update takes."
+            )
+        for name, metric in metrics.items():
+            given = told[name]
+            metric.update(*given) if isinstance(given, (tuple, list)) else metric.update(given)
+        count = self.num_targets(batch) if self._count is not None else num_samples
+        parts = [self._scalar(loss, "loss"), *(self._scalar(numbers[name], name) for name in names)]
+        values = torch.stack([each.to(loss.device, dtype) for each in parts])
+        values = values * count if count else torch.zeros_like(values)  # a mean over nothing is NaN
+        return torch.cat([values, values.new_full((1,), count)])
+
+    def figures(self, totals: Sequence[float]) -> dict[str, float]:
+        """Means over all targets: `eval_loss`, and each metric by its name."""
+        loss, *others, count = totals
+        count = checked_count(count, "none (num_targets is 0 for each batch)")
+        return {
+            "eval_loss": loss / count,
+            **{eval_name(n): v / count for n, v in zip(self._names, others, strict=True)},
+        }
+
+    def metrics(self) -> Mapping[str, Any]:
+        """What the person's `metrics()` makes. Raises ConfigError: they are none of torchmetrics."""
+        make = getattr(self._own, "metrics", None)
+        found: Any = make() if callable(make) else {}
+        if not isinstance(found, Mapping) or isinstance(found, nn.Module):
+            raise ConfigError(
+                f"{self._what}: metrics() returned a {type(found).__name__}; it returns a dict of single metrics of "
+                "torchmetrics by name."
+            )
+        for name, metric in found.items():
+            if not all(callable(getattr(metric, each, None)) for each in ("update", "compute", "sync", "unsync")):
+                raise ConfigError(
+                    f"{self._what}: metrics()[{name!r}] is a {type(metric).__name__}, and no metric of torchmetrics, "
+                    "which alone can be put together from several ranks. For a mean, return a number of loss(model, "
+                    "batch) instead."
+                )
+        return found
+
+    def _told(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+        told = self._own.loss(model, batch)
+        loss, metrics = told if isinstance(told, tuple) and len(told) == 2 else (told, {})
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"{self._what}: loss(model, batch) returned (loss, {type(metrics).__name__}); what stands second is a "
+                "dict of metrics by name."
+            )
+        return self._loss(loss), metrics
+
+    def _loss(self, loss: Any) -> torch.Tensor:
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point():
+            return loss.reshape(()) if loss.ndim else loss
+        found, use = f"a {type(loss).__name__}", "Return a tensor without dimensions, made of what the model returns."
+        if isinstance(loss, torch.Tensor):
+            found, use = f"a tensor {list(loss.shape)} of {loss.dtype}", "Return its mean: loss.mean()."
+        elif loss is None:
+            found, use = "nothing", "Does it end with `return loss`?"
+        elif isinstance(loss, (int, float)):
+            use = "It is cut off from the weights. Return the tensor itself, without .item() or float()."
+        raise ConfigError(f"{self._what}: loss(model, batch) returned {found}; the loop takes one scalar. {use}")
+
+    def _scalar(self, value: Any, name: str) -> torch.Tensor:
+        made = torch.as_tensor(value) if isinstance(value, (int, float, torch.Tensor)) else None
+        if made is None or made.numel() != 1:
+            found = type(value).__name__ if made is None else f"tensor {list(made.shape)}"
+            raise ConfigError(
+                f"{self._what}: the metric {name!r} is a {found}; it is one number, the mean over the batch. For what "
+                "is no mean, give metrics() a metric of torchmetrics by that name."
+            )
+        return made.detach().reshape(())
+
+
+def eval_name(name: str) -> str:
+    """As a metric of an evaluation is logged: `eval_` before the person's own name, unless it is there."""
+    return name if name.startswith("eval_") else f"eval_{name}"

@@ -1,0 +1,90 @@
+"""Tasks whose loss is a function of what the model makes of the inputs, and of the targets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from hpc_trainer.errors import ConfigError, DataError
+
+
+class PairTask(ABC):
+    """A `Task` whose batches are (inputs, targets). A pipeline's last stage, which has outputs only, asks `loss_of`."""
+
+    takes_pairs: ClassVar[bool] = True
+    counts_targets: ClassVar[bool] = False
+    needs_classes: ClassVar[bool] = False
+    num_sums: ClassVar[int]
+    collate: Callable[[list[Any]], Any] | None = None
+
+    @abstractmethod
+    def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean over the targets that count, a scalar."""
+
+    @abstractmethod
+    def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
+        """`num_sums` scalars; the first is the loss added up, the last how much it is to be divided by."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """As the protocol says."""
+        inputs, targets = batch
+        return self.loss_of(outputs_of(model, inputs), targets)
+
+    def num_targets(self, batch: Any) -> int:
+        """All of them."""
+        count: int = batch[1].numel()
+        return count
+
+    def sums(
+        self, model: nn.Module, batch: Any, *, num_samples: int, dtype: torch.dtype, metrics: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        """As the protocol says."""
+        inputs, targets = batch
+        outputs = model(inputs)
+        if outputs is None:  # before the last stage of a pipeline
+            return None
+        return torch.stack([each.to(dtype) for each in self.sums_of(outputs, targets)])
+
+    @abstractmethod
+    def figures(self, totals: Sequence[float]) -> dict[str, float]:
+        """As the protocol says."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """None: sums are enough."""
+        return {}
+
+
+def outputs_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Raises ConfigError: the model returns more than one tensor."""
+    outputs: torch.Tensor = model(inputs)
+    if not isinstance(outputs, torch.Tensor):
+        raise ConfigError(
+            f"{type(model).__name__} returns a {type(outputs).__name__}; the loop takes one tensor, the logits "
+            "[batch, ..., num_classes]. Return that alone (by a wrapper whose forward picks it), or write a task of "
+            "your own (task=custom, docs/tasks.md)."
+        )
+    return outputs
+
+
+def like_targets(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in fp32 and of one shape: [batch, 1] goes with [batch], which torch would blow up to [batch, batch].
+
+    Raises ConfigError: they are not as many.
+    """
+    if outputs.numel() != targets.numel():
+        raise ConfigError(
+            f"the model gives {list(outputs.shape)} numbers for targets of {list(targets.shape)}; this task compares "
+            "them one by one. Give the model as many outputs as a target has numbers."
+        )
+    return outputs.float().reshape(targets.shape), targets.float()
+
+
+def checked_count(count: float, what: str) -> float:
+    """Raises DataError: it is 0, and there is no mean."""
+    if not count:
+        raise DataError(f"every target of the evaluation set is {what}, which counts nothing: there is no mean.")
+    return count

@@ -1,0 +1,111 @@
+"""The shipped tasks: losses by hand, and what their evaluations tell."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score
+
+from hpc_trainer.config.schema.task import RegressionConfig, RegressionLoss
+from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.tasks.cross_entropy import CrossEntropy, LanguageModel
+from hpc_trainer.tasks.multi_label import MultiLabel
+from hpc_trainer.tasks.pairs import PairTask
+from hpc_trainer.tasks.regression import Regression
+
+OUTPUTS, TARGETS = torch.tensor([[1.0], [2.0], [-4.0]]), torch.tensor([1.5, 2.0, 0.0])
+
+
+class _Same(nn.Module):
+    """Its output is its input."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+
+def _figures(task: PairTask, outputs: torch.Tensor, targets: torch.Tensor, *cuts: int) -> dict[str, float]:
+    """An evaluation in batches that end at `cuts`."""
+    totals = torch.zeros(task.num_sums, dtype=torch.float64)
+    for start, end in zip((0, *cuts), (*cuts, len(targets)), strict=True):
+        batch = outputs[start:end], targets[start:end]
+        found = task.sums(_Same(), batch, num_samples=end - start, dtype=torch.float64, metrics={})
+        assert found is not None
+        totals += found
+    return task.figures(totals.tolist())
+
+
+@pytest.mark.parametrize(
+    ("loss", "wanted"),
+    [
+        (RegressionLoss.mse, (0.25 + 0 + 16) / 3),
+        (RegressionLoss.l1, (0.5 + 0 + 4) / 3),
+        (RegressionLoss.huber, (0.125 + 0 + 2 * (4 - 1)) / 3),
+    ],
+)
+def test_the_losses_of_a_regression(loss: RegressionLoss, wanted: float) -> None:
+    """[batch, 1] and [batch] are compared row by row, and not each with each."""
+    task = Regression(RegressionConfig(loss=loss, huber_delta=2.0))
+    assert task.loss(_Same(), (OUTPUTS, TARGETS)).item() == pytest.approx(wanted)
+    for cuts in ((), (1,), (1, 2)):
+        figures = _figures(task, OUTPUTS, TARGETS, *cuts)
+        assert figures == pytest.approx({"eval_loss": wanted, "eval_mae": 4.5 / 3, "eval_rmse": math.sqrt(16.25 / 3)})
+
+
+def test_a_regression_of_several_numbers_is_in_fp32() -> None:
+    task = Regression(RegressionConfig())
+    outputs, targets = torch.randn(4, 3, dtype=torch.bfloat16), torch.randn(4, 3)
+    loss = task.loss(_Same(), (outputs, targets))
+    assert loss.dtype is torch.float32
+    assert loss.item() == pytest.approx((outputs.float() - targets).square().mean().item())
+
+
+def test_another_number_of_outputs_is_refused_with_both_shapes() -> None:
+    with pytest.raises(ConfigError, match=r"gives \[3, 1\] numbers for targets of \[3, 2\]"):
+        Regression(RegressionConfig()).loss(_Same(), (OUTPUTS, torch.zeros(3, 2)))
+
+
+def test_labels_are_counted_as_torchmetrics_does() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(17, 5), torch.randint(2, (17, 5))
+    task = MultiLabel()
+    loss = task.loss(_Same(), (logits, labels)).item()
+    told = logits.sigmoid()
+    assert loss == pytest.approx(-(labels * told.log() + (1 - labels) * (1 - told).log()).mean().item())
+    wanted = {
+        "eval_loss": loss,
+        "eval_accuracy": MultilabelAccuracy(5, average="micro")(told, labels).item(),
+        "eval_f1": MultilabelF1Score(5, average="micro")(told, labels).item(),
+    }
+    assert _figures(task, logits, labels, 4, 9) == pytest.approx(wanted)
+
+
+def test_no_label_told_and_none_there_is_all_right() -> None:
+    assert _figures(MultiLabel(), torch.full((2, 3), -9.0), torch.zeros(2, 3))["eval_f1"] == 1.0
+
+
+def test_a_language_model_tells_its_perplexity() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(3, 4, 7), torch.randint(7, (3, 4))
+    plain, task = _figures(CrossEntropy(), logits, targets), LanguageModel()
+    assert _figures(task, logits, targets, 2) == pytest.approx(
+        {**plain, "eval_perplexity": math.exp(plain["eval_loss"])}
+    )
+    assert task.figures([1e6, 0.0, 1.0])["eval_perplexity"] == math.inf
+
+
+@pytest.mark.parametrize("task", [CrossEntropy(), Regression(RegressionConfig()), MultiLabel()])
+def test_a_mean_of_nothing_is_an_error(task: PairTask) -> None:
+    with pytest.raises(DataError, match="there is no mean"):
+        task.figures([0.0] * task.num_sums)
+
+
+def test_a_model_that_returns_more_than_one_tensor_is_named() -> None:
+    class Two(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return inputs, None
+
+    with pytest.raises(ConfigError, match="Two returns a tuple; the loop takes one tensor"):
+        CrossEntropy().loss(Two(), (OUTPUTS, TARGETS))
