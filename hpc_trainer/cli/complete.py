@@ -15,7 +15,7 @@ _INSTRUCTION = "_HPC_TRAINER_COMPLETE"
 
 def complete_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     """Groups, choices, keys and values."""
-    from hpc_trainer.config.words import overrides_like
+    from hpc_trainer.config.compose.words import overrides_like
 
     said, key = _of_bash(_texts(ctx, "overrides"), incomplete)
     word = incomplete if key is None else f"{key}={incomplete}"

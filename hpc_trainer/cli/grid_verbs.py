@@ -14,9 +14,10 @@ from hpc_trainer.cli.common import counts_line, figure, print_json, say, state_m
 from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
-from hpc_trainer.cli.show_memory import memory_json, print_needs
 from hpc_trainer.cli.show_plan import (
+    memory_json,
     plan_json,
+    print_needs,
     print_next_of,
     print_plan,
     print_submitted,

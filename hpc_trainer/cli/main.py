@@ -5,17 +5,31 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shlex
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
-from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_runs, complete_sweeps
+from hpc_trainer.cli.complete import complete_names, complete_runs
 from hpc_trainer.cli.given import Chosen, Given
+from hpc_trainer.cli.options import (
+    App,
+    Command,
+    ConfigDir,
+    EveryRun,
+    Extend,
+    Fresh,
+    Json,
+    Names,
+    Overrides,
+    RunsDir,
+    SweepArgument,
+    SweepOption,
+    Trust,
+    WithApp,
+)
 from hpc_trainer.cli.terminal import as_typed, visible_output
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.operate.drill.kinds import Drill
@@ -30,84 +44,7 @@ app = typer.Typer(
 )
 
 
-def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | None:
-    """A sweep's or a run's name is no override; Hydra would complain of its grammar.
-
-    Raises:
-        ConfigError: a word is such a name.
-    """
-    if context.resilient_parsing:  # of a line that is being typed
-        return words
-    bare = [word for word in words or () if "=" not in word and not word.startswith("~")]
-    if bare:
-        from hpc_trainer.cli.common import refuse_names
-
-        refuse_names(str(context.info_name), bare)
-    return words
-
-
-class _WithApp(TyperCommand):
-    """What stands after `--app` is the app's, word for word: it becomes the value of that option."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click has it."""
-        for place, word in enumerate(args):
-            option, *value = word.split("=", 1)
-            words = [*value, *args[place + 1 :]]
-            if option == "--app" and words:
-                return super().parse_args(ctx, [*args[:place], "--app", shlex.join(words)])
-        return super().parse_args(ctx, args)
-
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Hydra overrides; a=1,2 is an axis of the grid.",
-        show_default=False,
-        callback=_no_names,
-        autocompletion=complete_overrides,
-    ),
-]
-EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
-ConfigDir = Annotated[
-    list[Path] | None,
-    typer.Option("--config-dir", help="A folder of your own conf/ files; may be repeated."),
-]
-Command = Annotated[
-    str | None,
-    typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
-]
-App = Annotated[
-    str | None,
-    typer.Option("--app", metavar="APP [WORD]...", help="A Hydra app of yours; all that follows is its own."),
-]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run folders are set aside.")]
-Extend = Annotated[bool, typer.Option("--extend", help="Begin where runs of fewer train.num_steps have ended.")]
-Trust = Annotated[
-    list[str] | None,
-    typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
-]
-RunsDir = Annotated[
-    Path | None,
-    typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."),
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SWEEP|RUN...]", help="A sweep, or runs by their ids.", autocompletion=complete_names),
-]
-SweepArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[SWEEP]", help="A sweep; else the newest one.", autocompletion=complete_sweeps),
-]
-SweepOption = Annotated[
-    str | None,
-    typer.Option("--sweep", help="The sweep to look in; else the newest one.", autocompletion=complete_sweeps),
-]
-
-
-@app.command(cls=_WithApp)
+@app.command(cls=WithApp)
 def train(
     overrides: Overrides = None,
     command: Command = None,
@@ -125,7 +62,7 @@ def train(
     run_train(given, fresh=fresh, extend=extend, as_json=as_json)
 
 
-@app.command(cls=_WithApp)
+@app.command(cls=WithApp)
 def plan(
     overrides: Overrides = None,
     command: Command = None,
@@ -149,7 +86,7 @@ def plan(
     run_plan(given, chosen, script=script, memory=memory, as_json=as_json)
 
 
-@app.command(cls=_WithApp)
+@app.command(cls=WithApp)
 def submit(
     overrides: Overrides = None,
     command: Command = None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
-from hpc_trainer.config.sbatch_options import sbatch_problems
+from hpc_trainer.config.rules.sbatch_options import sbatch_problems
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import Shape
 from hpc_trainer.runs.states import CANCEL

@@ -20,7 +20,7 @@ from typing import Any
 import submitit
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_trainer.config.sbatch_options import sbatch_flags
+from hpc_trainer.config.rules.sbatch_options import sbatch_flags
 from hpc_trainer.config.script_words import DIRECTIVES
 from hpc_trainer.errors import ConfigError, MissingCommandError, RefusedError, SlurmError, SubmitError
 from hpc_trainer.launch.batch_job import BatchJob, megabytes, setup_lines

@@ -159,7 +159,7 @@ def _write(
 
 def _ask(**asked: Any) -> dict[str, Any]:
     """What the process with torch has done. Raises the error that it met."""
-    command = [sys.executable, *start_words("hpc_trainer.training.checkpoint.take_out")]
+    command = [sys.executable, *start_words("hpc_trainer.worker.take_out")]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if not lines:

@@ -13,21 +13,21 @@ from hpc_trainer.config.batch import with_batch
 from hpc_trainer.config.checks import at_least, within
 from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.mesh_rules import mesh_problems
 from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems
 from hpc_trainer.config.rules.command_rules import command_problems, with_command
 from hpc_trainer.config.rules.effect_rules import effect_problems
 from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems
+from hpc_trainer.config.rules.mesh_rules import mesh_problems
 from hpc_trainer.config.rules.metric_rules import metric_problems
 from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.rules.retention import retention_problems
+from hpc_trainer.config.rules.sbatch_options import sbatch_problems
 from hpc_trainer.config.rules.step_rules import step_problems
 from hpc_trainer.config.rules.task_rules import task_problems
 from hpc_trainer.config.rules.text_file import window_problems
-from hpc_trainer.config.sbatch_options import sbatch_problems
 from hpc_trainer.config.schema.data import (
     DataConfig,
     TextBytesConfig,

@@ -7,7 +7,7 @@ from torch import nn
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import LR_FACTOR, Group, Recipe
-from hpc_trainer.training.weight_names import match_weights
+from hpc_trainer.training.optim.weight_names import match_weights
 
 
 class LrOfAbility(Ability):

@@ -25,6 +25,7 @@ from torch import nn
 from hpc_trainer.config.batch import divisors
 from hpc_trainer.config.held_gradients import holds_gradients
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
@@ -34,7 +35,6 @@ from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.data.batch_sizes import LEAST_EVALUATED, BatchSizes
-from hpc_trainer.training.data.batch_trees import map_tensors, of_size, tensors_of
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from hpc_trainer.training.hooks import overridden

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
+from hpc_trainer.datasets.batch_trees import of_size
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.features.mfu.flops import flops_per_sample, peak_flops
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.build import build_model
-from hpc_trainer.training.data.batch_trees import of_size
 from hpc_trainer.training.rng import random_state_kept
 from hpc_trainer.training.state import TrainState
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from hpc_trainer.config.gpu_types import peak_tflops
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.batch_trees import without_content
 from hpc_trainer.tasks.protocol import Task
-from hpc_trainer.training.data.batch_trees import without_content
 from hpc_trainer.training.rng import rng_state, set_rng_state
 
 # Batch norm refuses a batch of one.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hpc_trainer.training.data.batch_trees import map_tensors, tensors_of
+from hpc_trainer.datasets.batch_trees import map_tensors, tensors_of
 from hpc_trainer.training.data.loader import Batch, BatchIterator
 
 

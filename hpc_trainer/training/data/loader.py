@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.augment import Augmented
+from hpc_trainer.datasets.batch_trees import map_tensors
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.data.batch_trees import map_tensors
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = Any

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.config.compose.composer import Composer, default_overrides, override_value
+from hpc_trainer.config.compose.words import conf_dir
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.config.words import conf_dir
 from hpc_trainer.errors import ConfigError
 
 GLOBAL_GROUPS = ("experiment", "sweep", "debug")

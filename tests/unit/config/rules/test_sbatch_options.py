@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.sbatch_options import _FREE, _OURS, sbatch_flags, sbatch_problems
+from hpc_trainer.config.rules.sbatch_options import _FREE, _OURS, sbatch_flags, sbatch_problems
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Takes the weights out of one checkpoint, however ranks shared them, into one file that anybody can load.
 
-    python -m hpc_trainer.training.checkpoint.take_out < request.json     one JSON object is printed
+    python -m hpc_trainer.worker.take_out < request.json     one JSON object is printed
 
 A process of its own: reading tensors takes torch, and the login node's layers do without it.
 """
