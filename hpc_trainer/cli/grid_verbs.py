@@ -28,7 +28,7 @@ from hpc_trainer.cli.show_plan import (
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
-from hpc_trainer.launch.freeze import Grid, freeze_grid
+from hpc_trainer.launch.freeze import Grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
@@ -47,7 +47,7 @@ _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False) -> None:
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
     plan = plan_grid(
-        chosen.of(freeze_grid(given.overrides or [], **given.places)),
+        chosen.of(given.freeze()),
         retry_failed=chosen.retry_failed,
         fresh=chosen.fresh,
     )
@@ -68,7 +68,7 @@ def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = Fals
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
     """Submits what is new or interrupted; with `wait`, shows progress to the end."""
-    grid = chosen.of(freeze_grid(given.overrides or [], **given.places))
+    grid = chosen.of(given.freeze())
     done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
     if as_json and not wait:
         print_json(submit_json(done))

@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
 
 def conf_dir() -> Path:
     """The shipped `conf/`: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     shipped = package / "conf"
     return shipped if shipped.is_dir() else package.parent / "conf"
 
