@@ -88,7 +88,7 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
         ConfigError: a key is unknown or a value of the wrong type.
     """
     try:
-        nodes = {group: variant_of(group, dict(plain[group])) for group in VARIANTS if group in plain}
+        nodes = {group: variant_of(group, dict(plain[group])) for group in VARIANTS}
         config: TrainConfig = _typed(TrainConfig, plain, "", nodes)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the frozen configuration does not fit this version of hpc_trainer: {error}") from error

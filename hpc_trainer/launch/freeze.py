@@ -268,7 +268,7 @@ def _check_trust(config: TrainConfig, own: Sequence[str]) -> None:
         raise ConfigError(
             f"trust={config.trust} cannot be set by a configuration. Say it yourself: "
             + " ".join(f"--trust {prefix}" for prefix in config.trust)
-            + f", or `trust: [{', '.join(config.trust)}]` in the project file (docs/configure.md)."
+            + f", or `trust: [{', '.join(map(str, config.trust))}]` in the project file (docs/configure.md)."
         )
 
 

@@ -18,7 +18,7 @@ from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.targets import TO_BE_FOUND
 from hpc_trainer.errors import did_you_mean
-from hpc_trainer.launch.frozen_code.frozen_worker import LINK
+from hpc_trainer.launch.frozen_code.frozen_worker import LINK, is_environment
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot, locations_of
 from hpc_trainer.runs.spec import RunSpec
 
@@ -92,7 +92,9 @@ class _Files:
     def frozen_name(self, path: Path) -> str | None:
         """What a path is called in the copy, whether or not it is there; None outside of what is frozen."""
         root = next((each for each in self._roots if path.is_relative_to(each)), None)
-        return None if root is None else f"{self._roots[root]}/{path.relative_to(root)}"
+        if root is None or is_environment(str(path), str(root)):  # .venv of a project: runs import it from the disk
+            return None
+        return f"{self._roots[root]}/{path.relative_to(root)}"
 
     def is_file(self, path: Path) -> bool:
         name = self.frozen_name(path)

@@ -133,7 +133,7 @@ def test_a_look_at_code_that_cannot_be_frozen_is_no_error(
 
 def test_fresh_runs_them_anew_with_the_code_of_now(project: Path, sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
     _submit()
-    with pytest.raises(RunStateError, match=r"is PENDING\. Cancel it first: hpc-trainer cancel custom-"):
+    with pytest.raises(RunStateError, match=r"is PENDING\. Cancel it first: hpc-trainer cancel Net-"):
         _submit(fresh=True)
     run_ids = _finish(sweep, fake_slurm)
     write_files(project, {"my_lab/net.py": "class Net: changed = True\n"})
@@ -200,7 +200,10 @@ def test_the_command_line_says_it_in_two_lines(
     _finish(sweep, fake_slurm)
     names = ["a", "b", "net", "__init__"]
     assert "Changed since" not in said()
-    write_files(project, {f"my_lab/{name}.py": "changed = True\n" for name in names} | {"setup.py": "changed = True\n"})
+    write_files(
+        project,
+        {f"my_lab/{name}.py": "class Net: changed = True\n" for name in names} | {"setup.py": "changed = True\n"},
+    )
     lines = said().splitlines()
     told = next(index for index, line in enumerate(lines) if line.startswith("Changed since"))
     assert lines[told : told + 2] == [

@@ -91,6 +91,8 @@ PLAN = {
     "excluded": int,
     "gpu_hours_max": (int, float),
     "limits": list,
+    "changed_code": list,
+    "shorter_twins": list,
     "left_out": list,
     "notes": list,
     "problems": list,
@@ -103,6 +105,8 @@ SUBMIT = {
     "arrays": [{"job_id": str, "runs": int, "hardware": str}],
     "top_up_job": NULLABLE,
     "limits": list,
+    "changed_code": list,
+    "shorter_twins": list,
     "left_out": list,
     "notes": list,
 }
@@ -162,7 +166,7 @@ def test_plan_submit_status_in_json(cli: Cli, runs_dir: Path, fake_slurm: FakeSl
         0,
         {
             "sweep": "lr", "submitted": 0, "waiting": 0, "already": 4, "arrays": [], "top_up_job": None,
-            "limits": [], "left_out": [], "notes": [],
+            "limits": [], "changed_code": [], "shorter_twins": [], "left_out": [], "notes": [],
         },
     )  # fmt: skip
     assert len(fake_slurm.calls("sbatch")) == 2

@@ -67,6 +67,17 @@ def test_what_is_there_or_may_come_to_be_is_no_problem(project: Path, tmp_path: 
     assert _found(tmp_path, target, f"snapshot={mode}") == Unfound()
 
 
+@pytest.mark.parametrize("mode", ["git", "copy"])
+def test_what_is_installed_in_an_environment_of_the_project_is_found(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """It lies below what is frozen, and is no part of it."""
+    packages = project / ".venv" / "lib" / "python3" / "site-packages"
+    write_files(packages, {"installed/net.py": "class Net: ...\n", "installed/__init__.py": ""})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    assert _found(tmp_path, "installed.net.Net", f"snapshot={mode}") == Unfound()
+
+
 @pytest.mark.parametrize(
     ("target", "why"),
     [

@@ -204,7 +204,8 @@ def test_waiting_runs_keep_the_code_that_they_were_submitted_with(
 
     def code_is(digest: str) -> None:
         monkeypatch.setattr(
-            "hpc_trainer.launch.grids.read_code", lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=())
+            "hpc_trainer.launch.grids.read_code",
+            lambda *_: types.SimpleNamespace(digest=digest, notes=(), left_out=(), contents={}, roots=()),
         )
 
     monkeypatch.setattr("hpc_trainer.launch.submit.store_code", lambda *_: None)

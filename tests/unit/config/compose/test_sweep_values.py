@@ -24,7 +24,7 @@ def _message(*words: str) -> str:
         ("optim.lr=interval(1e-4,1e-1)", "Use values, as optim.lr=0.0001,0.001,0.01,0.1."),
         ("optim.lr=interval(-1,2)", "Use values, as optim.lr=-1,0,1,2."),
         ("optim.lr=tag(interval(0,0))", "Use values, as optim.lr=0."),
-        ("tracker=interval(1,2)", "Use values, as tracker=none,tensorboard."),
+        ("tracker=interval(1,2)", "Use values, as tracker=mlflow,none,tensorboard,wandb."),
         ("optim.lr=interval(1,2),3", "Write all values out, as optim.lr=1,2,3."),
         ("seed=range(1,3),range(4,6)", "range() stands alone, not among other values."),
         ("seed=range(0,10,0)", "a STEP other than 0. Use range(1,4)."),
