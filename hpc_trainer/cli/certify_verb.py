@@ -14,6 +14,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import Given, at_defaults, only_point
+from hpc_trainer.cli.grid_verbs import freeze_given
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
@@ -65,7 +66,7 @@ def _trials(
     given: Given, steps: int, interruptions: int, seed: int, folder: Path
 ) -> tuple[list[Trial], list[Interruption]]:
     here = given.here("certify", without=("sweep_name=",))
-    point = only_point(here.freeze(), "certify takes", "Choose one point.")
+    point = only_point(freeze_given(here), "certify takes", "Choose one point.")
     if point.is_program:
         raise ConfigError(
             "certify looks at the tensors of a training, and train.command is a program of its own. Interrupt it on "
@@ -84,7 +85,8 @@ def _trials(
     )
     trials = []
     for name, own in (("undisturbed-1", []), ("undisturbed-2", []), ("interrupted", plan)):
-        grid = here.freeze(
+        grid = freeze_given(
+            here,
             *short, "checkpoint.every=steps", "checkpoint.asynchronous=false",
             "monitor.log_every_steps=1", *at_defaults("tracker", TrackerConfig()),
             f"sweep_name={name}", f"paths.runs_dir='{folder}'", f"++cluster.env.{VARIABLE}='{to_text(own)}'",

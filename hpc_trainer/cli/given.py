@@ -44,19 +44,6 @@ class Given:
         kept = override_value(command.replace("${", "\\${"))
         return cls([*(overrides or ()), f"train.command={kept}"], config_dirs, trust)
 
-    def freeze(self, *forced: str) -> Grid:
-        """The grid of the overrides, and of those that a verb forces. Tells on standard error what no plan will."""
-        from hpc_trainer.launch.freeze import freeze_grid
-        from hpc_trainer.launch.hydra_app import freeze_app, read_app
-
-        words = [*(self.overrides or ()), *forced]
-        if self.app is None:
-            grid = freeze_grid(words, **self.places)
-        else:
-            grid = freeze_app(read_app(self.app), words, **self.places)
-        _tell(() if forced else grid.notes)  # told before, when the verb looked at what it is given
-        return grid
-
     @property
     def places(self) -> dict[str, list[Any]]:
         """Where configuration and code may come from: what `freeze_grid` takes besides overrides."""
@@ -94,7 +81,7 @@ def resolve_runs_dir(option: Path | None) -> Path:
     if option is not None:
         return option
     project = read_project()
-    _tell(project.notes if project.unused is not None else ())
+    tell_notes(project.notes if project.unused is not None else ())
     return configured_runs_dir()
 
 
@@ -107,7 +94,8 @@ def configured_runs_dir() -> Path:
     return Path(str(own)).expanduser() if own else default_runs_dir()
 
 
-def _tell(notes: Sequence[str]) -> None:
+def tell_notes(notes: Sequence[str]) -> None:
+    """On standard error."""
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from hpc_trainer.cli.common import counts_line, figure, print_json, say, state_markup, warn
-from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir
+from hpc_trainer.cli.given import Chosen, Given, only_point, resolve_runs_dir, tell_notes
 from hpc_trainer.cli.live import watch
 from hpc_trainer.cli.run_verbs import print_results, status_json
 from hpc_trainer.cli.show_plan import (
@@ -28,8 +28,9 @@ from hpc_trainer.cli.show_plan import (
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ExitCode, HpcTrainerError, RunStateError, SlurmError
-from hpc_trainer.launch.freeze import Grid
+from hpc_trainer.launch.freeze import Grid, freeze_grid
 from hpc_trainer.launch.grids import plan_grid, retry, submit_grid, top_up
+from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
@@ -44,10 +45,21 @@ from hpc_trainer.state.status import SweepStatus, read_status
 _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
+def freeze_given(given: Given, *forced: str) -> Grid:
+    """The grid of what was given, and of overrides that a verb forces. Tells on standard error what no plan will."""
+    words = [*(given.overrides or ()), *forced]
+    if given.app is None:
+        grid = freeze_grid(words, **given.places)
+    else:
+        grid = freeze_app(read_app(given.app), words, **given.places)
+    tell_notes(() if forced else grid.notes)  # told before, when the verb looked at what it is given
+    return grid
+
+
 def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = False, memory: bool = False) -> None:
     """Shows the plan; writes nothing. Exit code 2 if it could not be submitted."""
     plan = plan_grid(
-        chosen.of(given.freeze()),
+        chosen.of(freeze_given(given)),
         retry_failed=chosen.retry_failed,
         fresh=chosen.fresh,
     )
@@ -68,7 +80,7 @@ def run_plan(given: Given, chosen: Chosen, *, as_json: bool, script: bool = Fals
 
 def run_submit(given: Given, chosen: Chosen, *, wait: bool, as_json: bool) -> None:
     """Submits what is new or interrupted; with `wait`, shows progress to the end."""
-    grid = chosen.of(given.freeze())
+    grid = chosen.of(freeze_given(given))
     done = submit_grid(grid, retry_failed=chosen.retry_failed, fresh=chosen.fresh, command_line=sys.argv)
     if as_json and not wait:
         print_json(submit_json(done))
@@ -147,7 +159,7 @@ def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
 
 def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None:
     """One run, here: the local executor with one run and a place to watch it."""
-    grid = Chosen(retry_failed=True, fresh=fresh, extend=extend).of(given.here("train").freeze())
+    grid = Chosen(retry_failed=True, fresh=fresh, extend=extend).of(freeze_given(given.here("train")))
     spec = only_point(grid, "train runs", "Use submit.")
     paths = grid.sweep.run(spec.run_id)
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)
