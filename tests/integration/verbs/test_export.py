@@ -173,6 +173,9 @@ class Net(torch.nn.Module):
         return self.body(inputs)
 
 class Talkative(Net):
+    def __init__(self, **all_that_is_known):
+        super().__init__(**all_that_is_known)
+
     def get_extra_state(self):
         return {"words": ["a", "b"]}
 
