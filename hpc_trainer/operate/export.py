@@ -16,6 +16,7 @@ from hpc_trainer import errors
 from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.parallel import Sync
+from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
 from hpc_trainer.operate.show import Known
@@ -196,17 +197,36 @@ def _snippet(title: str, config: TrainConfig, file: str, facts: Any) -> str:
     module, _, name = config.model._target_.rpartition(".")
     model = config.model
     kind = type(model)
-    shape = f"input_shape={tuple(facts['input_shape'])}, num_classes={facts['num_classes']}"
+    # A task of one's own takes data without a shape, which a checkpoint holds as [].
+    has_shape = facts["input_shape"] or not isinstance(config.task, CustomTaskConfig)
+    shape = {"input_shape": tuple(facts["input_shape"])} if has_shape else {}
+    if facts["num_classes"] is not None:
+        shape["num_classes"] = facts["num_classes"]
     imports = [reader, f"from {module} import {name}"]
+    standard = "from pathlib import Path"
     if isinstance(model, CustomModelConfig):
         where = f"\n\nRun it where {module.partition('.')[0]} can be imported."
-        built = f"{name}({shape}, **{model.kwargs!r})"
+        built = f"model = {name}(**{model.kwargs!r})"
+        if shape:
+            standard, built = f"import inspect\n{standard}", _built_own(name, shape, model.kwargs)
     else:
-        where, given = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
+        where, names = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
         imports.append(f"from {kind.__module__} import {kind.__name__}")
-        listed = ", ".join(f"{key}={getattr(model, key)!r}" for key in given)
-        built = f"{name}({kind.__name__}({listed}), {shape})"
+        listed = ", ".join(f"{key}={getattr(model, key)!r}" for key in names)
+        known = ", ".join(f"{key}={value!r}" for key, value in shape.items())
+        built = f"model = {name}({kind.__name__}({listed}), {known})"
     return (
-        f'"""{title}.{where}"""\n\nfrom pathlib import Path\n\n' + "\n".join(sorted(imports)) + "\n\n"
-        f"here = Path(__file__).parent\nmodel = {built}\nmodel.load_state_dict({read})\nmodel.eval()\n"
+        f'"""{title}.{where}"""\n\n{standard}\n\n' + "\n".join(sorted(imports)) + "\n\n"
+        f"here = Path(__file__).parent\n{built}\nmodel.load_state_dict({read})\nmodel.eval()\n"
+    )
+
+
+def _built_own(name: str, shape: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
+    """A class is given what it has arguments for, as in the run; one sees them only where it can be imported."""
+    return (
+        f"shape = {shape!r}\n"
+        f"arguments = inspect.signature({name}).parameters\n"
+        "takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())\n"
+        "given = {name: value for name, value in shape.items() if takes_all or name in arguments}\n"
+        f"model = {name}(**given, **{kwargs!r})"
     )

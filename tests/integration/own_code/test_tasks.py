@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -30,15 +33,33 @@ def _command(name: str) -> list[str]:
     return shlex.split(line)
 
 
-def test_the_regression_of_the_page_learns(local: LocalDriver) -> None:
+def _exported(local: LocalDriver, run: str, monkeypatch: pytest.MonkeyPatch) -> torch.nn.Module:
+    """The model that `load.py` builds, as plain Python."""
+    told = local.json("export", run)
+    monkeypatch.syspath_prepend(local.folder)
+    try:
+        model = runpy.run_path(str(Path(told["folder"]) / "load.py"))["model"]
+    finally:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "my_lab"]:
+            monkeypatch.delitem(sys.modules, name)
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def test_the_regression_of_the_page_learns(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(local)
     local.run(*_command("waves"), "cluster=local")
     (row,) = local.json("results", "waves")
     assert row["eval_rmse"] < 0.1
     assert row["run_id"].startswith("Net-waves-regression-lr0.01-s0-")
+    inputs = torch.linspace(0, 6, 100)[:, None]
+    found = _exported(local, row["run_id"], monkeypatch)(inputs)
+    torch.testing.assert_close(found, inputs.sin(), rtol=0, atol=0.5)
 
 
-def test_the_own_loss_of_the_page_on_two_ranks_is_that_of_one(local: LocalDriver) -> None:
+def test_the_own_loss_of_the_page_on_two_ranks_is_that_of_one(
+    local: LocalDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(local)
     words = _command("twins")
     local.run(*words, "cluster=local")
@@ -48,6 +69,10 @@ def test_the_own_loss_of_the_page_on_two_ranks_is_that_of_one(local: LocalDriver
     names = ("eval_loss", "eval_off", "eval_r2")
     assert [two[name] for name in names] == pytest.approx([one[name] for name in names], rel=1e-3)
     assert 0.5 < two["eval_r2"] < 1
+    same = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    encoder = _exported(local, two["run_id"], monkeypatch)  # of data that say neither shape nor classes
+    assert encoder(same, same).tolist() == [0, 0, 0]
+    assert encoder(same, -same).min() > 0.1
 
 
 def _own(local: LocalDriver, name: str, *words: str, check: bool = True) -> Any:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import read_specs
-from hpc_trainer.training.build import build_dataset
+from hpc_trainer.training.build import build_dataset, build_task
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -33,7 +33,8 @@ WORDS = ("experiment=digits", "train.num_steps=12", "schedule.warmup_steps=0", "
 def _evaluated(local: LocalDriver, sweep: str, model: torch.nn.Module) -> dict[str, float]:
     """What the run's evaluation would say of the model, by plain PyTorch."""
     (spec,) = read_specs(SweepPaths(local.folder / "runs" / sweep)).values()
-    dataset = build_dataset(spec.typed(), "eval")
+    config = spec.typed()
+    dataset = build_dataset(config, "eval", build_task(config))
     inputs, targets = dataset.__getitems__(range(len(dataset)))
     with torch.no_grad():
         logits = torch.cat([model(part) for part in inputs.split(64)])
@@ -172,6 +173,9 @@ class Net(torch.nn.Module):
         return self.body(inputs)
 
 class Talkative(Net):
+    def __init__(self, **all_that_is_known):
+        super().__init__(**all_that_is_known)
+
     def get_extra_state(self):
         return {"words": ["a", "b"]}
 

@@ -16,7 +16,7 @@ import torch
 
 from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from tests.unit.config.table import pairs
 from tests.unit.training.ranks import play_jobs
 
@@ -44,7 +44,8 @@ def _begun(path: Path, words: list[str]) -> list[str]:
     with Composer() as composer:
         config = composer.compose([*others, "cluster=local"])
     torch.manual_seed(SEED)
-    safetensors.torch.save_file(build_model(config, build_dataset(config, "train")).state_dict(), path)
+    model = build_model(config, build_dataset(config, "train", build_task(config)))
+    safetensors.torch.save_file(model.state_dict(), path)
     return [*others, f"init_from.path={path}"]
 
 

@@ -61,7 +61,7 @@ def _train(loss: nn.Module, num_steps: int = 3, batch_size: int = 4) -> list[flo
     losses = []
     for _ in range(num_steps):
         tokens = torch.randint(50, (batch_size, 16), generator=generator)
-        value = loss(tokens, tokens)
+        value = loss((tokens, tokens))
         value.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -128,7 +128,7 @@ def test_evaluations_of_any_size_compile_nothing(scope: CompileScope) -> None:
         loss.eval()
         with torch.no_grad():
             model(torch.zeros(batch_size, 16, dtype=torch.int64))
-            loss(torch.zeros(batch_size, 16, dtype=torch.int64))
+            loss((torch.zeros(batch_size, 16, dtype=torch.int64), None), asked=lambda model, batch: model(batch[0]))
         loss.train()
         _train(loss, num_steps=1)
     assert graph_counts() == before
@@ -147,7 +147,7 @@ def test_a_copy_runs_on_its_own_weights(scope: CompileScope) -> None:
     for mode in (True, False):
         other.train(mode)
         assert not other(tokens).any(), "a copy that ran the original's blocks would not give zeros"
-    assert loss(tokens, tokens).item() > 0
+    assert loss((tokens, tokens)).item() > 0
     assert copy.deepcopy(loss).state_dict().keys() == loss.state_dict().keys()
 
 
@@ -156,7 +156,7 @@ def test_a_resnet_of_many_shapes_is_compiled_whole() -> None:
     loss = VotingLoss(Resnet(ResnetConfig(depth=50, width=4), input_shape=(3, 8, 8), num_classes=10), CrossEntropy())
     compile_step(loss, LoopConfig(compile=True, compile_scope=CompileScope.blocks))
     images, targets = torch.randn(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64)
-    loss(images, targets).backward()
+    loss((images, targets)).backward()
     assert graph_counts()["graphs"] == 8
     assert graph_counts()["failed"] == 0
 
@@ -184,7 +184,7 @@ def test_a_budget_is_kept_and_the_gradient_is_the_same(partitioner: None) -> Non
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            value = loss(tokens, tokens)
+            value = loss((tokens, tokens))
         value.backward()
         weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
         kept[budget] = sum(size for place, size in seen.items() if place not in weights)
@@ -202,4 +202,4 @@ def test_a_budget_refuses_dropout_in_its_first_pass(partitioner: None) -> None:
     loss, _ = _budgeted(0.5, dropout=0.1)
     tokens = torch.randint(50, (4, 16))
     with pytest.raises(ConfigError, match="draws random numbers"):
-        loss(tokens, tokens)
+        loss((tokens, tokens))

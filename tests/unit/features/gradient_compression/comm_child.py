@@ -134,7 +134,7 @@ def thin(group: RankGroup) -> dict[str, Any]:
         optimizer, draws = torch.optim.SGD(model.parameters(), lr=0.5), torch.Generator().manual_seed(group.rank)
         for _ in range(5):
             batch = torch.randn(1, 32, generator=draws), torch.randint(40, (1,), generator=draws)
-            module(*batch, torch.zeros(())).backward()
+            module(batch, torch.zeros(())).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         weights.append(model.weight.detach().flatten())
@@ -182,7 +182,7 @@ def sharded_in_backward(group: RankGroup) -> dict[str, Any]:
         stops = [stepper.step(state, data, lr=0.05, wish_to_stop=step == WISH).should_stop for step in range(NUM_STEPS)]
         assert stops == [step == WISH for step in range(NUM_STEPS)]
         weights.append([each.to_local().tolist() for each in state.model.parameters()])
-        stepper.module(*next(batches(group.rank)), torch.zeros(())).backward()
+        stepper.module(next(batches(group.rank)), torch.zeros(())).backward()
         gradients.append(sum(each.grad is not None for each in state.model.parameters()))
     return {"same": weights[0] == weights[1], "gradients": gradients}
 

@@ -20,7 +20,7 @@ from hpc_trainer.features.init_from.source import resolved
 from hpc_trainer.runs.first_weights import read_first_weights
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.build import build_dataset, build_model
+from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
@@ -40,7 +40,7 @@ def _config(path: Path, *words: str) -> TrainConfig:
 def _model(*words: str, seed: int = 5) -> nn.Module:
     config = config_of(*words)
     torch.manual_seed(seed)
-    return build_model(config, build_dataset(config, "train"))
+    return build_model(config, build_dataset(config, "train", build_task(config)))
 
 
 def _save(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
