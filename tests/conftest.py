@@ -1,12 +1,17 @@
-"""For all tests: one thread of torch in each process, and hypothesis draws the same each time."""
+"""For all tests: one thread of torch a process, Ctrl-C as in a terminal, the same draws of hypothesis each time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 
 # Before torch is imported. As many processes as cores are at work, and threads that wait for each other turn idly.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts what it leaves in the background (`make test &` in a script) with SIGINT ignored, and all that is
+# started from there would ignore it too: tests that interrupt a command wait in vain.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(ImportError):  # the environment of torch-xla has none
     from hypothesis import settings

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.compose.hydra_parts import own_hydra
 from tests.slurm.testbed.cluster import SlurmCluster
 
 with warnings.catch_warnings():
@@ -21,12 +23,14 @@ FRESH = ["-m", "hydra/launcher=hpc_trainer", *ON_SLURM, "hydra.launcher.fresh=tr
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cluster(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_cluster(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in slurm.env.items():
         if os.environ.get(name) != value:
             monkeypatch.setenv(name, value)
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "hpc_runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with own_hydra():  # Hydra remembers the version_base that an earlier test of this process gave it
+        yield
 
 
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("hpc_trainer", ON_SLURM)])

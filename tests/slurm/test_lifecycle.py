@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.runtime.decide import UNEXPLAINED
 from tests.slurm.driver import Driver
 from tests.slurm.testbed.cluster import SlurmCluster
 
@@ -108,7 +109,9 @@ def test_cancelled_run_never_comes_back(driver: Driver, how: str) -> None:
     time.sleep(3)
     assert driver.slurm.run("squeue", "-h").stdout == ""
     assert driver.slurm.job_state(job_id) == "CANCELLED"
-    (end,) = driver.attempts("cancelled", "end")
+    # Slurm's accounting may not know the end yet when it is asked first: what the rank hears later is a second record.
+    *unsure, end = driver.attempts("cancelled", "end")
+    assert [each["cause"] for each in unsure] in ([], [UNEXPLAINED])
     assert (end["state"], end["action"]) == ("CANCELLED", "none")
     assert driver.submit(*words)["submitted"] == 0
 

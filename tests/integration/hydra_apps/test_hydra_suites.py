@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hpc_trainer.config.compose.hydra_parts import own_hydra
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -17,9 +20,11 @@ WAITING = ["hydra.launcher.wait=true", "hydra.launcher.cluster=local"]
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "hpc_runs"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with own_hydra():  # Hydra remembers the version_base that an earlier test of this process gave it
+        yield
 
 
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("hpc_trainer", WAITING)])

@@ -153,12 +153,29 @@ def test_the_pages_have_commands() -> None:
     }
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs in which a page's earlier command has trained digits; here for a few steps."""
+    folder = tmp_path_factory.mktemp("digits")
+    env = {**os.environ, "HPC_TRAINER_RUNS": str(folder / "runs"), "XDG_CONFIG_HOME": str(folder / "config")}
+    words = ("train", "experiment=digits", "train.num_steps=12")
+    done = warm.run([sys.executable, "-m", "hpc_trainer", *words], cwd=folder, env=env, text=True, timeout=200)
+    assert "COMPLETED at step 12/12" in done.stdout, (done.stdout, done.stderr)
+    return folder / "runs"
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
 def test_documented_commands_compose(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    begins_with_digits = "init_from=cnn-digits" in command.words
+    runs = request.getfixturevalue("digits") if begins_with_digits else tmp_path / "runs"
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(runs))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     _write_files_of(ROOT / "docs" / "site.md", tmp_path)  # the site that other pages name
     _write_files_of(command.page, tmp_path)

@@ -28,20 +28,48 @@ def _steps(local: LocalDriver, project: str) -> list[int]:
     return [each.step for each in client.get_metric_history(run.info.run_id, "loss")]
 
 
+# The digits, which stand still after 200 batches while a file says so: a fast machine would be done before the kill.
+HELD_DATA = """
+import time
+from pathlib import Path
+from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.datasets.digits import build as digits
+
+class Held:
+    def __init__(self, inner):
+        self._inner, self._calls = inner, 0
+        self.input_shape, self.num_classes = inner.input_shape, inner.num_classes
+    def __len__(self):
+        return len(self._inner)
+    def __getitems__(self, indices):
+        self._calls += 1
+        while self._calls > 200 and Path("hold").exists():
+            time.sleep(0.02)
+        return self._inner.__getitems__(indices)
+
+def build(split):
+    return Held(digits(DigitsConfig(), split)) if split == "train" else digits(DigitsConfig(), split)
+"""
+
+
 def test_a_training_that_was_killed_is_one_run_with_each_step_once(local: LocalDriver) -> None:
+    (local.folder / "held.py").write_text(HELD_DATA)
+    (local.folder / "hold").touch()
     words = (
         "experiment=digits", "model=mlp", "train.num_steps=600", "monitor.log_every_steps=5", "tracker=mlflow",
-        "checkpoint.every_steps=70", "train.eval_every_steps=0", "sweep_name=ours",
+        "checkpoint.every_steps=70", "train.eval_every_steps=0", "sweep_name=ours", "data=custom",
+        "data._target_=held.build", "data.num_workers=0", "monitor.heartbeat_every_s=0", "--trust", "held",
     )  # fmt: skip
     training = local.start("train", *words)
     local.wait_for_step("ours", 150)
     local.signal_rank("ours", signal.SIGKILL)
     training.communicate(timeout=100)
+    (local.folder / "hold").unlink()
     (before,) = local.json("sync", "ours")["runs"]
     assert before["num_new"] > 10
     local.train(*words)
     (resumed,) = {event["step"] for event in local.events("ours", "resume")} - {0}
-    assert resumed < before["step"], "steps that were synced are done again"
+    assert resumed < before["step"] < 600, "steps that were synced are done again"
     (after,) = local.json("sync")["runs"]
     assert (after["step"], after["num_new"]) == (600, 120 - before["num_new"])
     assert _steps(local, "ours") == list(range(5, 601, 5))
