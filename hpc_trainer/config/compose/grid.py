@@ -95,7 +95,8 @@ def _blocks(composer: GridComposer, given_words: Sequence[str]) -> Iterator[_Blo
     parsed = composer.parse(overrides)
     given = [override.input_line or "" for override in parsed if not override.is_sweep_override()]
     defaults = list(default_overrides(overrides))
-    swept = [override for override in parsed if override.is_sweep_override()]
+    last = {_key(override.input_line or ""): override for override in parsed}  # of one key the last word counts
+    swept = [each for each in parsed if each.is_sweep_override() and last[_key(each.input_line or "")] is each]
     axes = {override.get_key_element(): sweep_values(override, composer.choices) for override in swept}
     # A sweep over choices of sweep/ or experiment/ may bring axes of its own: those are read for each choice.
     heads = [_axis(key, values) for key, values in axes.items() if key in ("sweep", "experiment")]

@@ -93,6 +93,20 @@ def test_a_fixed_value_on_the_command_line_removes_the_axis_of_the_file(composer
     assert composer.compose(points[0].overrides).model.name == "gpt"
 
 
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (["seed=0,1", "seed=2"], ["2"]),
+        (["seed=2", "seed=0,1"], ["0", "1"]),
+        (["seed=0,1", "seed=2,3"], ["2", "3"]),
+        (["seed=0,1", "optim.lr=0.1", "++seed=2"], ["2"]),
+    ],
+)
+def test_of_one_key_the_last_word_counts(composer: GridComposer, words: list[str], seeds: list[str]) -> None:
+    points = [composer.compose_point(point.overrides, point.num_fixed).config for point in expand(composer, words)]
+    assert [str(config.seed) for config in points] == seeds
+
+
 def test_axes_may_be_given_without_a_file(composer: GridComposer) -> None:
     points = expand(composer, ["+sweep.axes={seed:[1,2],optim.lr:[0.1]}"])
     assert _axes(points) == [("1", "0.1"), ("2", "0.1")]
