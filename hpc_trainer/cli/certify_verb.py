@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import Given, at_defaults, only_point
-from hpc_trainer.cli.grid_verbs import freeze_given
+from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError
@@ -66,7 +66,7 @@ def _trials(
     given: Given, steps: int, interruptions: int, seed: int, folder: Path
 ) -> tuple[list[Trial], list[Interruption]]:
     here = given.here("certify", without=("sweep_name=",))
-    point = only_point(freeze_given(here), "certify takes", "Choose one point.")
+    point = only_point(freeze_here(here), "certify takes", "Choose one point.")
     if point.is_program:
         raise ConfigError(
             "certify looks at the tensors of a training, and train.command is a program of its own. Interrupt it on "

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, print_table, say
 from hpc_trainer.cli.given import Given, at_defaults, only_point
-from hpc_trainer.cli.grid_verbs import freeze_given, stop_queues
+from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here, stop_queues
 from hpc_trainer.config.lr_scaling import lr_factor
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
@@ -39,7 +39,7 @@ def run_find_lr_verb(given: Given, *, steps: int, first: float, last: float, tim
             f"--steps={steps} must be at least {_FEWEST_STEPS}, and --from={first:g} greater than 0 and less than "
             f"--to={last:g}. Use --steps 100 --from 1e-7 --to 10."
         )
-    grid = freeze_given(given.here("find-lr"))
+    grid = freeze_here(given.here("find-lr"))
     spec = only_point(grid, "find-lr takes", "Choose one point.")
     if spec.is_own_loop:
         raise ConfigError("find-lr takes steps of the shared loop, and train.main or train.command is your own.")

@@ -46,13 +46,17 @@ _TOP_UP_S, _TOP_UP_PAUSE_S = 1200.0, 120.0
 
 
 def freeze_given(given: Given, *forced: str) -> Grid:
-    """The grid of what was given, and of overrides that a verb forces. Tells on standard error what no plan will."""
+    """The grid of what was given, and of overrides that a verb forces."""
     words = [*(given.overrides or ()), *forced]
     if given.app is None:
-        grid = freeze_grid(words, **given.places)
-    else:
-        grid = freeze_app(read_app(given.app), words, **given.places)
-    tell_notes(() if forced else grid.notes)  # told before, when the verb looked at what it is given
+        return freeze_grid(words, **given.places)
+    return freeze_app(read_app(given.app), words, **given.places)
+
+
+def freeze_here(given: Given) -> Grid:
+    """The same for a verb that shows no plan: tells on standard error what that would note."""
+    grid = freeze_given(given)
+    tell_notes(grid.notes)
     return grid
 
 
@@ -159,7 +163,7 @@ def _top_up_line(sweep: SweepPaths, done: Outcome | None) -> str:
 
 def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None:
     """One run, here: the local executor with one run and a place to watch it."""
-    grid = Chosen(retry_failed=True, fresh=fresh, extend=extend).of(freeze_given(given.here("train")))
+    grid = Chosen(retry_failed=True, fresh=fresh, extend=extend).of(freeze_here(given.here("train")))
     spec = only_point(grid, "train runs", "Use submit.")
     paths = grid.sweep.run(spec.run_id)
     state = known_of(grid.sweep).states.get(spec.run_id, RunState.NEW)

@@ -27,6 +27,9 @@ ROOT_KEYS = {
 
 BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
 
+_LATER = "task"
+"""A group that specs of before have not: they mean its default."""
+
 
 def to_typed(composed: DictConfig) -> TrainConfig:
     """A composed configuration as dataclasses, interpolations resolved.
@@ -88,7 +91,9 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
         ConfigError: a key is unknown or a value of the wrong type.
     """
     try:
-        nodes = {group: variant_of(group, dict(plain[group])) for group in VARIANTS}
+        nodes = {
+            group: variant_of(group, dict(plain[group])) for group in VARIANTS if group in plain or group != _LATER
+        }
         config: TrainConfig = _typed(TrainConfig, plain, "", nodes)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the frozen configuration does not fit this version of hpc_trainer: {error}") from error
