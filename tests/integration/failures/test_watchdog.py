@@ -56,7 +56,9 @@ def _ended(local: LocalDriver, how: str) -> float:
     ended = time.time()
     assert done.returncode == 1, (done.stdout, done.stderr, local.logs())
     left = [p for p in psutil.process_iter(["cmdline"]) if str(local.folder) in str(p.info["cmdline"])]
-    assert not [p for p in left if p.pid != os.getpid() and "--run" in p.info["cmdline"]]
+    ranks = [p for p in left if p.pid != os.getpid() and "--run" in p.info["cmdline"]]
+    # The run has failed when its first rank has left; another one still writes its stacks then (STACKS_S).
+    assert not psutil.wait_procs(ranks, timeout=10)[1]
     return ended - (local.run_folder(how) / "heartbeat.json").stat().st_mtime
 
 
