@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from hpc_trainer.config.mesh import num_data_ranks
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -53,3 +54,8 @@ def divisors(count: int) -> list[int]:
     """Every size of equal parts of `count` samples (≥ 1), the smallest first."""
     small = [size for size in range(1, int(count**0.5) + 1) if count % size == 0]
     return sorted({*small, *(count // size for size in small)})
+
+
+def nearest_divisor(total: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int:
+    """The divisor of `total` (≥ 1) nearest to `wanted` that `fits`; of two the smaller. 1 if none does."""
+    return min(filter(fits, divisors(total)), key=lambda count: (abs(count - wanted), count), default=1)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpc_trainer.config.memo import Memo
+from hpc_trainer.config.schema.key import ONCE_SET, declared
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import FREE_KEYS, VARIANTS, variant_of
 from hpc_trainer.errors import ConfigError
@@ -27,8 +28,10 @@ ROOT_KEYS = {
 
 BUT_SEED = tuple(name for name in ROOT_KEYS if name != "seed")
 
-_LATER = "task"
-"""A group that specs of before have not: they mean its default."""
+_LATER = frozenset(
+    name for name in VARIANTS if (said := declared(TrainConfig, name)) is not None and said.identity is ONCE_SET
+)
+"""Groups that specs of before have not: they mean the default."""
 
 
 def to_typed(composed: DictConfig) -> TrainConfig:
@@ -92,7 +95,7 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
     """
     try:
         nodes = {
-            group: variant_of(group, dict(plain[group])) for group in VARIANTS if group in plain or group != _LATER
+            group: variant_of(group, dict(plain[group])) for group in VARIANTS if group in plain or group not in _LATER
         }
         config: TrainConfig = _typed(TrainConfig, plain, "", nodes)
     except (KeyError, TypeError, ValueError) as error:

@@ -23,7 +23,7 @@ from hpc_trainer.operate.show import Known
 from hpc_trainer.runs.checkpoint_folders import committed, step_name
 from hpc_trainer.runs.files import fsync_folder
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runs.metrics_log import scores_in
 from hpc_trainer.runtime.start import start_words
 from hpc_trainer.training.checkpoint.retention import Retention
 
@@ -114,7 +114,7 @@ def _step(paths: RunPaths, config: TrainConfig, wanted: Wanted) -> int:
             "--best takes the checkpoint that checkpoint.keep_best=METRIC keeps, and this run has none. Leave it out "
             f"for the newest, or use --step: {_listed(steps)}."
         )
-    scores = {each["step"]: float(each[metric]) for each in read_metrics(paths.metrics) if each.get(metric) is not None}
+    scores = scores_in(paths.metrics, metric)
     best = Retention(best_is_max=best_is_max(config.checkpoint)).best({s: scores[s] for s in steps if s in scores})
     if best is None:
         raise RunStateError(f"no checkpoint of {paths.run_id} has a value of {metric}. Use --step: {_listed(steps)}.")

@@ -33,6 +33,11 @@ def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any
     return found
 
 
+def scores_in(path: Path, metric: str) -> dict[int, float]:
+    """Step -> value of `metric`, of the records of a metrics.jsonl that have one."""
+    return {each["step"]: float(each[metric]) for each in read_metrics(path) if each.get(metric) is not None}
+
+
 class MetricsLog:
     """Appends metric records. One writer: rank 0."""
 

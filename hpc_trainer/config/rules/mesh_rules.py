@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.schema.train import TrainConfig
 
 _LARGEST = 2**20
@@ -27,9 +28,3 @@ def mesh_problems(config: TrainConfig) -> Iterator[str]:
             f"Use parallel.{key}={nearest_divisor(room, getattr(parallel, key))}, or hardware with "
             f"{-(-hardware.world_size // (tp * pp)) * tp * pp} ranks."
         )
-
-
-def nearest_divisor(total: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int:
-    """The divisor of `total` (≥ 1) nearest to `wanted` that `fits`; of two the smaller. 1 if none does."""
-    divisors = [count for count in range(1, min(total, 2 * wanted) + 1) if total % count == 0 and fits(count)]
-    return min(divisors, key=lambda count: (abs(count - wanted), count), default=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.mesh import num_data_ranks
-from hpc_trainer.config.rules.mesh_rules import nearest_divisor
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import TrainConfig

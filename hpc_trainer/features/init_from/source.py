@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,8 @@ from hpc_trainer.features.init_from.names import check_patterns, renamed
 from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runs.files import check_trusted
 from hpc_trainer.runs.layout import RunPaths, default_runs_dir
-from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runs.metrics_log import scores_in
+from hpc_trainer.training.checkpoint.retention import Retention
 
 _MANIFEST, _INDEX, _FILE = "manifest.json", ".safetensors.index.json", ".safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -207,16 +207,13 @@ def _checkpoint_of(run: Path, which: WhichCheckpoint) -> Path:
             f"init_from.checkpoint=best: {run} was trained without checkpoint.keep_best, so nobody knows its best. "
             "Use init_from.checkpoint=last, or name one: .../checkpoints/step-00000200."
         )
-    sign = 1 if best_is_max(how) else -1
-    scores = {
-        each["step"]: each[metric] for each in read_metrics(RunPaths(run).metrics) if each.get(metric) is not None
-    }
-    ranked = [(sign * scores[step], step, path) for step, path in found if not math.isnan(scores.get(step, math.nan))]
-    if not ranked:
+    scores = scores_in(RunPaths(run).metrics, metric)
+    best = Retention(best_is_max=best_is_max(how)).best({step: scores[step] for step, _ in found if step in scores})
+    if best is None:
         raise ConfigError(
             f"init_from.checkpoint=best: no checkpoint of {run} has a {metric}. Use init_from.checkpoint=last."
         )
-    return max(ranked)[2]
+    return dict(found)[best]
 
 
 def _listing(folder: Path) -> tuple[Path | None, list[Path]]:

@@ -34,7 +34,6 @@ class MfuAbility(Ability):
         peak = peak_flops(self.config, run.device)
         self._peak = None if peak is None else peak * run.world_size
         build, example = partial(build_model, self.config, dataset), partial(_example, dataset, task)
-        build, example = partial(build_model, self.config, dataset), partial(_example, dataset, task)
         self._count = lambda: flops_per_sample(build, task, example)
 
     def logged(self, step: int, values: dict[str, float]) -> None:

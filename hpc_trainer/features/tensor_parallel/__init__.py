@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.mesh import known_vocabulary
-from hpc_trainer.config.rules.mesh_rules import nearest_divisor
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.identity import config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.mesh import MeshShape, mesh_shape, num_data_ranks
-from hpc_trainer.config.rules.mesh_rules import nearest_divisor
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
