@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import DivergedError
@@ -33,6 +32,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
+from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, NUM_STEPS, overrides
 
 _ENV = read_rank_env(
@@ -64,8 +64,7 @@ class _CountedRun(ProbedRun):
 
 
 def _config(*more: str) -> TrainConfig:
-    with Composer() as composer:
-        config = composer.compose([*overrides(_CELL), "hardware.tasks_per_node=1", *more])
+    config = composed([*overrides(_CELL), "hardware.tasks_per_node=1", *more])
     validate(config)
     return config
 

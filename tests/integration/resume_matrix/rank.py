@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.train import TrainConfig
@@ -38,6 +37,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun
+from tests.composed import composed
 from tests.integration.resume_matrix.cells import CELLS, EVAL_EVERY_STEPS, NUM_STEPS, POINTS, overrides
 
 
@@ -135,8 +135,7 @@ def main(name: str, rank: int, folder: Path, seed: int) -> None:
     world_size = int(cell["ranks"])
     words = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     env = read_rank_env({"TORCHELASTIC_RUN_ID": "t", **{key: str(value) for key, value in words.items()}})
-    with Composer() as composer:
-        config = composer.compose(list(overrides(cell)))
+    config = composed(list(overrides(cell)))
     validate(config)
     if config.train.is_batch_auto:
         let_memory_grow()

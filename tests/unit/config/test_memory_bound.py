@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.memory_bound import least_bytes, memory_line
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.estimate import estimate
+from tests.composed import composed
 
 _GPT = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x8", "hardware.gpu_type=a100_40gb", "model.num_layers=2"]
 _KNOWN_ALL = (
@@ -20,8 +20,7 @@ _HUGE = ["model.num_layers=32", "model.embed_dim=4096", "model.num_heads=32"]
 
 
 def _config(*words: str) -> TrainConfig:
-    with Composer() as composer:
-        config = composer.compose([*_GPT, *words])
+    config = composed([*_GPT, *words])
     validate(config)
     return config
 
@@ -53,8 +52,7 @@ def test_it_is_no_more_than_the_estimate(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [["experiment=digits", "model=mlp"], ["train.main=torch.nn.x"]], ids=" ".join)
 def test_of_what_nobody_knows_nothing_is_said(words: list[str]) -> None:
-    with Composer() as composer:
-        config = composer.compose([*_GPT, *words] if "train" in words[0] else ["hardware=gpu_x1", *words])
+    config = composed([*_GPT, *words] if "train" in words[0] else ["hardware=gpu_x1", *words])
     assert least_bytes(to_plain(config), 8) is None
     assert memory_line(to_plain(config), 8) is None
 

@@ -7,17 +7,16 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.launch.freeze import freeze
 from hpc_trainer.runs.spec import RunSpec
+from tests.composed import composed
 
 
 @functools.cache
 def _composed(overrides: tuple[str, ...]) -> TrainConfig:
-    with Composer() as composer:
-        return composer.compose(overrides)
+    return composed(overrides)
 
 
 def make_config(*overrides: str, **changes: Any) -> TrainConfig:

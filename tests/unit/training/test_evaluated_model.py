@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.evaluate import evaluate
+from tests.composed import composed
 from tests.unit.training.ranks import play_jobs
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
@@ -62,8 +62,7 @@ def _logged(folder: Path) -> dict[int, tuple[float, float]]:
 
 def _saved_and_evaluated_alone(folder: Path, words: list[str], world_size: int) -> dict[int, tuple[float, float]]:
     """What one process makes of each checkpoint: what all ranks share of it, with no rank's own."""
-    with Composer() as composer:
-        config = composer.compose([*BASE, *words, "cluster=local", f"hardware.tasks_per_node={world_size}"])
+    config = composed([*BASE, *words, "cluster=local", f"hardware.tasks_per_node={world_size}"])
     config.trust = ["tests"]
     train, held_out = (build_dataset(config, split, build_task(config)) for split in ("train", "eval"))
     model = build_model(config, train)

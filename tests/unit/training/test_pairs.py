@@ -14,9 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.training.build import build_dataset, build_model, build_task
+from tests.composed import composed
 from tests.unit.config.table import pairs
 from tests.unit.training.ranks import play_jobs
 
@@ -41,8 +41,7 @@ def _begun(path: Path, words: list[str]) -> list[str]:
     others = [word for word in words if not word.startswith("init_from.path=")]
     if others == words:
         return words
-    with Composer() as composer:
-        config = composer.compose([*others, "cluster=local"])
+    config = composed([*others, "cluster=local"])
     torch.manual_seed(SEED)
     model = build_model(config, build_dataset(config, "train", build_task(config)))
     safetensors.torch.save_file(model.state_dict(), path)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths
@@ -22,14 +21,12 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.save_timer import SaveTimer
+from tests.composed import composed
 
 
 def config_of(*words: str) -> TrainConfig:
     """A validated configuration for this machine."""
-    with Composer() as composer:
-        config = composer.compose(
-            ["experiment=digits", "cluster=local", "hardware=cpu_x1", "schedule.warmup_steps=0", *words]
-        )
+    config = composed(["experiment=digits", "cluster=local", "hardware=cpu_x1", "schedule.warmup_steps=0", *words])
     validate(config)
     return config
 

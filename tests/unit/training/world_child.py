@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths
@@ -23,6 +22,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
+from tests.composed import composed
 from tests.unit.training.rank_end import leave
 
 
@@ -50,8 +50,7 @@ class Run(RunContext):
 
 
 def compose(words: list[str], world_size: int) -> TrainConfig:
-    with Composer() as composer:
-        config = composer.compose([*words, "cluster=local", f"hardware.tasks_per_node={world_size}"])
+    config = composed([*words, "cluster=local", f"hardware.tasks_per_node={world_size}"])
     config.trust = ["tests"]
     validate(config)
     return config

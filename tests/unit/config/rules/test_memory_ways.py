@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.memory_ways import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.train import TrainConfig
+from tests.composed import composed
 
 _CASES = (
     ("hardware=gpu_x8", "experiment=gpt_bytes", "train.global_batch_size=64"),
@@ -22,8 +22,7 @@ _CASES = (
 
 
 def _config(*words: str) -> TrainConfig:
-    with Composer() as composer:
-        config = composer.compose(["cluster=slurm", *words])
+    config = composed(["cluster=slurm", *words])
     validate(config)
     return config
 
@@ -32,8 +31,7 @@ def _config(*words: str) -> TrainConfig:
 def test_each_way_is_legal_as_it_is_typed(words: tuple[str, ...]) -> None:
     for way in ways(_config(*words)):
         accum = ["train.grad_accum_steps=null"] if "micro_batch" in way.text else []
-        with Composer() as composer:
-            changed = composer.compose(["cluster=slurm", *words, *way.text.split(), *accum])
+        changed = composed(["cluster=slurm", *words, *way.text.split(), *accum])
         assert list(find_problems(changed)) == [], way.text
 
 

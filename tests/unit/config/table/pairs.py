@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.train import TrainConfig
@@ -22,6 +21,7 @@ from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.config.table.choice import holds, split
 from hpc_trainer.config.table.declarations import declarations
 from hpc_trainer.config.table.feature import Feature, Row
+from tests.composed import composed
 
 FEATURES = {each.name: each for each in declarations()}
 _BASE = ("train.num_steps=2", "train.global_batch_size=16", "train.eval_every_steps=0", "schedule=constant")
@@ -206,8 +206,7 @@ def _plain(ground: Ground) -> dict[str, Any]:
 
 @functools.cache
 def _composed(words: tuple[str, ...]) -> dict[str, Any]:
-    with Composer() as composer:
-        return to_plain(composer.compose(_typed((*_BASE, "cluster=slurm"), words)))
+    return to_plain(composed(_typed((*_BASE, "cluster=slurm"), words)))
 
 
 def _typed(ground: Iterable[str], examples: Iterable[str]) -> list[str]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import LionConfig
 from hpc_trainer.errors import ConfigError
@@ -17,6 +16,7 @@ from hpc_trainer.features.lion.ability import Lion
 from hpc_trainer.features.memory.estimate import estimate
 from hpc_trainer.training.optim.build import set_learning_rate, set_momentum
 from hpc_trainer.training.optim.skip import step_unless
+from tests.composed import composed
 from tests.unit.features.optimizer_checks import give_gradients, goes_on_from_what_was_saved
 from tests.unit.training.built_parts import optimizer_of
 
@@ -141,17 +141,15 @@ def test_one_cycle_cycles_its_first_beta() -> None:
     ],
 )
 def test_what_cannot_be_is_said_before_the_run(words: list[str], said: str) -> None:
-    with Composer() as composer:
-        config = composer.compose(["optim=lion", "hardware=cpu_x1", *words])
-        with pytest.raises(ConfigError, match=said):
-            validate(config)
+    config = composed(["optim=lion", "hardware=cpu_x1", *words])
+    with pytest.raises(ConfigError, match=said):
+        validate(config)
 
 
 def test_the_estimate_knows_of_one_moment() -> None:
     """And that a step that may be bad needs no copies of all weights."""
     words = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x1"]
-    with Composer() as composer:
-        mine, adamws = (estimate(composer.compose([*words, f"optim={name}"])) for name in ("lion", "adamw"))
+    mine, adamws = (estimate(composed([*words, f"optim={name}"])) for name in ("lion", "adamw"))
     assert mine.optimizer == mine.weights
     assert adamws.optimizer > 1.9 * mine.optimizer
     assert (mine.gradients, mine.activations, mine.update) == (adamws.gradients, adamws.activations, 0)

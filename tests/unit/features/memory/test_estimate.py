@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.memory.estimate import MemoryEstimate, estimate
@@ -22,6 +21,7 @@ from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from tests import warm
+from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
 
 _GPT = ["data=text_bytes", "data.seq_len=64", "model=gpt", "train.global_batch_size=8", "precision=bf16"]
@@ -29,8 +29,7 @@ _RESNET = ["data=synthetic_images", "model=resnet18", "model.width=8", "train.gl
 
 
 def _config(words: list[str]) -> TrainConfig:
-    with Composer() as composer:
-        config = composer.compose(["experiment=digits", "cluster=local", *words])
+    config = composed(["experiment=digits", "cluster=local", *words])
     validate(config)
     return config
 

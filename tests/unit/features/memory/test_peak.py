@@ -7,7 +7,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.features.chunked_loss.ability import use_chunks
@@ -17,6 +16,7 @@ from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
+from tests.composed import composed
 from tests.unit.training.built_parts import optimizer_of
 
 _GPT2 = ["experiment=gpt2_124m", "train.compile=false"]
@@ -25,8 +25,7 @@ _RESNET18 = ["experiment=resnet_synthetic", "model=resnet18"]
 
 
 def _config(words: list[str]) -> TrainConfig:
-    with Composer() as composer:
-        config = composer.compose(["cluster=local", *words])
+    config = composed(["cluster=local", *words])
     validate(config)
     return config
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.optim import AdamwConfig, LionConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig
@@ -24,6 +23,7 @@ from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.optim.skip import step_unless
 from hpc_trainer.training.state import TrainState
+from tests.composed import composed
 from tests.seeds import chosen_seed
 from tests.unit.training.built_parts import building_of
 
@@ -246,16 +246,14 @@ def test_a_model_with_batch_norm_is_refused() -> None:
     ids=" ".join,
 )  # fmt: skip
 def test_what_does_not_go_with_it_is_said_before_the_run(words: list[str]) -> None:
-    with Composer() as composer:
-        config = composer.compose(["hardware=cpu_x1", *words, "precision=bf16_sr"])
-        with pytest.raises(ConfigError, match=r"precision=bf16_sr.*Use "):
-            validate(config)
+    config = composed(["hardware=cpu_x1", *words, "precision=bf16_sr"])
+    with pytest.raises(ConfigError, match=r"precision=bf16_sr.*Use "):
+        validate(config)
 
 
 def test_the_estimate_knows_of_half_the_bytes() -> None:
     words = ["experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x8", "parallel=fsdp", "train.ema_decay=null"]
-    with Composer() as composer:
-        mine, plain = (estimate(composer.compose([*words, f"precision={name}"])) for name in ("bf16_sr", "bf16"))
+    mine, plain = (estimate(composed([*words, f"precision={name}"])) for name in ("bf16_sr", "bf16"))
     assert 2 * mine.weights == plain.weights
     assert mine.gradients == plain.gradients, "FSDP adds micro-batches up in fp32"
     assert 2 * mine.gathered == plain.gathered

@@ -16,7 +16,6 @@ import torch
 import torch.distributed.fsdp
 import torch.distributed.optim
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths
@@ -28,6 +27,7 @@ from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.save_timer import SaveTimer
+from tests.composed import composed
 from tests.unit.training.checkpoint.reshard_child import on_ranks
 
 NUM_STEPS = 24
@@ -40,8 +40,7 @@ WORDS = (
 
 def config_of(strategy: str, num_ranks: int) -> TrainConfig:
     zero1 = strategy == "zero1"
-    with Composer() as composer:
-        config = composer.compose([
+    config = composed([
             *WORDS, "hardware=cpu_x1", f"hardware.tasks_per_node={num_ranks}",
             f"parallel={'ddp' if zero1 else strategy}", f"parallel.zero1={str(zero1).lower()}",
         ])  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.composed import composed
 from tests.unit.training.data.padded_parts import CLASSES, SEQ_LEN, Net, padded
 from tests.unit.training.ranks import play_jobs
 
@@ -101,12 +102,10 @@ def test_nor_does_it_on_the_ranks(tmp_path: Path, alone: Path, world_size: int, 
 
 def test_the_first_loss_is_the_mean_over_all_targets(alone: Path) -> None:
     """By hand, from the model's first weights."""
-    from hpc_trainer.config.compose.composer import Composer
     from hpc_trainer.training.data.order import BatchOrder
     from hpc_trainer.training.rng import seed_everything
 
-    with Composer() as composer:
-        config = composer.compose(BASE)
+    config = composed(BASE)
     seed_everything(config.seed)
     model, data = Net(input_shape=(SEQ_LEN,), num_classes=CLASSES), padded("train")
     order = BatchOrder(len(data), 16, config.seed)

@@ -1,0 +1,33 @@
+"""Composes configurations for tests: files are read once a process, as for the points of a grid."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+
+from hydra.core.global_hydra import GlobalHydra
+
+from hpc_trainer.config.compose.fast_compose import GridComposer
+from hpc_trainer.config.schema.train import TrainConfig
+
+
+def composed(words: Sequence[str]) -> TrainConfig:
+    """What `Composer().compose(words)` makes, in a fiftieth of its 0.15 s; a copy, which may be changed."""
+    composer, hydra = _opened()
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = hydra
+    try:
+        return copy.deepcopy(composer.compose_point(list(words)).config)
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+@functools.cache
+def _opened() -> tuple[GridComposer, object]:
+    """It stays open as long as the process; nobody else finds Hydra open."""
+    before = GlobalHydra.instance().hydra
+    composer = GridComposer().__enter__()
+    hydra = GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = before
+    return composer, hydra
