@@ -126,6 +126,7 @@ def test_every_shipped_experiment_runs(local: LocalDriver, name: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["resnet50", "cnn"])
+@pytest.mark.long
 def test_models_train_on_larger_images(local: LocalDriver, model: str) -> None:
     done = local.train(
         f"model={model}", "data=synthetic_images", "data.image_size=64", "data.num_samples=8", "data.num_eval=4",

@@ -146,6 +146,7 @@ def test_a_failing_task_is_told_by_the_launcher_that_waits(app: LocalDriver) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_optuna_draws_values_by_what_runs_return(app: LocalDriver) -> None:
     study = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.n_jobs=2", "hydra.sweep.dir=study")
     study += ("hydra.sweep.subdir=${hydra.job.num}",)

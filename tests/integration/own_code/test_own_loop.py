@@ -94,6 +94,7 @@ def main(config, run):
 '''
 
 
+@pytest.mark.long
 def test_another_framework_with_checkpoints_of_its_own(local: LocalDriver) -> None:
     (local.folder / "scikit_loop.py").write_text(SCIKIT)
     words = _words("scikit_loop.main", "train.num_steps=200", "params.alpha=1e-3")

@@ -57,6 +57,7 @@ def test_the_regression_of_the_page_learns(local: LocalDriver, monkeypatch: pyte
     torch.testing.assert_close(found, inputs.sin(), rtol=0, atol=0.5)
 
 
+@pytest.mark.long
 def test_the_own_loss_of_the_page_on_two_ranks_is_that_of_one(
     local: LocalDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

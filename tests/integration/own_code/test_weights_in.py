@@ -17,17 +17,17 @@ TUNED = (*DIGITS, "init_from=source/cnn", "init_from.exclude=[classifier.*]", "t
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_a_preempted_run_on_two_ranks_needs_its_source_no_more(local: LocalDriver, parallel: str) -> None:
     local.train(*DIGITS, "train.num_steps=20", "sweep_name=source")
-    tuned = [*TUNED, "hardware=cpu_x2", f"parallel={parallel}", "train.num_steps=600", "checkpoint.every_steps=100"]
+    tuned = [*TUNED, "hardware=cpu_x2", f"parallel={parallel}", "train.num_steps=300", "checkpoint.every_steps=50"]
     whole = local.train(*tuned, "sweep_name=whole")
     started = local.start("train", *tuned, "sweep_name=cut")
-    local.wait_for_step("cut", 100)
+    local.wait_for_step("cut", 50)
     local.signal_rank("cut", signal.SIGTERM)
     started.communicate(timeout=120)
     stopped = local.events("cut", "end")[-1]
-    assert 0 < stopped["saved_step"] < 600, "it was to be stopped on the way"
+    assert 0 < stopped["saved_step"] < 300, "it was to be stopped on the way"
     shutil.rmtree(local.folder / "runs" / "source" / local.run_folder("source").name / "checkpoints")
     run_id = whole["run_id"]
     local.run("retry", run_id, "--sweep", "cut")

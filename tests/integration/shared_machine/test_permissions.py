@@ -36,7 +36,8 @@ def modes(folder: Path) -> dict[str, set[str]]:
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("more", "folder", "file"), [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")]
+    ("more", "folder", "file"),
+    [((), "0700", "0600"), pytest.param(("paths.group_readable=true",), "0750", "0640", marks=pytest.mark.long)],
 )
 def test_whatever_a_run_writes_is_the_persons_alone(
     local: LocalDriver, more: tuple[str, ...], folder: str, file: str
@@ -66,7 +67,8 @@ def give_default_acl(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "folder", "file"), [((), "0700", "0600"), (("paths.group_readable=true",), "0750", "0640")]
+    ("more", "folder", "file"),
+    [pytest.param((), "0700", "0600", marks=pytest.mark.long), (("paths.group_readable=true",), "0750", "0640")],
 )
 def test_a_default_acl_of_the_project_space_opens_nothing(
     local: LocalDriver, more: tuple[str, ...], folder: str, file: str

@@ -23,6 +23,7 @@ def _run(*words: str, job: Path = JOB, **env: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.long
 def test_a_run_and_its_twin_train_the_same_and_make_a_table(tmp_path: Path) -> None:
     words = ("--small", "--only", "gpt", "--rounds", "1", "--steps", "10")
     copy = tmp_path / "slurm_script"  # as Slurm starts it

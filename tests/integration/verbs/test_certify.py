@@ -170,6 +170,7 @@ def test_a_counter_that_no_checkpoint_holds(local: LocalDriver) -> None:
     assert f"model.calls: {resumed} when step {resumed} was saved, 0 after the resume" in said["reason"]["text"]
 
 
+@pytest.mark.long
 def test_augmentation_from_the_random_state_of_loader_processes(local: LocalDriver) -> None:
     code, said = _theirs(local, "data.num_workers=2", data="augment")
     (resumed,) = said["resumed_steps"]
@@ -179,6 +180,7 @@ def test_augmentation_from_the_random_state_of_loader_processes(local: LocalDriv
     assert "2 loader processes" in said["reason"]["text"]
 
 
+@pytest.mark.long
 def test_a_loop_that_never_saves_shows_nothing(local: LocalDriver) -> None:
     """Killed (as seed 0 says) it begins anew at step 0, and is what the undisturbed one is."""
     (local.folder / "theirs.py").write_text(UNSAVED)
@@ -266,6 +268,7 @@ def short_lived(local: LocalDriver, monkeypatch: pytest.MonkeyPatch) -> LocalDri
     return local
 
 
+@pytest.mark.long
 def test_a_run_that_takes_too_long_does_not_train_on(short_lived: LocalDriver) -> None:
     done = short_lived.run("certify", "experiment=digits", *LONG, "--timeout", "8", check=False)
     assert done.returncode == 1, done.stderr

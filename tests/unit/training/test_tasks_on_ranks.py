@@ -121,7 +121,14 @@ def test_nor_does_it_on_the_ranks(tmp_path: Path, alone: Path) -> None:
     _assert_like_the_whole(tmp_path, alone, 2, TWO)
 
 
-@pytest.mark.parametrize("words", [FIT, FLOW, [*ROWS, ACCUM]], ids=["fit", "flow", "rows"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(FIT, id="fit"),
+        pytest.param(FLOW, id="flow", marks=pytest.mark.long),
+        pytest.param([*ROWS, ACCUM], id="rows", marks=pytest.mark.long),
+    ],
+)
 def test_interrupted_twice_it_has_the_same_bits(words: list[str], tmp_path: Path) -> None:
     chain = [{"name": "chain", "words": [*BASE, *words], "attempt": at, "stop_at": stop_at}
              for at, stop_at in enumerate((1, 3, None))]  # fmt: skip

@@ -119,6 +119,7 @@ def test_gradients_that_are_there_before_the_pass_count_in_full() -> None:
     assert alone.activations < added.activations == ddp.activations
 
 
+@pytest.mark.long
 def test_an_evaluation_takes_more_samples_than_a_small_micro_batch() -> None:
     """100 windows at once, as the data set has no more, while a micro-batch has 8; a chunked loss cuts both."""
     words = [*_GPT2, "train.micro_batch_size=8"]
