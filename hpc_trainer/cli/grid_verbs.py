@@ -189,7 +189,8 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
         )  # fmt: skip
     else:
         metrics = "".join(f"  {key}={figure(value)}" for key, value in run.metrics.items())
-        say(f" at step {run.progress}{metrics}", f"{run.run_id}: {state_markup(run.state)}")
+        at = "" if run.progress == "-" else f" at step {run.progress}"
+        say(f"{at}{metrics}", f"{run.run_id}: {state_markup(run.state)}")
         if run.warning is not None:
             print(as_typed(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}"))
     _exit_by_outcome(grid, status, quiet=as_json)

@@ -160,7 +160,8 @@ def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) 
     unknown = _UNKNOWN_KEY.search(said)
     plain_app = _ask(app, flags, []) if unknown else ""
     if unknown and isinstance(plain_app, HydraApp):
-        told += f"\n{did_you_mean(unknown[1], flatten(plain_app.points[0].config))}"
+        config = plain_app.points[0].config
+        told += f"\n{did_you_mean(unknown[1], [*flatten(config), *config])}"
     return f"does not compose: {told.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
 
 
@@ -178,7 +179,12 @@ def freeze_app(
     is_named = any(word.startswith("sweep_name=") for word in overrides)
     named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
     command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
-    grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
+    try:
+        grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
+    except ConfigError as error:
+        if "no such key in the root" not in str(error):
+            raise
+        raise ConfigError(f"{error} These are words of ours; the app's own stand after --app.") from error
     specs: dict[str, RunSpec] = {}
     for base in grid.specs:
         for spec in specs_of(app, base):
