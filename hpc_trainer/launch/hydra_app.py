@@ -179,12 +179,7 @@ def freeze_app(
     is_named = any(word.startswith("sweep_name=") for word in overrides)
     named = [] if is_named else [f"sweep_name={plain(app.name) or 'app'}"]
     command = override_value(_as_command([*app.start, *app.more]).replace("${", "\\${"))
-    try:
-        grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
-    except ConfigError as error:
-        if "no such key in the root" not in str(error):
-            raise
-        raise ConfigError(f"{error} These are words of ours; the app's own stand after --app.") from error
+    grid = freeze_grid([*overrides, *named, f"train.command={command}"], config_dirs=config_dirs, trust=trust)
     specs: dict[str, RunSpec] = {}
     for base in grid.specs:
         for spec in specs_of(app, base):

@@ -49,8 +49,8 @@ def test_a_hydra_app_is_a_grid_as_on_the_command_line(
     assert [spec.axes["params.lr"] for spec in plan.specs] == ["0.001", "0.01"]
     assert hpc_trainer.submit("cluster=slurm", app=app).num_submitted == 2
     assert {run.run_id for run in plan.specs} == set(hpc_trainer.plan("cluster=slurm", app=app).states)
-    with pytest.raises(ConfigError, match="the app's own stand after --app"):
-        hpc_trainer.plan("cluster=slurm", "lrr=1", app=app)
+    with pytest.raises(ConfigError, match="params.lr=1 is the app's to say"):
+        hpc_trainer.plan("cluster=slurm", "params.lr=1", app=app)
 
 
 def test_sync_tells_a_tracker_what_the_newest_sweep_has_logged(runs_dir: Path) -> None:
