@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpc_trainer.api import plan, submit
+    from hpc_trainer.api import plan, submit, sync
     from hpc_trainer.runs.told_metrics import log_metrics
     from hpc_trainer.training.context import RunContext
 
 __version__: str
 
-__all__ = ["RunContext", "__version__", "log_metrics", "plan", "submit"]
+__all__ = ["RunContext", "__version__", "log_metrics", "plan", "submit", "sync"]
 
 
 def __getattr__(name: str) -> Any:
-    """Looks up what costs time when it is first asked for: `RunContext` brings torch, `plan` and `submit` Hydra."""
+    """Looks up what costs time when it is first asked for: `RunContext` brings torch, `plan` and its like Hydra."""
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
             return version("hpc_trainer")
         except PackageNotFoundError:  # a checkout that was never installed
             return "0+unknown"
-    if name in ("plan", "submit"):
+    if name in ("plan", "submit", "sync"):
         from hpc_trainer import api
 
         return getattr(api, name)

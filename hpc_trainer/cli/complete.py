@@ -57,7 +57,7 @@ def _texts(ctx: typer.Context, name: str) -> list[str]:
 
 
 def _runs_dir(ctx: typer.Context) -> Path:
-    from hpc_trainer.cli.given import configured_runs_dir
+    from hpc_trainer.operate.find import configured_runs_dir
 
     given = ctx.params.get("runs_dir")
     return configured_runs_dir() if given is None else Path(given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -77,21 +76,13 @@ class Chosen:
 def resolve_runs_dir(option: Path | None) -> Path:
     """--runs-dir, else what is configured; tells on standard error of a project file that is not used."""
     from hpc_trainer.config.compose.project import read_project
+    from hpc_trainer.operate.find import configured_runs_dir
 
     if option is not None:
         return option
     project = read_project()
     tell_notes(project.notes if project.unused is not None else ())
     return configured_runs_dir()
-
-
-def configured_runs_dir() -> Path:
-    """$HPC_TRAINER_RUNS, else the project file, else the person's own file, else ./runs."""
-    from hpc_trainer.config.compose.project import own_defaults
-    from hpc_trainer.runs.layout import default_runs_dir
-
-    own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")
-    return Path(str(own)).expanduser() if own else default_runs_dir()
 
 
 def tell_notes(notes: Sequence[str]) -> None:

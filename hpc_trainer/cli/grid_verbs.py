@@ -34,7 +34,7 @@ from hpc_trainer.launch.hydra_app import freeze_app, read_app
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.memory import find_needs
 from hpc_trainer.launch.submit import Outcome, array_script_of
-from hpc_trainer.operate.find import select
+from hpc_trainer.operate.find import elsewhere_too, select
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.local_process import is_alive, pid_of
@@ -109,6 +109,7 @@ def run_retry(names: Sequence[str], sweep: str | None, runs_dir: Path | None, *,
     names = [word for word in names if word not in changes]
     status, chosen = select(resolve_runs_dir(runs_dir), names, sweep)
     warn(status)
+    tell_notes([note] if (note := elsewhere_too(status, chosen, names, sweep)) else ())
     again = {RunState.FAILED, RunState.OUT_OF_MEMORY}
     take_back = bool(names) and list(names) != [status.sweep.name]  # a sweep's name alone takes no cancel back
     if take_back:
@@ -189,7 +190,8 @@ def run_train(given: Given, *, fresh: bool, extend: bool, as_json: bool) -> None
         )  # fmt: skip
     else:
         metrics = "".join(f"  {key}={figure(value)}" for key, value in run.metrics.items())
-        say(f" at step {run.progress}{metrics}", f"{run.run_id}: {state_markup(run.state)}")
+        at = "" if run.progress == "-" else f" at step {run.progress}"
+        say(f"{at}{metrics}", f"{run.run_id}: {state_markup(run.state)}")
         if run.warning is not None:
             print(as_typed(f"WARNING: {run.warning}. Read: hpc-trainer why {run.run_id}"))
     _exit_by_outcome(grid, status, quiet=as_json)

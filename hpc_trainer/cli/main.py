@@ -28,6 +28,7 @@ from hpc_trainer.cli.options import (
     SweepArgument,
     SweepOption,
     Trust,
+    Verb,
     WithApp,
 )
 from hpc_trainer.cli.terminal import as_typed, visible_output
@@ -111,7 +112,7 @@ def submit(
         run_submit(given, chosen, wait=wait, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def retry(
     names: Annotated[
         list[str] | None,
@@ -131,7 +132,7 @@ def retry(
     run_retry(names or [], sweep, runs_dir, as_json=as_json)
 
 
-@app.command("top-up", hidden=True)
+@app.command("top-up", cls=Verb, hidden=True)
 def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="runs/<sweep>")]) -> None:
     """What a top-up job runs: submit what waits in a sweep's own queue."""
     from hpc_trainer.cli.grid_verbs import run_top_up
@@ -139,7 +140,7 @@ def top_up(folder: Annotated[Path, typer.Argument(metavar="SWEEP_FOLDER", help="
     run_top_up(folder)
 
 
-@app.command()
+@app.command(cls=Verb)
 def status(
     sweep: SweepArgument = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show progress until all runs have ended.")] = False,
@@ -153,17 +154,19 @@ def status(
     run_status(sweep, runs_dir, watch=watch, as_json=as_json, every_run=every_run)
 
 
-@app.command()
+@app.command(cls=Verb)
 def logs(
     run: Annotated[
         str | None,
         typer.Argument(metavar="[RUN]", help="A run's id, or its beginning or end.", autocompletion=complete_runs),
     ] = None,
     sweep: SweepOption = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="One rank's logs; else rank 0's.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="One rank's logs; else rank 0's.")] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Every rank's logs.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print lines as they come.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", help="Only the last lines of each file.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", help="Only the last lines of each file.")
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -174,7 +177,7 @@ def logs(
     run_logs(run, sweep, runs_dir, rank=chosen, follow=follow, tail=tail, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """List the sweeps in the folder of runs, the newest first; asks no scheduler."""
     from hpc_trainer.cli.show_verbs import run_sweeps
@@ -182,7 +185,7 @@ def sweeps(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     run_sweeps(runs_dir, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def show(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
@@ -198,7 +201,7 @@ def show(
     run_show(run, sweep, runs_dir, every_key=every_key, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def diff(
     names: Annotated[
         list[str],
@@ -214,7 +217,7 @@ def diff(
     run_diff(names, sweep, runs_dir, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def log(
     words: Annotated[list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="What to tell.")],
 ) -> None:
@@ -224,7 +227,7 @@ def log(
     run_log(words)
 
 
-@app.command()
+@app.command(cls=Verb)
 def why(
     names: Names = None,
     sweep: SweepOption = None,
@@ -237,7 +240,7 @@ def why(
     run_why(names or [], sweep, runs_dir, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def cancel(
     names: Names = None,
     save: Annotated[bool, typer.Option("--save", help="Let running ones save a checkpoint, however long.")] = False,
@@ -251,15 +254,17 @@ def cancel(
     run_cancel(names or [], sweep, runs_dir, save=save, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def drill(
-    what: Annotated[Drill, typer.Argument(help="What is done to the run.")],
+    what: Annotated[Drill, typer.Argument(metavar="|".join(Drill), help="What is done to the run.")],
     names: Annotated[
         list[str],
         typer.Argument(metavar="SWEEP|RUN", help="A run that trains, or its sweep.", autocompletion=complete_names),
     ],
     sweep: SweepOption = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to stop, and again to come back.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds to stop, and again to come back.")
+    ] = 300.0,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -269,13 +274,19 @@ def drill(
     run_drill_verb(what, names, sweep, runs_dir, timeout_s=timeout, as_json=as_json)
 
 
-@app.command("certify")
+@app.command("certify", cls=Verb)
 def certify_(
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option("--steps", help="Steps of each of the three runs.")] = 40,
-    interruptions: Annotated[int, typer.Option("--interruptions", help="Signals and kills, at random steps.")] = 4,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the random steps; else drawn, and printed.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that an attempt may take.")] = 600.0,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of each of the three runs.")] = 40,
+    interruptions: Annotated[
+        int, typer.Option("--interruptions", metavar="N", help="Signals and kills, at random steps.")
+    ] = 4,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="SEED", help="Of the random steps; else drawn, and printed.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that an attempt may take.")
+    ] = 600.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the runs also if they are identical.")] = False,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -290,13 +301,17 @@ def certify_(
     )
 
 
-@app.command("find-lr")
+@app.command("find-lr", cls=Verb)
 def find_lr_(
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option("--steps", help="Steps of the test, at least 10.")] = 100,
-    first: Annotated[float, typer.Option("--from", help="The first learning rate.")] = 1e-7,
-    last: Annotated[float, typer.Option("--to", help="The last one, if the loss does not diverge before.")] = 10.0,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that the test may take.")] = 3600.0,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the test, at least 10.")] = 100,
+    first: Annotated[float, typer.Option("--from", metavar="LR", help="The first learning rate.")] = 1e-7,
+    last: Annotated[
+        float, typer.Option("--to", metavar="LR", help="The last one, if the loss does not diverge before.")
+    ] = 10.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that the test may take.")
+    ] = 3600.0,
     config_dir: ConfigDir = None,
     trust: Trust = None,
     as_json: Json = False,
@@ -308,10 +323,10 @@ def find_lr_(
     run_find_lr_verb(given, steps=steps, first=first, last=last, timeout_s=timeout, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def results(
     sweep: SweepArgument = None,
-    sort: Annotated[str | None, typer.Option("--sort", help="Column to sort by, best first.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Column to sort by, best first.")] = None,
     every_run: EveryRun = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -322,14 +337,16 @@ def results(
     run_results(sweep, runs_dir, sort=sort, as_json=as_json, every_run=every_run)
 
 
-@app.command()
+@app.command(cls=Verb)
 def report(
     sweep: SweepArgument = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The page's file; else report.html in the sweep's folder.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="The page's file; else report.html in the sweep's folder."),
     ] = None,
     warmup_steps: Annotated[
-        int | None, typer.Option("--warmup-steps", help="Steps of each attempt left out of speeds; else 20.")
+        int | None,
+        typer.Option("--warmup-steps", metavar="N", help="Steps of each attempt left out of speeds; else 20."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -340,10 +357,12 @@ def report(
     run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def sync(
     names: Names = None,
-    to: Annotated[str | None, typer.Option("--to", help="wandb or mlflow; else the tracker of each run.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TRACKER", help="wandb or mlflow; else the tracker of each run.")
+    ] = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
@@ -354,17 +373,25 @@ def sync(
     run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def export(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
     ],
-    to: Annotated[str, typer.Option("--to", help="Format of the file: safetensors or torch.")] = "safetensors",
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="Format of the file: safetensors or torch.")
+    ] = "safetensors",
     best: Annotated[bool, typer.Option("--best", help="The one that checkpoint.keep_best keeps.")] = False,
-    step: Annotated[int | None, typer.Option("--step", help="A checkpoint's step; else the newest.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")] = False,
-    name: Annotated[str, typer.Option("--object", help="Of your own loop: what run.save calls the model.")] = "model",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The folder; else RUN-step-N here.")] = None,
+    name: Annotated[
+        str, typer.Option("--object", metavar="NAME", help="Of your own loop: what run.save calls the model.")
+    ] = "model",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="The folder; else RUN-step-N here.")
+    ] = None,
     sweep: SweepOption = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,

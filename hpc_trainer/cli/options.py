@@ -28,7 +28,18 @@ def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | No
     return words
 
 
-class WithApp(TyperCommand):
+class Verb(TyperCommand):
+    """Its help names an argument by its metavar alone: typer puts brackets around it and `<list[str]>` behind it."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for each in self.params:
+            if each.param_type_name == "argument":
+                shown = [each.metavar or str(each.name)]
+                vars(each).update(get_usage_pieces=lambda ctx, shown=shown: shown, display_type_rich=lambda ctx: None)
+
+
+class WithApp(Verb):
     """What stands after `--app` is the app's, word for word: it becomes the value of that option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -44,7 +55,7 @@ class WithApp(TyperCommand):
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="[KEY=VALUE...]",
         help="Hydra overrides; a=1,2 is an axis of the grid.",
         show_default=False,
         callback=_no_names,
@@ -55,11 +66,13 @@ EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 ConfigDir = Annotated[
     list[Path] | None,
-    typer.Option("--config-dir", help="A folder of your own conf/ files; may be repeated."),
+    typer.Option("--config-dir", metavar="FOLDER", help="A folder of your own conf/ files; may be repeated."),
 ]
 Command = Annotated[
     str | None,
-    typer.Option("--command", help="Your own program instead: 'python train.py --lr {params.lr} --out {run.dir}'."),
+    typer.Option(
+        "--command", metavar="COMMAND", help="Your own program: 'python train.py --lr {params.lr} --out {run.dir}'."
+    ),
 ]
 App = Annotated[
     str | None,
@@ -69,11 +82,15 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew; the old run fo
 Extend = Annotated[bool, typer.Option("--extend", help="Begin where runs of fewer train.num_steps have ended.")]
 Trust = Annotated[
     list[str] | None,
-    typer.Option("--trust", help="A package that _target_ and train.main may name; may be repeated."),
+    typer.Option(
+        "--trust", metavar="PACKAGE", help="A package that _target_ and train.main may name; may be repeated."
+    ),
 ]
 RunsDir = Annotated[
     Path | None,
-    typer.Option("--runs-dir", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."),
+    typer.Option(
+        "--runs-dir", metavar="FOLDER", help="Folder of sweeps; else $HPC_TRAINER_RUNS, the project file's, ./runs."
+    ),
 ]
 Names = Annotated[
     list[str] | None,
@@ -85,5 +102,7 @@ SweepArgument = Annotated[
 ]
 SweepOption = Annotated[
     str | None,
-    typer.Option("--sweep", help="The sweep to look in; else the newest one.", autocompletion=complete_sweeps),
+    typer.Option(
+        "--sweep", metavar="SWEEP", help="The sweep to look in; else the newest one.", autocompletion=complete_sweeps
+    ),
 ]

@@ -9,11 +9,7 @@ from pathlib import Path
 from hpc_trainer.cli.common import print_json, print_table, say, warn
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.config.schema.tracker import TrackerName
-from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.find import select
-from hpc_trainer.operate.sync.sync import sync_runs
-from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.operate.sync.sync import sync_named, tracker_named
 
 
 def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: str | None, as_json: bool) -> None:
@@ -22,11 +18,8 @@ def run_sync(names: list[str], sweep: str | None, runs_dir: Path | None, *, to: 
     Raises:
         ConfigError: `to` is no tracker that is synced.
     """
-    if to is not None and to not in (each.value for each in TrackerName if each.is_synced):
-        raise ConfigError(f"--to {to}: it is wandb or mlflow.")
-    status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
-    set_umask(status.sweep.is_group_readable)
-    result = sync_runs(status, run_ids, None if to is None else TrackerName(to))
+    tracker = None if to is None else tracker_named(to, "--to ")
+    status, result = sync_named(resolve_runs_dir(runs_dir), names, sweep, tracker)
     warn(status)
     if as_json:
         print_json({

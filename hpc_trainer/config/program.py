@@ -27,6 +27,8 @@ RUN_PLACES = {
 }
 """Placeholders that are known when the run starts, and what they stand for."""
 _BRACES = re.compile(r"\$\{[^{}]*\}|\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_RAW_WORD = re.compile(r"(?:'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|[^\s'\"\\])+")
+_OF_A_SHELL = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "<", "2>", "&>", "2>&1"})
 _SCRIPTS = (".py", ".sh", ".bash", ".zsh", ".R", ".jl", ".pl", ".rb")
 """How names end of files that a person edits and an interpreter runs."""
 
@@ -94,11 +96,23 @@ def unknown(name: str, config: Mapping[str, Any]) -> str:
         (key for key in known if key.rpartition(".")[2] == name), key=lambda key: not key.startswith("params.")
     )
     nearest = f"Did you mean {own[0]}? " if own else did_you_mean(name, known)
-    return (
-        f"{{{name}}} is no key of the configuration, and no place of the run. {nearest}Values for your program are "
-        f"params: {{params.{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'x'}}} and params.NAME=VALUE; "
-        f"places are {', '.join(RUN_PLACES)}. Write {{{{ and }}}} for braces."
-    )
+    head = name.partition(".")[0]
+    if head == "params":
+        told = f"has no value: add {name}=VALUE. {nearest}"
+    elif head == "run":
+        told = f"is no place of the run; these are {', '.join(RUN_PLACES)}. {nearest}"
+    else:
+        told = (
+            f"is no key of the configuration, and no place of the run. {nearest}Values for your program are params: "
+            f"{{params.{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_') or 'x'}}} and params.NAME=VALUE; places are "
+            f"{', '.join(RUN_PLACES)}. "
+        )
+    return f"{{{name}}} {told}Write {{{{ and }}}} for braces."
+
+
+def shell_words(command: str) -> list[str]:
+    """Words without quotes that mean something to a shell alone, as `&&` and `>`: no program was meant to get them."""
+    return [word for word in _RAW_WORD.findall(command) if word in _OF_A_SHELL]
 
 
 def script_files(words: Sequence[str]) -> list[str]:

@@ -37,6 +37,9 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str]) -> list[RunSp
             made[key] = with_changes(config, changes)
         config.cluster, config.hardware = made[key].cluster, made[key].hardware
         is_divided = _divide_anew(config, before)
+        if config.train.command is not None and config.train.num_steps == 0:
+            # Nobody knows how many a program has, and a rule asks for one at least (`with_command`).
+            config.train = dataclasses.replace(config.train, num_steps=1)
         try:
             validate(config)
         except ConfigError as error:

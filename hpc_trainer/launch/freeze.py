@@ -111,7 +111,7 @@ def _freeze_grid(
                     problems.update(dict.fromkeys(str(error).splitlines()))
                     continue
                 if config.train.command is not None:
-                    problems.update(dict.fromkeys(unread_overrides(config, point.overrides)))
+                    problems.update(dict.fromkeys(unread_overrides(config, point.overrides, point.axes)))
                 spec = freeze(config, axes=point.axes, overrides=point.overrides, memo=memo)
                 if composed.is_seed_alone and not point.exclude:
                     twins.keep(split, config, spec)

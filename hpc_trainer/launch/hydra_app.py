@@ -160,7 +160,8 @@ def _explained(app: str, flags: Sequence[str], words: Sequence[str], said: str) 
     unknown = _UNKNOWN_KEY.search(said)
     plain_app = _ask(app, flags, []) if unknown else ""
     if unknown and isinstance(plain_app, HydraApp):
-        told += f"\n{did_you_mean(unknown[1], flatten(plain_app.points[0].config))}"
+        config = plain_app.points[0].config
+        told += f"\n{did_you_mean(unknown[1], [*flatten(config), *config])}"
     return f"does not compose: {told.rstrip()}\nTry it: {shlex.join([*start_of(app), *flags, *words])} --cfg job"
 
 

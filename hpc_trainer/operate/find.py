@@ -8,11 +8,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
-from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.layout import SweepPaths, default_runs_dir
 from hpc_trainer.runs.reading import Faults, exists, list_folder
 from hpc_trainer.state.lost import known_specs
 from hpc_trainer.state.status import SweepStatus, read_status
 from hpc_trainer.state.submissions import read_ledger
+
+
+def configured_runs_dir() -> Path:
+    """$HPC_TRAINER_RUNS, else the project file, else the person's own file, else ./runs."""
+    from hpc_trainer.config.compose.project import own_defaults
+
+    own = None if os.environ.get("HPC_TRAINER_RUNS") else own_defaults().get("paths.runs_dir")
+    return Path(str(own)).expanduser() if own else default_runs_dir()
 
 
 def list_sweeps(runs_dir: Path) -> list[SweepPaths]:
@@ -97,6 +105,19 @@ def select(
             return status, find_runs(status, names)
     status = read_status(find_sweep(runs_dir, None), is_look=is_look)
     return status, find_runs(status, names)
+
+
+def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
+    """In words: other sweeps have runs of these ids, and nobody said which is meant. None: it is clear."""
+    if sweep is not None or not names or list(names) == [status.sweep.name]:
+        return None
+    folder, wanted = status.sweep.folder, set(run_ids)
+    others = [
+        each.name for each in list_sweeps(folder.parent) if each.name != folder.name and wanted & {*_run_ids(each)}
+    ]
+    if not others:
+        return None
+    return f"{', '.join(names)} is taken of sweep {folder.name}; {', '.join(others)} has it too: --sweep names one."
 
 
 def _is_sweep(folder: Path) -> bool:

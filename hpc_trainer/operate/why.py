@@ -149,7 +149,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
         yield run.warning
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
-    yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)"
+    yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")
     first_weights = read_first_weights(status.sweep.run(run.run_id), status.faults)
     if first_weights is not None:
         yield first_weights.line()

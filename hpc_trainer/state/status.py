@@ -84,8 +84,8 @@ class RunStatus:
 
     @property
     def progress(self) -> str:
-        """Steps as a table shows them: `120/200`; `120` of a program that has not said how many there are."""
-        return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step)
+        """Steps as a table shows them: `120/200`; of a program that has not said how many there are `120`, or `-`."""
+        return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step or "-")
 
     @property
     def error(self) -> Mapping[str, Any]:

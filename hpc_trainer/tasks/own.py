@@ -42,10 +42,13 @@ class OwnTask:
         self.counts_targets = self._count is not None
         self.collate: Callable[[list[Any]], Any] | None = getattr(own, "collate", None)
         self._names: tuple[str, ...] = ()
+        self._is_checked = False
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """As the protocol says. Raises ConfigError: it is no scalar to go back from."""
-        loss, _ = self._told(model, batch)
+        loss, told = self._told(model, batch)
+        if not self._is_checked:
+            self._check(told)
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise ConfigError(
                 f"{self._what}: the loss does not hang on the model's weights, so nothing can be learned. Compute it "
@@ -118,6 +121,14 @@ class OwnTask:
                     "batch) instead."
                 )
         return found
+
+    def _check(self, told: Mapping[str, Any]) -> None:
+        """What evaluations need, at the first step: the first evaluation may come at the end of a long training."""
+        meters = self.metrics()
+        for name, value in told.items():
+            if name not in meters:
+                self._scalar(value, name)
+        self._is_checked = True
 
     def _told(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         told = self._own.loss(model, batch)

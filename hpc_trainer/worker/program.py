@@ -27,7 +27,7 @@ from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.conclude import Stop, conclude_start
 from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
-from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, words_of
+from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, one_line, words_of
 from hpc_trainer.worker.program_story import Story
 
 ASKED = "exit 75"
@@ -125,12 +125,12 @@ class _Rank:
         make_folder(self._paths.own_checkpoints)
         words = words_of(self._config, self._paths)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
-        print(f"{_STARTS}{self._config.train.command_dir}: {words}", flush=True)
+        print(f"{_STARTS}{self._config.train.command_dir}: {one_line(words)}", flush=True)
         self._program = Program(words, environ, self._config.train.command_dir)
         self._follow(self._program)
         code = self._program.code
         if self._story is not None:
-            self._story.look()
+            self._story.look(is_last=True)
         if code is not None and -code in _STOPS and not self._stop.is_set:
             time.sleep(1.0)  # some sites signal every process of a job: ours is told in this moment
         if code == ExitCode.REQUEUED and not self._stop.is_set:
@@ -189,7 +189,7 @@ class _Rank:
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         frame = own_frame(output)
         message = f"the program ended with {_told(code)}"
-        print(f"{message}: {self._program.words if self._program else ''}", file=sys.stderr, flush=True)
+        print(f"{message}: {one_line(self._program.words if self._program else ())}", file=sys.stderr, flush=True)
         record = record_of(
             self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
             cause="killed" if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),

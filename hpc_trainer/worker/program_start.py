@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -49,6 +50,11 @@ def words_of(config: TrainConfig, paths: RunPaths, environ: Mapping[str, str] = 
                 words.insert(place + 1, "-P")
                 break
     return words
+
+
+def one_line(words: Sequence[str]) -> str:
+    """The words as a shell takes them, but for line breaks in a value."""
+    return r"\n".join(shlex.join(words).splitlines())
 
 
 def _frozen(word: str, folder: str, copies: Mapping[str, str]) -> str:
@@ -112,9 +118,7 @@ def meeting_place(
     """
     if env.rank == 0:
         address = config.cluster.master_addr or (_LOOPBACK if env.num_nodes == 1 else socket.gethostname())
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
+        port = _reserved_port()
         if env.world_size > 1:
             told = {"incarnation": env.incarnation, "address": address, "port": port}
             write_json(paths.rendezvous, told, sync=False)
@@ -131,6 +135,20 @@ def meeting_place(
         f"rank {env.rank} waited {config.parallel.timeout_s} s for rank 0 in vain (parallel.timeout_s): it did not "
         "start, or its node does not see the folder of runs."
     )
+
+
+def _reserved_port() -> int:
+    """A free port that the kernel gives to nobody else for a minute, until the program listens on it.
+
+    A connection is made and left over it: in TIME_WAIT only who names the port may have it, with SO_REUSEADDR, as
+    servers do. Two programs that start at once would sometimes get the same one otherwise.
+    """
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        with socket.create_connection((_LOOPBACK, port)) as client:
+            server.accept()[0].close()  # the side that closes first is the one that waits
+            client.recv(1)
+    return port
 
 
 class Program:
@@ -154,11 +172,14 @@ class Program:
                 preexec_fn=in_own_group,  # noqa: PLW1509  (no other thread runs yet)
             )  # fmt: skip
         except OSError as error:
-            where = f"It is looked for in PATH={environ['PATH']}." if "/" not in words[0] else ""
-            raise ConfigError(
-                f"train.command: {words[0]} cannot be started in {folder}: {error.strerror or error}. {where} Name it "
-                "by its whole path, or put it on PATH by cluster.setup or cluster.env."
-            ) from error
+            advice = (
+                f"It is looked for in PATH={environ['PATH']}. Name it by its whole path, or put it on PATH by "
+                "cluster.setup or cluster.env."
+            )
+            if "/" in words[0]:
+                advice = "It must be there on the node, executable (chmod +x FILE), and a script begins with #!."
+            why = error.strerror or str(error)
+            raise ConfigError(f"train.command: {words[0]} cannot be started in {folder}: {why}. {advice}") from error
 
     @property
     def code(self) -> int | None:

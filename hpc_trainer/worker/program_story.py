@@ -33,10 +33,12 @@ class Story:
             every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop,
         )  # fmt: skip
 
-    def look(self) -> None:
+    def look(self, *, is_last: bool = False) -> None:
         """Takes in what is new, and gives a sign of life. Raises SupersededError: a later attempt has begun."""
         for told in self._lines.read():
             self._take(told)
+        if is_last:  # what it told since the last sign stands nowhere else if it failed
+            self._signs.every_s = 0.0
         self._signs.tell(self.step or 0)
 
     def _take(self, told: Told) -> None:

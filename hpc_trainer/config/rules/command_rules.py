@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hpc_trainer.config import script_words
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.program import RUN_PLACES, placeholders, script_files, split_words, values_of
+from hpc_trainer.config.program import (
+    RUN_PLACES,
+    placeholders,
+    script_files,
+    shell_words,
+    split_words,
+    values_of,
+)
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError
 
@@ -52,12 +64,34 @@ def command_problems(config: TrainConfig) -> Iterator[str]:
     if not folder.is_dir():
         yield f"train.command_dir={config.train.command_dir} must be a folder; there is none."
         return
+    for word in shell_words(command)[:1]:
+        yield f"train.command: {word} is a shell's, and no shell reads the command. Write sh -c {shlex.quote(command)}."
+    yield from _no_program(config, words[0], folder)
     for name in script_files(words):
         if not (folder / name).is_file():
             yield (
                 f"train.command runs {name}, and {folder.absolute()} has no such file. Submit from the folder that it "
                 "is relative to, name that by train.command_dir, or write the whole path."
             )
+
+
+def _no_program(config: TrainConfig, word: str, folder: Path) -> Iterator[str]:
+    """What is wrong with the first word. The PATH of this process says nothing of a node."""
+    if "{" in word:
+        return
+    if "/" in word:
+        file = folder / word
+        if file.is_file() and not os.access(file, os.X_OK):
+            yield f"train.command: {word} is not executable: chmod +x {word}, or name what runs it, as: python {word}"
+        return
+    cluster = config.cluster
+    is_here = cluster.executor is Executor.local and not cluster.setup and "PATH" not in cluster.env
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if is_here and cluster.python is None and shutil.which(word, path=path) is None:
+        yield (
+            f"train.command: {word} is no program on this machine's PATH. Write its whole path, or sh -c '...' for "
+            "what a shell knows."
+        )
 
 
 def _wrong_place(name: str, value_of: Callable[[str], str]) -> Iterator[str]:
@@ -67,13 +101,22 @@ def _wrong_place(name: str, value_of: Callable[[str], str]) -> Iterator[str]:
         yield str(error)
 
 
-def unread_overrides(config: TrainConfig, overrides: Iterable[str]) -> Iterator[str]:
-    """Overrides that change nothing: the command reads no such key, and the run would only get another name."""
+def unread_overrides(config: TrainConfig, overrides: Iterable[str], axes: Iterable[str] = ()) -> Iterator[str]:
+    """Overrides that change nothing: the command reads no such key, and the run would only get another name.
+
+    Args:
+        axes: keys that differ over the grid. One of `params` that is fixed may be there to name runs.
+    """
     read = set(placeholders(config.train.command or ""))
     for line in overrides:
         key = line.lstrip("+~").partition("=")[0].partition("@")[0]
         head = key.replace("/", ".").partition(".")[0]
-        is_read = any(name == key or name.startswith(f"{key}.") for name in read)
+        is_read = any(f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.") for name in read)
+        if head == "params" and key in axes and not is_read:
+            yield (
+                f"{key} is an axis of the grid, and train.command does not read it: its runs would all do the same. "
+                f"Hand it on: {{{key}}}; or repeat runs by seed=0,1,2."
+            )
         is_read = is_read or (head == "tracker" and config.tracker.name.is_synced)
         if head in _OF_EVERY_RUN or key in _KEYS or is_read or ("." not in key and head not in _SECTIONS):
             continue

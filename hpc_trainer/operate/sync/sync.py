@@ -13,11 +13,13 @@ from typing import Any
 from hpc_trainer.config.schema.tracker import TrackerConfig, TrackerName
 from hpc_trainer.config.trackers import missing_package
 from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError
+from hpc_trainer.operate.find import select
 from hpc_trainer.operate.sync.logged import Destination, read_logged
 from hpc_trainer.operate.sync.to_mlflow import ToMlflow
 from hpc_trainer.operate.sync.to_wandb import ToWandb
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.reading import read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
@@ -49,6 +51,22 @@ class SyncResult:
     """Run id -> what its tracker, or its package, said."""
     num_not_begun: int = 0
     has_given_up: bool = False
+
+
+def tracker_named(name: str, option: str) -> TrackerName:
+    """The tracker of this name. Raises ConfigError: none is synced so; `option` is how it was asked for."""
+    if name not in (each.value for each in TrackerName if each.is_synced):
+        raise ConfigError(f"{option}{name}: it is wandb or mlflow.")
+    return TrackerName(name)
+
+
+def sync_named(
+    runs_dir: Path, names: Sequence[str], sweep: str | None, to: TrackerName | None
+) -> tuple[SweepStatus, SyncResult]:
+    """As `sync_runs`, of what a person names (`operate/find.py`)."""
+    status, run_ids = select(runs_dir, names, sweep, is_look=True)
+    set_umask(status.sweep.is_group_readable)
+    return status, sync_runs(status, run_ids, to)
 
 
 def sync_runs(status: SweepStatus, run_ids: Sequence[str], to: TrackerName | None) -> SyncResult:

@@ -88,6 +88,7 @@ def test_ours_and_the_apps_words_never_meet(app: LocalDriver) -> None:
     [
         (("model=lime",), "Could not find 'model/lime'"),
         (("model.degre=3",), "Did you mean model.degree?"),
+        (("modl=cubic",), "Did you mean model?"),
         (("lr=(1",), "Error parsing override 'lr=(1'"),
         (("lr=1", "--wait"), "--wait stands after --app train.py, where all is the app's"),
     ],

@@ -133,7 +133,8 @@ def test_log_says_what_it_takes(local: LocalDriver, words: list[str]) -> None:
     assert (done.returncode, "hpc-trainer log step=10 loss=0.3" in done.stderr) == (2, True)
 
 
-def test_a_shell_script_tells_its_metrics(local: LocalDriver) -> None:
-    script = f"{sys.executable} -m hpc_trainer log step=5 num_steps=5 loss=0.5"
-    done = local.train("--command", f"sh -c '{script}'", "sweep_name=shell", *FAST)
-    assert (done["step"], done["metrics"]) == (5, {"loss": 0.5})
+def test_what_a_shell_script_told_last_is_known_when_it_has_failed(local: LocalDriver) -> None:
+    script = f"{sys.executable} -m hpc_trainer log step=5 num_steps=9 loss=0.5; exit 3"
+    local.run("train", "--command", f"sh -c '{script}'", "sweep_name=shell", check=False)  # ends before a heartbeat
+    (run,) = local.json("status", "shell")["runs"]
+    assert (run["state"], run["step"], run["num_steps"], run["metrics"]) == ("FAILED", 5, 9, {"loss": 0.5})

@@ -1,7 +1,8 @@
-"""`hpc_trainer.plan` and `hpc_trainer.submit`: what the command line does, as typed objects."""
+"""`hpc_trainer.plan`, `submit` and `sync`: what the command line does, as typed objects."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from hpc_trainer.launch.grids import retry
 from hpc_trainer.launch.known import known_of
 from hpc_trainer.launch.plan import SweepPlan
 from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.runs.states import RunState
+from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
 
 GRID = ("cluster=slurm", "experiment=digits", "optim.lr=1e-3,3e-3", "sweep_name=mine")
 
@@ -31,6 +35,35 @@ def test_a_plan_is_typed_and_writes_nothing(runs_dir: Path, fake_slurm: FakeSlur
     assert (plan.problems, plan.num_to_submit, set(plan.states.values())) == ((), 2, {RunState.NEW})
     assert not runs_dir.exists()
     assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_hydra_app_is_a_grid_as_on_the_command_line(
+    tmp_path: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Path(__file__).parents[3] / "jobs"
+    shutil.copytree(jobs / "hydra_app_conf", tmp_path / "hydra_app_conf")
+    shutil.copy(jobs / "hydra_app.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    app = "hydra_app.py lr=1e-3,1e-2"
+    done = hpc_trainer.submit("cluster=slurm", app=app)
+    assert [spec.axes["params.lr"] for spec in done.plan.specs] == ["0.001", "0.01"]
+    assert done.num_submitted == 2
+    assert hpc_trainer.plan("cluster=slurm", app=app).num_to_submit == 0
+
+
+def test_sync_tells_a_tracker_what_the_newest_sweep_has_logged(runs_dir: Path) -> None:
+    sweep = SweepOnDisk(runs_dir / "tracked", make_specs(1, "tracker=mlflow"))
+    sweep.start(attempt=0)
+    log = MetricsLog(sweep.run().metrics)
+    for step in (1, 2):
+        log.append(step, {"loss": 1 / step, "time": 1e9})
+    sweep.end(attempt=0, state=RunState.FAILED, cause="exception", step=2)
+    (run,) = hpc_trainer.sync().synced
+    assert (run.run_id, run.step, run.num_new) == (sweep.specs[0].run_id, 2, 2)
+    assert hpc_trainer.sync(run.run_id, to="mlflow", runs_dir=runs_dir).synced[0].num_new == 0
+    assert (runs_dir / "mlruns").is_dir()
+    with pytest.raises(ConfigError, match="to=mlfow: it is wandb or mlflow"):
+        hpc_trainer.sync(to="mlfow")
 
 
 def test_a_submit_does_what_was_planned_once(runs_dir: Path, fake_slurm: FakeSlurm) -> None:

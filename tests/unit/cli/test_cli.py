@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from hpc_trainer.cli.main import main
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.states import DONE, RunState
 from tests.unit.runs.builders import make_spec, make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
@@ -346,13 +347,31 @@ def test_wrong_usage_is_exit_2(cli: Cli, argv: list[str]) -> None:
     assert "Usage" in err
 
 
+@pytest.mark.usefixtures("fake_slurm")
+@pytest.mark.parametrize("verb", ["retry", "cancel"])
+def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, runs_dir: Path, verb: str) -> None:
+    for number, name in enumerate(("old", "new")):
+        specs = make_specs(1)
+        sweep = SweepOnDisk(runs_dir / name, specs)
+        sweep.start(attempt=0)
+        sweep.end(attempt=0, state=RunState.COMPLETED, cause="completed", step=9, saved_step=9)
+        sweep.run().marker(DONE).touch()  # nothing to do for either verb
+        os.utime(runs_dir / name / "specs.jsonl", (1e9 + number, 1e9 + number))
+    _, _, err = cli(verb, specs[0].run_id)
+    assert f"Note: {specs[0].run_id} is taken of sweep new; old has it too: --sweep names one." in err
+    _, _, err = cli(verb, specs[0].run_id, "--sweep", "old")
+    assert "Note" not in err
+
+
 def test_help_and_version(cli: Cli) -> None:
     code, out, _ = cli("--help")
     assert code == 0
-    for verb in ("train", "plan", "submit", "status", "logs", "cancel", "results"):
-        assert f"  {verb} " in out
+    verbs = [line.split()[0] for line in out.partition("Commands:")[2].splitlines() if re.match("  [a-z]", line)]
+    assert {"train", "plan", "submit", "status", "logs", "cancel", "results", "retry", "export"} <= set(verbs)
+    for verb in verbs:
         verb_code, verb_out, _ = cli(verb, "--help")
-        assert (verb_code, "--json" in verb_out) == (0, True)
+        assert (verb_code, "--json" in verb_out) == (0, verb != "log")
+        assert all(of_python not in verb_out for of_python in ("list[", "<", "[[", "...]...")), verb_out
     code, out, _ = cli("--version")
     assert (code, out.split()[0]) == (0, "hpc-trainer")
 

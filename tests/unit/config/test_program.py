@@ -105,7 +105,19 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
     ("command", "words", "says"),
     [
         ("python train.py {lr}", ["params.lr=1"], r"\{lr\} is no key .* Did you mean params.lr\?"),
-        ("python train.py {run.dirr}", [], r"Did you mean run.dir\?"),
+        ("python train.py {run.dirr}", [], r"Did you mean run.dir\? Write"),
+        ("python train.py {params.lr}", [], r"\{params.lr\} has no value: add params.lr=VALUE. Write"),
+        (
+            "python train.py {params.lrr}",
+            ["params.lr=1"],
+            r"no value: add params.lrr=VALUE. Did you mean params.lr\? W",
+        ),
+        ("python train.py", ["params.lr=1,2"], r"params.lr is an axis .* Hand it on: \{params.lr\}"),
+        ("cd x && python train.py", [], r"&& is a shell's.* sh -c 'cd x && python train.py'"),
+        ("python train.py > {run.dir}/out", [], "> is a shell's"),
+        ("pythn train.py", [], "pythn is no program on this machine's PATH"),
+        ("cd x", [], "cd is no program on this machine's PATH"),
+        ("./train.py", [], r"./train.py is not executable: chmod \+x ./train.py"),
         ("python train.py {}", [], r"\{\} names nothing"),
         ("python train.py {", [], "brace at character 17 is alone"),
         ("python 'train.py", [], "No closing quotation"),
@@ -123,6 +135,21 @@ def test_a_value_of_the_environment_is_the_programs_own() -> None:
 def test_what_is_wrong_is_said_when_it_is_planned(command: str, words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         _freeze(command, *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python train.py {params}", ["params.lr=1,2"]),
+        ("python train.py", ["params.note=first", "seed=0,1"]),
+        ("expr 2 '>' 1", []),
+        ("pythn train.py", ["+cluster.env.PATH=/opt/bin"]),
+        ("pythn train.py", ["cluster.setup=[module load python]"]),
+        ("{params.python} train.py", ["params.python=pythn"]),
+    ],
+)
+def test_what_may_be_right_is_not_refused(command: str, words: list[str]) -> None:
+    assert _freeze(command, *words).specs
 
 
 def test_metrics_that_a_program_tells_may_go_to_a_tracker() -> None:

@@ -52,6 +52,12 @@ def test_where_and_how_it_runs_may_change(spec: RunSpec) -> None:
     assert spec.shape.time_limit_min != 480, "what was frozen is not edited"
 
 
+def test_a_program_may_run_elsewhere_too() -> None:
+    program = make_spec("cluster=slurm", "train.command='sh -c true'")
+    made = _changed(program, "cluster.setup=[module load cuda]", "hardware.time_limit_min=5")
+    assert (made.shape.time_limit_min, made.num_steps) == (5, 0)
+
+
 REFUSED = {
     "optim.lr=0.1": "optim.lr=0.1: retry changes cluster.* and hardware.*. Another optim.lr is another run",
     "hardware=gpu_x2": "hardware=gpu_x2: retry takes single keys, as hardware.KEY=VALUE",

@@ -98,6 +98,32 @@ def test_metrics_must_be_numbers_and_the_same_ones_each_time() -> None:
         _sums(task)
 
 
+def _no_package(self: Any) -> dict[str, Any]:
+    raise ModuleNotFoundError("No module named 'torchmetrics'", name="torchmetrics")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told", "error", "words"),
+    [
+        (_no_package, {}, ModuleNotFoundError, "torchmetrics"),
+        (lambda self: {"acc": 3}, {}, ConfigError, "no metric of torchmetrics"),
+        (lambda self: {}, {"acc": [1, 2]}, ConfigError, "the metric 'acc' is a list"),
+    ],
+)
+def test_what_only_an_evaluation_needs_is_looked_at_by_the_first_step(
+    metrics: Any, told: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """The first evaluation may come at the end of a long training."""
+    task = _task(lambda found: (found.mean(), told), metrics=metrics)
+    with pytest.raises(error, match=words):
+        task.loss(_model(), BATCH)
+
+
+def test_metrics_may_be_returned_by_evaluations_alone() -> None:
+    task = _task(lambda found: found.mean(), metrics=lambda self: {"mae": MeanAbsoluteError()})
+    assert task.loss(_model(), BATCH).ndim == 0
+
+
 def test_a_metric_of_torchmetrics_takes_what_the_loss_returned() -> None:
     metrics = {"mae": MeanAbsoluteError()}
     task = _task(lambda found: (found.mean(), {"mae": (found, BATCH["y"])}), metrics=lambda self: metrics)

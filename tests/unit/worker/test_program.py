@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.config.schema.train import CommandPer, TrainConfig
-from hpc_trainer.errors import NoProgressError
+from hpc_trainer.errors import ConfigError, NoProgressError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.told_metrics import VARIABLE
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.worker import program
 from hpc_trainer.worker.program import ASKED
-from hpc_trainer.worker.program_start import environment_of, words_of
+from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, words_of
 
 PLACE = ("node1", 4321)
 
@@ -73,6 +76,27 @@ def test_a_rank_finds_its_place(tmp_path: Path, paths: RunPaths, monkeypatch: py
     assert found[VARIABLE] == str(paths.folder / "logs" / "attempt-002.metrics.jsonl")
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
     assert "PET_NNODES" not in found
+
+
+def test_the_port_of_rank_0_is_given_to_nobody_else_before_it_listens(tmp_path: Path, paths: RunPaths) -> None:
+    """Of a kernel's free ports two programs that start at once could have got the same one."""
+    env = dataclasses.replace(_env(rank=0), world_size=1, num_nodes=1)
+    place = meeting_place(_config("x", tmp_path), paths, env, lambda: False)
+    assert place is not None
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", place[1]))
+    with socket.create_server(("", place[1])) as server:  # as stores and servers do: SO_REUSEADDR
+        assert server.getsockname()[1] == place[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [("pythn", "No such file or directory. It is looked for in PATH=.* cluster.env"), ("./fit", "chmod [+]x FILE")],
+)
+def test_a_program_that_cannot_be_started_says_what_to_do(tmp_path: Path, word: str, says: str) -> None:
+    (tmp_path / "fit").touch()
+    with pytest.raises(ConfigError, match=says):
+        Program([word], dict(os.environ), str(tmp_path))
 
 
 def test_a_program_of_a_node_is_told_what_torchrun_asks_for(
