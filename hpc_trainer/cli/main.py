@@ -336,13 +336,19 @@ def report(
     warmup_steps: Annotated[
         int | None, typer.Option("--warmup-steps", help="Steps of each attempt left out of speeds; else 20.")
     ] = None,
+    exports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--exports", help="Exports, or a folder of some: accuracy against size and latency; may be repeated."
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
     from hpc_trainer.cli.report_verb import run_report
 
-    run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, as_json=as_json)
+    run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, exports=exports or (), as_json=as_json)
 
 
 @app.command()
@@ -375,6 +381,9 @@ def export(
     step: StepOption = None,
     raw: Raw = False,
     name: Annotated[str, typer.Option("--object", help="Of your own loop: what run.save calls the model.")] = "model",
+    all_ways: Annotated[
+        bool, typer.Option("--all", help="Every format and quantization that the model can have, in one folder.")
+    ] = False,
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Without latency and metrics, which take the validation set.")
     ] = False,
@@ -396,7 +405,7 @@ def export(
         which=Which(best=best, step=step, raw=raw, name=name), to=to, quantize=quantize, measure=not no_measure,
         tolerance=tolerance, output=output,
     )  # fmt: skip
-    run_export(run, sweep, runs_dir, wanted, as_json=as_json)
+    run_export(run, sweep, runs_dir, wanted, all_ways=all_ways, as_json=as_json)
 
 
 @app.command(name="eval")
