@@ -55,8 +55,8 @@ def write_program(program: ExportedProgram, path: Path) -> None:
 
 
 def read_program(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What `write_program` wrote. It must be our own file: torch unpickles what it cannot read otherwise, and evaluates
-    expressions.
+    """What `write_program` wrote. It must be the user's own file: torch evaluates expressions in it, and its graph may
+    call any function of torch (docs/decisions/0045).
     """
     with quiet():
         return torch.export.load(path).module()

@@ -233,6 +233,7 @@ REPORT = {
         }
     ],
     "notes": list,
+    "exports": list,
 }  # fmt: skip
 
 
