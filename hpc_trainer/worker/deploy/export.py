@@ -39,6 +39,8 @@ class Subject:
     shape: DataShape
     model: nn.Module
     data: Data
+    state: Mapping[str, Any]
+    """What a file of weights holds: the checkpoint's own numbers, as they are there, where no feature changes them."""
 
 
 def export(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
         told: dict[str, Any] = {"inputs": None, "outputs": None, "same": None, "measured": None, **data_facts(None)}
         state, kept, lines = taken.state, None, weights_lines(asked["title"], config, to, None, shape)
     else:
-        state = subject.model.state_dict()
+        state = subject.state
         card["built_for"] = dataclasses.asdict(subject.shape)
         told, kept, lines = _write(subject, path, to, quantize, asked)
     card |= {
@@ -93,7 +95,8 @@ def _subject(config: TrainConfig, taken: Taken, asked: Mapping[str, Any], notes:
         data = open_data(config)
         shape = shape_of(config, taken.made_with, data.samples)
         assert shape is not None
-        return Subject(config, shape, deployed_model(config, shape, taken.state), data)
+        model = deployed_model(config, shape, taken.state)
+        return Subject(config, shape, model, data, model.state_dict() if changes_model(config) else taken.state)
     except Exception as error:
         if not is_plain:
             raise
@@ -152,7 +155,7 @@ def _write_file(subject: Subject, model: nn.Module, path: Path, inputs: torch.Te
             f"one: {name} is {here}, and in that class {there}. Use --to torch_export or --to onnx, which hold what is "
             "computed, too."
         )
-    write_weights(path, model.state_dict())
+    write_weights(path, subject.state if model is subject.model else model.state_dict())
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import to_plain
@@ -67,6 +68,15 @@ def test_the_card_says_what_the_file_is(tmp_path: Path) -> None:
     page = (out / "card.md").read_text()
     assert page == as_page(card)
     assert f"| mlp (`hpc_trainer.models.mlp.Mlp`), {total:,} numbers, {4 * 64 / total:.1%} of them zero |" in page
+
+
+def test_numbers_keep_the_format_of_the_checkpoint(tmp_path: Path) -> None:
+    """As of precision=bf16_sr, whose weights are of 16 bits; the model that they are proved in has 32."""
+    card = export(_asked(tmp_path, _mlp().bfloat16()))["card"]
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert {each.dtype for each in saved.values()} == {torch.bfloat16}
+    assert card["model"]["num_bytes"] == 2 * card["model"]["num_numbers"]
+    assert card["same"]["max_abs_difference"] == 0
 
 
 def test_without_measuring_weights_are_taken_as_they_are(tmp_path: Path) -> None:
