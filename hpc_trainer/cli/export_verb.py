@@ -1,20 +1,30 @@
-"""`hpc-trainer export`: a run's weights in a folder of their own."""
+"""`hpc-trainer export`: a run's model in a folder of its own."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
+from typing import Any
 
-from hpc_trainer.cli.common import print_json, short_number
+from hpc_trainer.cli.common import print_json, print_next, print_table, short_number
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
-from hpc_trainer.operate.export import Wanted, export
-from hpc_trainer.operate.show import find_run
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.operate.deploy.all_ways import export_all
+from hpc_trainer.operate.deploy.export import Wanted, export
+from hpc_trainer.operate.show import Known, find_run
 
 
-def run_export(name: str, sweep: str | None, runs_dir: Path | None, wanted: Wanted, *, as_json: bool) -> None:
+def run_export(
+    name: str, sweep: str | None, runs_dir: Path | None, wanted: Wanted, *, all_ways: bool, as_json: bool
+) -> None:
     """Writes the folder and says what is in it."""
-    done = export(find_run(resolve_runs_dir(runs_dir), name, sweep), wanted)
+    run = find_run(resolve_runs_dir(runs_dir), name, sweep)
+    if all_ways:
+        _run_all(run, wanted, as_json=as_json)
+        return
+    done = export(run, wanted)
     if as_json:
         print_json(dataclasses.asdict(done))
         return
@@ -25,6 +35,52 @@ def run_export(name: str, sweep: str | None, runs_dir: Path | None, wanted: Want
             f"{short_number(done.num_elements)} numbers, {short_number(done.num_bytes)}B. Folder: {done.folder}"
         )
     )
+    for line in _measured(done.card):
+        print(as_typed(line))
     for note in done.notes:
         print(as_typed(f"Note: {note}"))
-    print(as_typed(f"To load them: python {Path(done.folder) / 'load.py'}"))
+    print(as_typed(f"To load it: python {Path(done.folder) / 'load.py'}"))
+
+
+def _run_all(run: Known, wanted: Wanted, *, as_json: bool) -> None:
+    if wanted.quantize is not None or wanted.tolerance is not None or wanted.to != Wanted().to:
+        raise ConfigError("--all is every --to with every --quantize. Leave these and --tolerance out.")
+    done = export_all(run, wanted, lambda each: print(f"{each} ..", file=sys.stderr))
+    if as_json:
+        print_json(dataclasses.asdict(done))
+        return
+    rows = []
+    for each in done.exports:
+        measured = each.card["measured"]
+        side = {"metrics": {}, "latency": {}} if measured is None else measured["exported"]
+        figures = [f"{value:.4f}" for value in side["metrics"].values()]
+        figures += [f"{1e3 * told['median_s']:.3g} ms" for told in side["latency"].values()]
+        rows.append([Path(each.folder).name, f"{short_number(each.num_bytes)}B", *figures])
+    measured = done.exports[0].card["measured"] or {"exported": {"metrics": {}, "latency": {}}}
+    named = [name.upper() for name in measured["exported"]["metrics"]]
+    named += [f"BATCH OF {batch}" for batch in measured["exported"]["latency"]]
+    print_table(["EXPORT", "SIZE", *named], rows)
+    for name, why in done.refused.items():
+        print(as_typed(f"Note: no {name}: {why}"))
+    print(as_typed(f"Folder: {done.folder}"))
+    print_next(f"report {run.sweep.name} --exports {done.folder}")
+
+
+def _measured(card: dict[str, Any]) -> list[str]:
+    """What a person looks for first; the rest stands in card.md."""
+    measured, same, lines = card["measured"], card["same"], []
+    if measured is not None:
+        was, now = measured["original"], measured["exported"]
+        lines += [
+            f"  {name}: {was['metrics'][name]:.4f} -> {value:.4f}, on {measured['num_samples']} validation samples"
+            for name, value in now["metrics"].items()
+        ]
+        for batch, told in now["latency"].items():
+            before, after = (1e3 * each["median_s"] for each in (was["latency"][batch], told))
+            lines.append(f"  latency of a batch of {batch}: {before:.3g} ms -> {after:.3g} ms (medians, n={told['n']})")
+    if same is not None:
+        lines.append(
+            f"  outputs differ by at most {same['max_abs_difference']:.3g} on {same['num_samples']} validation samples "
+            f"(allowed: {same['tolerance']:.3g})"
+        )
+    return lines

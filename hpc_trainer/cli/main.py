@@ -16,15 +16,20 @@ from hpc_trainer.cli.complete import complete_names, complete_runs
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
+    Best,
     Command,
     ConfigDir,
+    DataOverrides,
     EveryRun,
     Extend,
     Fresh,
     Json,
+    ModelTarget,
     Names,
     Overrides,
+    Raw,
     RunsDir,
+    StepOption,
     SweepArgument,
     SweepOption,
     Trust,
@@ -348,13 +353,21 @@ def report(
         int | None,
         typer.Option("--warmup-steps", metavar="N", help="Steps of each attempt left out of speeds; else 20."),
     ] = None,
+    exports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--exports",
+            metavar="PATH",
+            help="Exports, or a folder of some: accuracy against size and latency; may be repeated.",
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
     from hpc_trainer.cli.report_verb import run_report
 
-    run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, as_json=as_json)
+    run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, exports=exports or (), as_json=as_json)
 
 
 @app.command(cls=Verb)
@@ -379,16 +392,35 @@ def export(
         str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="Format of the file: safetensors or torch.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="safetensors, torch (weights alone), torch_export, onnx (they run by themselves).",
+        ),
     ] = "safetensors",
-    best: Annotated[bool, typer.Option("--best", help="The one that checkpoint.keep_best keeps.")] = False,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="NAME", help="dynamic_int8, int8 or int4: smaller, and mostly faster."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")] = False,
+    best: Best = False,
+    step: StepOption = None,
+    raw: Raw = False,
     name: Annotated[
         str, typer.Option("--object", metavar="NAME", help="Of your own loop: what run.save calls the model.")
     ] = "model",
+    all_ways: Annotated[
+        bool, typer.Option("--all", help="Every format and quantization that the model can have, in one folder.")
+    ] = False,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Without latency and metrics, which take the validation set.")
+    ] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance", metavar="SHARE", help="How far outputs of --quantize may be off, as a share of the largest."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="The folder; else RUN-step-N here.")
     ] = None,
@@ -396,12 +428,76 @@ def export(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's weights into one file, with its configuration and ten lines that load it in plain PyTorch."""
+    """Write a run's model into one file that loads in ten lines, and its size, latency and metrics beside it."""
     from hpc_trainer.cli.export_verb import run_export
-    from hpc_trainer.operate.export import Wanted
+    from hpc_trainer.operate.deploy.checkpoint import Which
+    from hpc_trainer.operate.deploy.export import Wanted
 
-    wanted = Wanted(to=to, best=best, step=step, raw=raw, name=name, output=output)
-    run_export(run, sweep, runs_dir, wanted, as_json=as_json)
+    wanted = Wanted(
+        which=Which(best=best, step=step, raw=raw, name=name), to=to, quantize=quantize, measure=not no_measure,
+        tolerance=tolerance, output=output,
+    )  # fmt: skip
+    run_export(run, sweep, runs_dir, wanted, all_ways=all_ways, as_json=as_json)
+
+
+@app.command(name="eval", cls=Verb)
+def evaluate(
+    target: ModelTarget,
+    overrides: DataOverrides = None,
+    best: Best = False,
+    step: StepOption = None,
+    raw: Raw = False,
+    sweep: SweepOption = None,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data; here."""
+    from hpc_trainer.cli.eval_verb import run_eval
+    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.operate.deploy.ask_model import Target
+    from hpc_trainer.operate.deploy.checkpoint import Which
+
+    which = Which(best=best, step=step, raw=raw)
+    given = Target(
+        name=target, runs_dir=resolve_runs_dir(runs_dir), sweep=sweep, which=which, overrides=overrides or (),
+        config_dirs=config_dir or (), trust=trust or (),
+    )  # fmt: skip
+    run_eval(given, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def predict(
+    target: ModelTarget,
+    overrides: DataOverrides = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="FILE.jsonl, a line a sample, or FILE.npz, arrays of numpy."
+        ),
+    ] = Path("predictions.jsonl"),
+    best: Best = False,
+    step: StepOption = None,
+    raw: Raw = False,
+    sweep: SweepOption = None,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write what a run's model, or an export, predicts for each sample of its validation set or of other data; here."""
+    from hpc_trainer.cli.eval_verb import run_predict
+    from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.operate.deploy.ask_model import Target
+    from hpc_trainer.operate.deploy.checkpoint import Which
+
+    which = Which(best=best, step=step, raw=raw)
+    given = Target(
+        name=target, runs_dir=resolve_runs_dir(runs_dir), sweep=sweep, which=which, overrides=overrides or (),
+        config_dirs=config_dir or (), trust=trust or (),
+    )  # fmt: skip
+    run_predict(given, output, as_json=as_json)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_sweeps
+from hpc_trainer.cli.complete import complete_names, complete_overrides, complete_runs, complete_sweeps
 
 
 def _no_names(context: typer.Context, words: list[str] | None) -> list[str] | None:
@@ -62,6 +62,26 @@ Overrides = Annotated[
         autocompletion=complete_overrides,
     ),
 ]
+DataOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[data=CHOICE|data.KEY=VALUE]...",
+        help="Other data than the run's.",
+        show_default=False,
+        autocompletion=complete_overrides,
+    ),
+]
+ModelTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|EXPORT",
+        help="A run's id, its beginning or end; or the folder of an export.",
+        autocompletion=complete_runs,
+    ),
+]
+Best = Annotated[bool, typer.Option("--best", help="The checkpoint that checkpoint.keep_best keeps.")]
+StepOption = Annotated[int | None, typer.Option("--step", metavar="N", help="A checkpoint's step; else the newest.")]
+Raw = Annotated[bool, typer.Option("--raw", help="With train.ema_decay: not the averaged weights.")]
 EveryRun = Annotated[bool, typer.Option("--all", "-a", help="A line for each run, also of more than 200.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")]
 ConfigDir = Annotated[

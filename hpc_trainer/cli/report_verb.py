@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
+from hpc_trainer.operate.report.exports import read_exports
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.modes import set_umask
@@ -18,17 +20,20 @@ from hpc_trainer.state.status import read_status
 
 
 def run_report(
-    name: str | None, runs_dir: Path | None, *, output: Path | None, warmup_steps: int | None, as_json: bool
-) -> None:
+    name: str | None, runs_dir: Path | None, *, output: Path | None, warmup_steps: int | None,
+    exports: Sequence[Path], as_json: bool,
+) -> None:  # fmt: skip
     """Writes the page and prints what it says of scaling.
 
     Raises:
         ConfigError: a negative warm-up, or `output` lies in no folder.
+        RunStateError: `exports` holds a folder without a measured export.
     """
     if warmup_steps is not None and warmup_steps < 0:
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     report = build_report(status, warmup_steps=WARMUP_STEPS if warmup_steps is None else warmup_steps)
+    report = dataclasses.replace(report, exports=read_exports(exports))
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():
         raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")
@@ -54,7 +59,7 @@ def report_json(report: Report, page: Path) -> dict[str, Any]:
     scaling = [dataclasses.asdict(each) for each in report.scaling]
     return {
         "sweep": report.sweep, "page": str(page), "counts": dict(report.counts), "runs": runs, "scaling": scaling,
-        "notes": report.notes,
+        "notes": report.notes, "exports": [dataclasses.asdict(each) for each in report.exports],
     }  # fmt: skip
 
 

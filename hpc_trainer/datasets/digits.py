@@ -7,8 +7,9 @@ import gzip
 import importlib.util
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +30,12 @@ class Digits:
     input_shape = (1, 8, 8)
     num_classes = 10
     all_targets_count = True
+    classes = tuple(map(str, range(10)))
 
-    def __init__(self, images: Tensor, targets: Tensor) -> None:
+    def __init__(self, images: Tensor, targets: Tensor, preprocessing: Mapping[str, Any] | None = None) -> None:
         self.images = images
         self.targets = targets
+        self.preprocessing = preprocessing
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -53,8 +56,8 @@ class ShiftedDigits(Digits):
     What moves out is lost; what moves in has the value of the image's corner pixel, which is background.
     """
 
-    def __init__(self, images: Tensor, targets: Tensor, max_shift: int) -> None:
-        super().__init__(images, targets)
+    def __init__(self, images: Tensor, targets: Tensor, max_shift: int, preprocessing: Mapping[str, Any]) -> None:
+        super().__init__(images, targets, preprocessing)
         self.max_shift = max_shift
 
     def augment(self, inputs: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
@@ -98,7 +101,10 @@ def build(config: DigitsConfig, split: Split) -> Digits:
     rows = train if split == "train" else held_out
     images = torch.from_numpy(((pixels[rows] - mean) / std).astype(np.float32)).unsqueeze(1)
     targets = torch.from_numpy(labels[rows])
-    return ShiftedDigits(images, targets, config.max_shift) if config.max_shift else Digits(images, targets)
+    preprocessing = {"pixels": "0 to 16", "mean": [mean], "std": [std], "inputs": "(pixels - mean) / std"}
+    if config.max_shift:
+        return ShiftedDigits(images, targets, config.max_shift, preprocessing)
+    return Digits(images, targets, preprocessing)
 
 
 def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:

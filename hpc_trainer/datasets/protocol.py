@@ -25,6 +25,9 @@ class MapDataset(Protocol):
     It may have a method `fingerprint()` besides: JSON that is the same where the content is the same, and cheap to
     make; no times, no paths. A run that comes back to data with another fingerprint refuses to go on.
 
+    `classes`, a list of names, and `preprocessing`, a mapping that JSON can hold (how raw data become inputs, by which
+    mean and std), are written into the card of an exported model.
+
     An attribute `all_targets_count = True` says that no target of it is ever -100: then nobody need count them.
     """
 

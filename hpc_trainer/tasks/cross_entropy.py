@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -55,6 +55,14 @@ class CrossEntropy(PairTask):
         loss = functional.cross_entropy(logits, targets, reduction="sum")
         right, counted = logits.argmax(-1) == targets, targets != IGNORED
         return loss, right.sum(), counted.sum()
+
+    def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The likeliest `class` and all `probabilities`; of a sequence each token's `class` and its `probability`."""
+        probabilities = outputs.float().softmax(-1)
+        if outputs.ndim == 2:
+            return {"class": outputs.argmax(-1), "probabilities": probabilities}
+        highest, chosen = probabilities.max(-1)
+        return {"class": chosen, "probability": highest}
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
         """As the class says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -37,6 +37,10 @@ class MultiLabel(PairTask):
         told, there = logits > 0, targets > 0.5
         count = logits.new_tensor(logits.numel(), dtype=torch.int64)
         return loss, (told == there).sum(), (told & there).sum(), told.sum() + there.sum(), count
+
+    def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Of each label: whether it is told (`labels`, 0 or 1), and its probability."""
+        return {"labels": (outputs > 0).int(), "probabilities": outputs.float().sigmoid()}
 
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
         """As the class says."""

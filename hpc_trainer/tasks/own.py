@@ -4,6 +4,7 @@ loss(model, batch)      the mean over the batch, a scalar; or (that, metrics), m
 metrics()               optional: {name: a metric of torchmetrics}; `loss` returns what each is updated with
 num_targets(batch)      optional: what `loss` is the mean over, where samples have unlike numbers of it
 collate(samples)        optional: makes a batch of a list of samples
+predictions(model, batch)   optional: {name: tensor [batch, ..]}, for `hpc-trainer predict`
 """
 
 from __future__ import annotations
@@ -103,6 +104,22 @@ class OwnTask:
             "eval_loss": loss / count,
             **{eval_name(n): v / count for n, v in zip(self._names, others, strict=True)},
         }
+
+    def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        """What the person's says. Raises ConfigError: it says nothing, or no tensors."""
+        tell = getattr(self._own, "predictions", None)
+        if not callable(tell):
+            raise ConfigError(
+                f"{self._what} has no method predictions(model, batch), and nobody else knows what of its batches goes "
+                "into the model. Give it one that returns {name: tensor [batch, ..]}."
+            )
+        told: Any = tell(model, batch)
+        if not isinstance(told, Mapping) or not all(isinstance(each, torch.Tensor) for each in told.values()):
+            raise ConfigError(
+                f"{self._what}: predictions(model, batch) returned a {type(told).__name__}; it returns a dict of "
+                "tensors [batch, ..] by name."
+            )
+        return told
 
     def metrics(self) -> Mapping[str, Any]:
         """What the person's `metrics()` makes. Raises ConfigError: they are none of torchmetrics."""

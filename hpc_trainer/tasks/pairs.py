@@ -49,6 +49,14 @@ class PairTask(ABC):
             return None
         return torch.stack([each.to(dtype) for each in self.sums_of(outputs, targets)])
 
+    def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        """As the protocol says."""
+        return self.predictions_of(outputs_of(model, batch[0]))
+
+    def predictions_of(self, outputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Of outputs [batch, ..]: these themselves, as `outputs`."""
+        return {"outputs": outputs}
+
     @abstractmethod
     def figures(self, totals: Sequence[float]) -> dict[str, float]:
         """As the protocol says."""

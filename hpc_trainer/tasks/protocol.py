@@ -67,6 +67,13 @@ class Task(Protocol):
         """
         ...
 
+    def predictions(self, model: nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:
+        """What `model` says of each sample, by names, each [batch, ..]. Targets do not count.
+
+        Raises ConfigError: nobody knows what is a prediction.
+        """
+        ...
+
     def metrics(self) -> Mapping[str, Any]:
         """Fresh metrics of torchmetrics, by the name that they are logged as; {} for most tasks."""
         ...

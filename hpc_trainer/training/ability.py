@@ -171,3 +171,16 @@ class Ability:
 
     def close(self, error: BaseException | None) -> None:
         """At the run's end, also where it could not be built; `error` is what ends it, None if it ends well."""
+
+    # When weights are taken out of a run (`training/deployed.py`): nothing of the above has been called, nobody trains.
+
+    def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What `model`, whole and on the CPU as its class builds it, is about to be given: `weights`, its state in a
+        checkpoint, or others, with what the checkpoint leaves out. May change the modules of `model` in place, as
+        training had them.
+        """
+        return weights
+
+    def deployed(self, model: nn.Module) -> nn.Module:
+        """`model` has its weights: as it is used from now on. The same, or one that computes the same with less."""
+        return model

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -37,6 +37,16 @@ from hpc_trainer.training.precision.formats import build_scaler, set_precision
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
+
+
+class HasShape(Protocol):
+    """What a model is built for: a data set, or what a checkpoint says of one."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def num_classes(self) -> int | None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,7 +227,7 @@ def build_dataset(config: TrainConfig, split: Split, task: Task) -> MapDataset:
     return dataset
 
 
-def build_model(config: TrainConfig, dataset: MapDataset) -> nn.Module:
+def build_model(config: TrainConfig, dataset: HasShape) -> nn.Module:
     """The model that `model=` chose, for the shape of the data.
 
     Raises:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -43,6 +44,37 @@ def with_changes(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
         except (HydraException, OmegaConfBaseException) as error:
             raise composer.explain(error, changes) from error
     return dataclasses.replace(config, **made)
+
+
+def with_data(config: TrainConfig, words: Sequence[str], config_dirs: Sequence[Path] = ()) -> TrainConfig:
+    """The configuration with other data, as `eval RUN data=image_folder data.path=..` names them; `config` stays.
+
+    With `data=CHOICE` all of the section is composed anew; else single keys are changed.
+
+    Raises:
+        ConfigError: a word is of another section, is no single value, or does not fit the schema.
+    """
+    with Composer(config_dirs) as composer:
+        overrides = composer.parse(words)
+        for each in overrides:
+            if each.key_or_group.partition(".")[0] != "data" or each.is_sweep_override():
+                raise ConfigError(
+                    f"{each.input_line}: only the data can be others here, each with one value: data=CHOICE, "
+                    "data.KEY=VALUE."
+                )
+        if any(each.key_or_group == "data" for each in overrides):
+            return dataclasses.replace(config, data=composer.compose(words).data)
+        section = OmegaConf.create({"data": OmegaConf.structured(config.data)})
+        OmegaConf.set_struct(section, True)
+        problem = next(filter(None, (composer.problem_of_key(each, lambda: section) for each in overrides)), None)
+        if problem is not None:
+            raise ConfigError(problem)
+        try:
+            HydraParts(ROOT).apply(overrides, section)
+            data: Any = OmegaConf.to_object(section["data"])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise composer.explain(error, words) from error
+    return dataclasses.replace(config, data=data)
 
 
 def _problem(override: Override) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
@@ -97,6 +98,8 @@ class Report:
     runs: list[RunReport]
     scaling: list[Scaling]
     notes: list[str] = field(default_factory=list)
+    exports: Sequence[ExportReport] = ()
+    """What else the page shows: exports that somebody named."""
 
 
 def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:

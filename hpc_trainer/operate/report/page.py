@@ -9,11 +9,12 @@ from __future__ import annotations
 import html
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpc_trainer.operate.report.charts import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling
+from hpc_trainer.operate.report.exports import ExportReport
 
 # More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
@@ -77,7 +78,7 @@ def render_page(report: Report, now: float | None = None) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{name}</title><style>{_STYLE}</style></head><body>\n"
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{scaling}{_charts(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
+        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
     )
     # Half a surrogate pair, which JSON may hold, is no text that a file could take.
     return page.encode("utf-8", "replace").decode("utf-8")
@@ -165,6 +166,40 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: 
         for row in rows
     )
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+# --- exports ---
+
+
+def _exports(exports: Sequence[ExportReport]) -> str:
+    """What a smaller or faster file costs: a chart for the size and for each batch's latency, and all figures."""
+    metric = next((name for name in _BEST_BY if any(name in each.metrics for each in exports)), None)
+    if metric is None:
+        return ""
+    sides: dict[str, Callable[[ExportReport], float]] = {
+        "megabytes": lambda each: each.num_bytes / 1e6,
+        **{f"ms, batch of {batch}": _milliseconds(batch) for batch in exports[0].latency_s},
+    }
+    charts = []
+    for label, value in sides.items():
+        lines = [
+            Line(name=each.name, points=[(value(each), each.metrics[metric])], colour=index % NUM_COLOURS)
+            for index, each in enumerate(exports)
+            if metric in each.metrics
+        ]
+        chart = line_chart(label, lines, x_label=label, y_label=metric, is_log_x=True)
+        charts.append(_figure(f"{metric} by {label}", chart, legend(lines)))
+    columns = ["Export", "Step", *sides, *exports[0].metrics]
+    rows = [
+        [f"{each.run_id} {each.name}", str(each.step), *(f"{value(each):.4g}" for value in sides.values())]
+        + [_value(each.metrics, name) for name in exports[0].metrics]
+        for each in exports
+    ]
+    return f'<h2>Exports</h2><div class="charts">{"".join(charts)}</div>{_table(columns, rows, first_num=1)}\n'
+
+
+def _milliseconds(batch: str) -> Callable[[ExportReport], float]:
+    return lambda each: 1e3 * each.latency_s[batch]
 
 
 # --- curves ---

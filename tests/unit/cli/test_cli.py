@@ -234,6 +234,7 @@ REPORT = {
         }
     ],
     "notes": list,
+    "exports": list,
 }  # fmt: skip
 
 

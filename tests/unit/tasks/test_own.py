@@ -145,3 +145,14 @@ def test_a_metric_of_torchmetrics_takes_what_the_loss_returned() -> None:
 def test_what_is_no_metric_of_torchmetrics_is_refused(made: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _task(lambda found: found.mean(), metrics=lambda self: made()).metrics()
+
+
+def test_predictions_are_what_the_class_says() -> None:
+    task = _task(None)
+    with pytest.raises(ConfigError, match=r"has no method predictions\(model, batch\)"):
+        task.predictions(_model(), BATCH)
+    task = _task(None, predictions=lambda self, model, batch: {"twice": 2 * torch.ones(3)})
+    assert task.predictions(_model(), BATCH)["twice"].tolist() == [2, 2, 2]
+    task = _task(None, predictions=lambda self, model, batch: torch.ones(3))
+    with pytest.raises(ConfigError, match="returned a Tensor; it returns a dict of tensors"):
+        task.predictions(_model(), BATCH)

@@ -109,3 +109,17 @@ def test_a_model_that_returns_more_than_one_tensor_is_named() -> None:
 
     with pytest.raises(ConfigError, match="Two returns a tuple; the loop takes one tensor"):
         CrossEntropy().loss(Two(), (OUTPUTS, TARGETS))
+
+
+def test_predictions_of_each_task() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
+    told = CrossEntropy().predictions(_Same(), (logits, torch.zeros(2)))
+    assert told["class"].tolist() == [1, 0]
+    assert torch.allclose(told["probabilities"], logits.softmax(-1))
+    tokens = LanguageModel().predictions(_Same(), (logits[None], torch.zeros(1, 2)))
+    assert tokens["class"].tolist() == [[1, 0]]
+    assert torch.allclose(tokens["probability"][0], logits.softmax(-1).amax(-1))
+    assert Regression(RegressionConfig()).predictions(_Same(), (OUTPUTS, TARGETS)) == {"outputs": OUTPUTS}
+    labels = MultiLabel().predictions(_Same(), (torch.tensor([[-1.0, 2.0]]), torch.zeros(1, 2)))
+    assert labels["labels"].tolist() == [[0, 1]]
+    assert labels["probabilities"][0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)))

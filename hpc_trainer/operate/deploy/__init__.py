@@ -1,0 +1,1 @@
+"""A model taken out of its run: exported, evaluated, asked for predictions."""

@@ -1,0 +1,118 @@
+"""What a run's model, or an exported one, says of data: metrics, and a prediction for each sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.compose.changes import with_data
+from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.operate.deploy.ask import ask
+from hpc_trainer.operate.deploy.checkpoint import MODEL, Which, asked_of, check_trained_here, notes_of, step_of
+from hpc_trainer.operate.show import find_run
+from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, check_packages, read_card
+
+PREDICTIONS = (".jsonl", ".npz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A run's checkpoint, or the folder of an export; and the data that it is asked about.
+
+    `overrides`: of `data`; none: the run's own validation set. `trust`: packages that an export's configuration may
+    name; a run has its own.
+    """
+
+    name: str
+    runs_dir: Path
+    sweep: str | None = None
+    which: Which = field(default_factory=Which)
+    overrides: Sequence[str] = ()
+    config_dirs: Sequence[Path] = ()
+    trust: Sequence[str] = ()
+
+
+def evaluate(target: Target) -> dict[str, Any]:
+    """The metrics on all samples of the evaluation set, and what was asked of what.
+
+    Raises:
+        ConfigError: the target or the data cannot be meant so, or model and data do not fit.
+        RunStateError: there is no such run, checkpoint or export; UntrustedFileError: others may have changed it.
+        CheckpointError, DataError: weights or samples cannot be read.
+    """
+    what, asked = _asked(target)
+    return {**what, **_with_notes(ask("eval", **asked), asked)}
+
+
+def predict(target: Target, output: Path) -> dict[str, Any]:
+    """Writes a prediction for each sample of the evaluation set to `output`; raises as `evaluate`."""
+    if output.suffix not in PREDICTIONS:
+        raise ConfigError(
+            f"--output {output}: predictions are lines of JSON (.jsonl) or arrays of numpy (.npz). Use "
+            f"{output.with_suffix('.jsonl')}."
+        )
+    if os.path.lexists(output):
+        raise ConfigError(f"{output} is there already, and is left as it is. Name another file: --output FILE.")
+    if not output.absolute().parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no folder {output.absolute().parent}. Make it first.")
+    what, asked = _asked(target)
+    return {**what, **_with_notes(ask("predict", **asked, output=str(output.absolute())), asked)}
+
+
+def _with_notes(told: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {**told, "notes": [*asked["notes"], *told["notes"]]}
+
+
+def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(What the answer says of the target, what the process with torch is told.)"""
+    folder = Path(target.name)
+    if (folder / CARD).exists() or (os.sep in target.name and folder.is_dir()):
+        return _export(target, folder)
+    run = find_run(target.runs_dir, target.name, target.sweep)
+    check_trained_here(run)
+    config = run.spec.typed()
+    if config.train.main is not None or target.which.name != MODEL:
+        raise RunStateError(
+            f"{run.spec.run_id} was trained by {config.train.main}, which alone knows its model and data. `hpc-trainer "
+            "export` takes its weights out."
+        )
+    step = step_of(run.sweep.run(run.spec.run_id), config, target.which)
+    asked = asked_of(run, config, target.which, step)
+    asked["config"] = to_plain(_on_data(config, target))
+    weights = "raw" if asked["over"] is None else "average"
+    what = {"run_id": run.spec.run_id, "step": step, "weights": weights, "folder": None}
+    return what, {**asked, "card": None, "notes": list(notes_of(config, step))}
+
+
+def _export(target: Target, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    import yaml
+
+    if target.which != Which() or target.sweep is not None:
+        raise ConfigError(f"{folder} is an export, of one checkpoint. --best, --step, --raw and --sweep are of runs.")
+    card = read_card(folder)
+    if card["built_for"] is None and not FORMATS[card["to"]].has_graph:
+        raise RunStateError(f"{folder} holds weights alone, and nobody knows the model that they are of.")
+    check_packages(f"{folder} ({card['to']})", card["to"], card["quantize"])
+    try:
+        plain = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        # What the folder says to trust is not asked: it may come from anywhere.
+        config = from_plain({**plain, "trust": list(target.trust)})
+    except (yaml.YAMLError, UnicodeError, TypeError) as error:
+        raise RunStateError(f"{folder / CONFIG} cannot be read: {error}. Export anew.") from error
+    what = {"run_id": card["run_id"], "step": card["step"], "weights": card["weights"], "folder": str(folder)}
+    asked = {"config": to_plain(_on_data(config, target)), "card": card, "folder": str(folder.absolute()), "notes": []}
+    return what, asked
+
+
+def _on_data(config: TrainConfig, target: Target) -> TrainConfig:
+    if not target.overrides:
+        return config
+    changed = with_data(config, target.overrides, target.config_dirs)
+    validate(changed)
+    return changed

@@ -1,0 +1,114 @@
+"""The folder of an exported model: which formats there are, the names of its files, and its card. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.errors import ConfigError, RunStateError, valid
+from hpc_trainer.runs.files import check_trusted
+
+CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
+CARD_FORMAT = 1
+_LONGEST_CARD = 4 * 2**20  # classes' names make the most of it
+_BLOCK = 2**20
+_EXTRAS = {"torchao": "quantize", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of the model's file."""
+
+    file: str
+    has_graph: bool
+    """The file holds what is computed besides weights: the model's class is not needed to run it."""
+    needs: tuple[str, ...] = ()
+    """Packages besides torch."""
+    quantized: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What its numbers may be -> packages that this takes besides `needs`."""
+
+
+_BY_TORCHAO = {"dynamic_int8": ("torchao",), "int8": ("torchao",)}
+FORMATS = {
+    "safetensors": Format("model.safetensors", has_graph=False),
+    "torch": Format("model.pt", has_graph=False, quantized=_BY_TORCHAO),
+    "torch_export": Format("model.pt2", has_graph=True, quantized=_BY_TORCHAO),
+    "onnx": Format(
+        "model.onnx", has_graph=True, needs=("onnx", "onnxscript", "onnxruntime"),
+        quantized={"dynamic_int8": (), "int8": ("torchao",), "int4": ()},
+    ),
+}  # fmt: skip
+QUANTIZED = ("dynamic_int8", "int8", "int4")
+
+
+def check_format(to: str, quantize: str | None) -> None:
+    """Raises ConfigError: there is no such format, it cannot hold such numbers, or a package for it is missing."""
+    if to not in FORMATS:
+        raise ConfigError(f"--to {to}: there is no such format. {valid(to, FORMATS)}")
+    if quantize is not None and quantize not in QUANTIZED:
+        raise ConfigError(f"--quantize {quantize}: there is no such kind. {valid(quantize, QUANTIZED)}")
+    if quantize is not None and quantize not in FORMATS[to].quantized:
+        raise ConfigError(f"--to {to} --quantize {quantize}: {_why_not(to, quantize)}")
+    check_packages(f"--to {to}{f' --quantize {quantize}' if quantize else ''}", to, quantize)
+
+
+def check_packages(what: str, to: str, quantize: str | None) -> None:
+    """Raises ConfigError: a package that files of this format take is missing; `what` asked for it."""
+    kind = FORMATS[to]
+    needed = (*kind.needs, *(kind.quantized[quantize] if quantize else ()))
+    missing = [each for each in needed if importlib.util.find_spec(each) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(_EXTRAS[each] for each in missing))
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'hpc_trainer[{extras}]'")
+
+
+def _why_not(to: str, quantize: str) -> str:
+    if quantize == "int4":
+        return (
+            "torch packs numbers of 4 bits for GPUs alone, and on a CPU each would take a byte. Use --to onnx "
+            f"--quantize int4, or --to {to if FORMATS[to].quantized else 'torch'} --quantize int8."
+        )
+    return f"it holds plain tensors alone, and these are torchao's. Use --to torch --quantize {quantize}, or --to onnx."
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of the export in `folder`, whose file has the bytes that it says.
+
+    Raises:
+        RunStateError: there is none, it cannot be read, or the file was changed.
+        UntrustedFileError: another user owns what is read, or others may write it.
+    """
+    for name in (".", CARD, CONFIG):
+        check_trusted(folder / name if name != "." else folder)
+    try:
+        with (folder / CARD).open("rb") as file:
+            card: Any = json.loads(file.read(_LONGEST_CARD))
+        name, kind, quantize, digest = card["file"], FORMATS.get(card["to"]), card["quantize"], card["sha256"]
+        is_ours = (
+            card["format"] == CARD_FORMAT
+            and kind is not None
+            and name == kind.file
+            and (quantize is None or quantize in kind.quantized)
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunStateError(f"{folder / CARD} is no card of `hpc-trainer export`: {error!r}. Export anew.") from error
+    if not is_ours:
+        raise RunStateError(f"{folder / CARD} is of another version of hpc_trainer, or changed. Export anew.")
+    check_trusted(folder / name)
+    if digest_of(folder / name) != digest:
+        raise RunStateError(f"{folder / name} is not what {CARD} describes: its SHA-256 is another. Export anew.")
+    return card  # type: ignore[no-any-return]
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

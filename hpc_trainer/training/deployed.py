@@ -1,0 +1,71 @@
+"""The model of a run as it is used once training is over: whole, on the CPU, with the weights of one checkpoint.
+
+Its class builds it, each feature changes it as training had it (`Ability.fit_weights`), it takes the weights, and each
+feature makes of it what is used from then on (`Ability.deployed`): adapters are merged, channels without weights gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import CheckpointError
+from hpc_trainer.training.ability import Ability
+from hpc_trainer.training.build import HasShape, build_model
+from hpc_trainer.training.hooks import abilities, overridden
+from hpc_trainer.training.rng import seed_everything
+
+_MOST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DataShape:
+    """What a model is built for. None: the data does not say it."""
+
+    input_shape: tuple[int, ...] | None
+    num_classes: int | None
+
+
+def changes_model(config: TrainConfig) -> bool:
+    """True if what is deployed is more than the checkpoint's weights in the model's class."""
+    active = abilities(config)
+    return any(overridden(active, hook) for hook in ("fit_weights", "deployed"))
+
+
+def deployed_model(
+    config: TrainConfig, shape: HasShape, weights: Mapping[str, torch.Tensor], active: Sequence[Ability] | None = None
+) -> nn.Module:
+    """The model in evaluation mode; none of its weights takes a gradient.
+
+    Args:
+        shape: of the data that it was trained on.
+        weights: the model's state in a checkpoint, whole tensors.
+        active: whose hooks are called; None: those of the features that are on.
+
+    Raises:
+        ConfigError: the model's class is not trusted, leads nowhere, or refuses its arguments.
+        CheckpointError: the weights do not fit it.
+    """
+    active = abilities(config) if active is None else active
+    seed_everything(config.seed)
+    model = build_model(config, shape)
+    given = dict(weights)
+    for fit_weights in overridden(active, "fit_weights"):
+        given = fit_weights(model, given)
+    try:
+        model.load_state_dict(given)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        more = "" if len(lines) <= _MOST_LINES else f" .. and {len(lines) - _MOST_LINES} more"
+        raise CheckpointError(
+            f"the checkpoint's weights do not fit {type(model).__name__} as {config.model._target_} builds it now: "
+            f"{' '.join(lines[:_MOST_LINES])}{more} Has its code changed since? Take back that of the run "
+            "(hpc-trainer show RUN names its frozen code)."
+        ) from error
+    for make in overridden(active, "deployed"):
+        model = make(model)
+    return model.eval().requires_grad_(False)

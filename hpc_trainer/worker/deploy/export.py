@@ -1,0 +1,178 @@
+"""Fills the folder of an export: the file, the lines that load it, and its card. The asking process made the folder."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer import __version__
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, digest_of
+from hpc_trainer.training.build import build_model
+from hpc_trainer.training.deployed import DataShape, changes_model, deployed_model
+from hpc_trainer.worker.deploy.card import as_page, data_facts, form_of
+from hpc_trainer.worker.deploy.graphs import trace, write_onnx, write_program
+from hpc_trainer.worker.deploy.load_lines import load_lines, weights_lines
+from hpc_trainer.worker.deploy.measure import counts, latencies, machine
+from hpc_trainer.worker.deploy.opened import open_file
+from hpc_trainer.worker.deploy.proof import NUM_SAMPLES, QUANTIZED, SAME, compare
+from hpc_trainer.worker.deploy.quantize import IN_THE_FILE, quantize_file, quantize_model
+from hpc_trainer.worker.deploy.trained import Data, open_data, shape_of, taken_of
+from hpc_trainer.worker.deploy.weights import Taken, write_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is exported: the model as it is deployed, and what it was built and trained for."""
+
+    config: TrainConfig
+    shape: DataShape
+    model: nn.Module
+    data: Data
+    state: Mapping[str, Any]
+    """What a file of weights holds: the checkpoint's own numbers, as they are there, where no feature changes them."""
+
+
+def export(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes into the folder `asked["folder"]`; returns what stands in the card.
+
+    Raises:
+        ConfigError: the model has no such form, or the file would give other answers.
+        CheckpointError, DataError, RunStateError: what it is made of cannot be read.
+    """
+    config, taken = taken_of(asked)
+    to, quantize, folder = asked["to"], asked["quantize"], Path(asked["folder"])
+    notes: list[str] = []
+    subject = _subject(config, taken, asked, notes)
+    path = folder / FORMATS[to].file
+    card: dict[str, Any] = {
+        "format": CARD_FORMAT, "made_by": f"hpc_trainer {__version__}", "run_id": asked["run_id"],
+        "step": asked["step"], "weights": "raw" if asked["over"] is None else "average", "to": to,
+        "quantize": quantize, "file": path.name, "built_for": None,
+    }  # fmt: skip
+    if subject is None:
+        write_weights(path, taken.state)
+        shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
+        card["built_for"] = None if shape is None else dataclasses.asdict(shape)
+        told: dict[str, Any] = {"inputs": None, "outputs": None, "same": None, "measured": None, **data_facts(None)}
+        state, kept, lines = taken.state, None, weights_lines(asked["title"], config, to, None, shape)
+    else:
+        state = subject.state
+        card["built_for"] = dataclasses.asdict(subject.shape)
+        told, kept, lines = _write(subject, path, to, quantize, asked)
+    card |= {
+        "num_bytes": path.stat().st_size, "sha256": digest_of(path), "num_quantized": kept,
+        "model": {"name": config.model.name, "class": config.model._target_, **counts(state)}, **told, "notes": notes,
+    }  # fmt: skip
+    (folder / LOAD).write_text(lines, encoding="utf-8")
+    (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    (folder / CARD_TEXT).write_text(as_page(card), encoding="utf-8")
+    tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
+    return {
+        "card": card, "num_tensors": len(tensors), "num_elements": sum(each.numel() for each in tensors),
+        "num_bytes": card["num_bytes"],
+    }  # fmt: skip
+
+
+def _subject(config: TrainConfig, taken: Taken, asked: Mapping[str, Any], notes: list[str]) -> Subject | None:
+    """None: weights alone are asked for, and the model or its data cannot be had here; a note says why."""
+    is_plain = not FORMATS[asked["to"]].has_graph and asked["quantize"] is None and not changes_model(config)
+    if not asked["is_model"]:
+        return None  # a loop of a person's own builds it, and the asking process has refused all but weights
+    if is_plain and not asked["measure"]:
+        return None
+    try:
+        data = open_data(config)
+        shape = shape_of(config, taken.made_with, data.samples)
+        assert shape is not None
+        model = deployed_model(config, shape, taken.state)
+        return Subject(config, shape, model, data, model.state_dict() if changes_model(config) else taken.state)
+    except Exception as error:
+        if not is_plain:
+            raise
+        notes.append(f"Not measured, as model or data are not to be had here: {error}")
+        return None
+
+
+def _write(
+    subject: Subject, path: Path, to: str, quantize: str | None, asked: Mapping[str, Any]
+) -> tuple[dict[str, Any], int | None, str]:
+    """The file; what the card says of it, how many numbers were quantized, and the text of load.py."""
+    original, kind = subject.model, FORMATS[to]
+    inputs = subject.data.inputs(original, NUM_SAMPLES)
+    what = f"--to {to}{f' --quantize {quantize}' if quantize else ''}"
+    kept: int | None = None
+    model = original
+    if quantize is not None and quantize not in IN_THE_FILE.get(to, ()):
+        model = copy.deepcopy(original)
+        kept = quantize_model(model, quantize)
+    _write_file(subject, model, path, inputs, to)
+
+    def build() -> nn.Module:
+        return build_model(subject.config, subject.shape)
+
+    file = open_file(path, to, quantize, build)
+    same = compare(file, model, inputs, SAME, what)
+    if quantize is not None:
+        if kept is None:
+            kept = quantize_file(path, quantize)
+            file = open_file(path, to, quantize, build)
+        share = QUANTIZED[quantize] if asked["tolerance"] is None else asked["tolerance"]
+        same = compare(file, original, inputs, share, what)
+    with torch.no_grad():
+        forms = {"inputs": form_of(inputs), "outputs": form_of(original(inputs))}
+    told = {
+        **forms, "same": same, **data_facts(subject.data.samples),
+        "measured": _measured(subject, original, file, inputs, path) if asked["measure"] else None,
+    }  # fmt: skip
+    if kind.has_graph:
+        return told, kept, load_lines(asked["title"], to, quantize, told)
+    return told, kept, weights_lines(asked["title"], subject.config, to, quantize, subject.shape)
+
+
+def _write_file(subject: Subject, model: nn.Module, path: Path, inputs: torch.Tensor, to: str) -> None:
+    if FORMATS[to].has_graph:
+        program = trace(model, inputs, to)
+        (write_onnx if to == "onnx" else write_program)(program, path)
+        return
+    wanted = {name: value.shape for name, value in _tensors(build_model(subject.config, subject.shape)).items()}
+    found = {name: value.shape for name, value in _tensors(model).items()}
+    if found != wanted:
+        name = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
+        here, there = (list(each[name]) if name in each else "not there" for each in (found, wanted))
+        raise ConfigError(
+            f"--to {to} holds weights for {subject.config.model._target_}, and the model as it is deployed is another "
+            f"one: {name} is {here}, and in that class {there}. Use --to torch_export or --to onnx, which hold what is "
+            "computed, too."
+        )
+    write_weights(path, subject.state if model is subject.model else model.state_dict())
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def _measured(
+    subject: Subject, original: nn.Module, file: nn.Module, inputs: torch.Tensor, path: Path
+) -> dict[str, Any]:
+    data, cpu, exact = subject.data, torch.device("cpu"), PrecisionConfig()
+    models = {"original": original, "exported": file}
+    times = latencies(models, inputs)
+    sizes = {"original": counts(original.state_dict())["num_bytes"], "exported": path.stat().st_size}
+    return {
+        **{
+            name: {"num_bytes": sizes[name], "metrics": data.figures(model, cpu, exact), "latency": times[name]}
+            for name, model in models.items()
+        },
+        "data": data.config.data.name, "num_samples": len(data.samples), "machine": machine(),
+    }  # fmt: skip

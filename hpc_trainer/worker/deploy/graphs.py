@@ -1,0 +1,180 @@
+"""Files that hold what is computed besides weights: `torch_export` and `onnx`; and why a model can be in neither.
+
+The batch may be of any size in both; all other dimensions are those of the data.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from hpc_trainer.errors import ConfigError
+
+INPUTS, OUTPUTS = "inputs", "outputs"
+_TRACED = 2  # samples: of one alone torch takes the batch for a constant
+_FRAMES = 12
+_LARGEST_ONNX = 2**31 - 2**24
+_NODE = re.compile(r"translating node %(\w+)")
+_OP = re.compile(r"No ONNX function found for <OpOverload\(op='([\w:.]+)'")
+_FIXED = re.compile(r"marked batch as dynamic but your code specialized it to be a constant \((\d+)\)")
+
+
+def trace(model: nn.Module, inputs: torch.Tensor, to: str) -> ExportedProgram:
+    """What `model` computes of a batch of any size, as torch.export has it.
+
+    Args:
+        inputs: a batch of the data, [batch, ..].
+        to: the format, for messages.
+
+    Raises ConfigError: it has no such graph; names the module, its file and line, and what to do.
+    """
+    few = inputs[:_TRACED] if len(inputs) >= _TRACED else inputs.repeat(_TRACED, *[1] * (inputs.ndim - 1))
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(model, (few.contiguous(),), dynamic_shapes=({0: Dim("batch", min=1)},))
+    except Exception as error:  # of the model's own code, or any of torch's
+        raise ConfigError(_untraceable(model, error, to)) from error
+
+
+def write_program(program: ExportedProgram, path: Path) -> None:
+    """For torch.export.load. Without the lines of code that made each node: they name folders of this machine."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    with quiet():
+        torch.export.save(program, path)
+
+
+def read_program(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What `write_program` wrote. It must be the user's own file: torch evaluates expressions in it, and its graph may
+    call any function of torch (docs/decisions/0045).
+    """
+    with quiet():
+        return torch.export.load(path).module()
+
+
+def write_onnx(program: ExportedProgram, path: Path) -> None:
+    """One file, its weights in it: less than 2 GiB, which is what a message of ONNX's can be.
+
+    Raises ConfigError: it would be larger; or an operation has no form in ONNX: names it, where the model uses it, and
+    what to do.
+    """
+    import onnx
+
+    size = sum(each.numel() * each.element_size() for each in (*program.state_dict.values(),))
+    if size > _LARGEST_ONNX:
+        raise ConfigError(
+            f"--to onnx: the weights are {size / 2**30:.1f} GiB, and a file of ONNX's that holds its weights has less "
+            "than 2. Use --to torch_export."
+        )
+    try:
+        with quiet():
+            made = torch.onnx.export(
+                program, (), dynamo=True, verbose=False, input_names=[INPUTS], output_names=[OUTPUTS]
+            )
+            assert made is not None
+    except Exception as error:  # of any of torch's and onnxscript's
+        raise ConfigError(_no_onnx(program, error)) from error
+    proto = made.model_proto
+    for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
+        del node.metadata_props[:]  # what line made it: longer than the weights of a small model
+    onnx.checker.check_model(proto)
+    onnx.save(proto, str(path))
+
+
+def read_onnx(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Runs in onnxruntime on the CPU, with as many threads as torch."""
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.log_severity_level = 3  # errors; what it optimises is nobody's business
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.from_numpy(session.run([OUTPUTS], {INPUTS: inputs.contiguous().numpy()})[0])
+        return found
+
+    return run
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of torch and others about themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _untraceable(model: nn.Module, error: Exception, to: str) -> str:
+    what = f"--to {to}: {type(model).__name__} has no graph of its own that torch.export could find"
+    use = "or use --to safetensors, which has weights alone."
+    fixed = _FIXED.search(str(error))
+    if fixed:
+        return (
+            f"{what}: somewhere in it the batch is taken to be of one size ({fixed[1]} here). Let forward ask for "
+            f"inputs.shape[0] (or -1 in view and reshape), {use}"
+        )
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    place = _place_in(model, error)
+    return (
+        f"{what}{f', at {place}' if place else ''}: {type(error).__name__}: {said} A graph has no branch or loop that "
+        f"hangs on numbers in tensors, and calls torch alone: write it by torch.where and the like, {use}"
+    )
+
+
+def _place_in(model: nn.Module, error: Exception) -> str:
+    """The innermost line of a module of `model` that was at work: `blocks.2 (Block), FILE:LINE: CODE`."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if id(owner) in names and not frame.f_code.co_filename.startswith(str(Path(torch.__file__).parent)):
+            where = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
+            name = names[id(owner)] or "the model"
+            found = f"{name} ({type(owner).__name__}), {where.filename}:{line}: {where.line}"
+    return found
+
+
+def _no_onnx(program: ExportedProgram, error: Exception) -> str:
+    causes = [str(each) for each in _causes(error)]
+    text = "\n".join(causes)
+    op, node = _OP.search(text), _NODE.search(text)
+    place = _place_of(program, node[1]) if node else ""
+    said = f"ONNX has no {op[1]}" if op else next((line for line in causes[-1].splitlines() if line), "")
+    return (
+        f"--to onnx: {said}{f', which {place} uses' if place else ''}. Write it by operations that ONNX has "
+        "(torch.onnx's list of supported operators), or use --to torch_export."
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(_FRAMES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__
+
+
+def _place_of(program: ExportedProgram, name: str) -> str:
+    """Where the model does what the node `name` of its graph does: `inner (my_net.Inner), FILE, line 4, in forward`."""
+    # torch.onnx takes operations apart first: the node may be a part of one with a longer name.
+    for node in sorted(program.graph.nodes, key=lambda each: each.name != name):
+        if name not in node.name:
+            continue
+        stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+        owner, kind = [("", ""), *stack.values()][-1]
+        lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+        files = [line for line in lines if line.startswith("File ")]
+        where = files[-1].replace('"', "").removeprefix("File ") if files else ""
+        return f"{owner or 'the model'} ({kind}){f', {where}' if where else ''}"
+    return ""

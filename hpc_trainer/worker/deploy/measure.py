@@ -1,0 +1,77 @@
+"""What a model takes: time of a batch, beside another model in the same run, and how much of it is zero."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BATCHES = (1, 64)
+_WARM_UP, _FEWEST, _MOST = 3, 5, 50
+_BUDGET_S = 3.0
+
+
+def latencies(models: Mapping[str, Callable[[torch.Tensor], Any]], inputs: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """Of each model, by batch size: median, quartiles (seconds) and number of calls.
+
+    The models take turns, so that what else the machine does is shared among them.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in models}
+    for size in BATCHES:
+        batch = inputs.repeat(-(-size // len(inputs)), *[1] * (inputs.ndim - 1))[:size].contiguous()
+        times = _times(models, batch)
+        for name, each in times.items():
+            low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
+            found[name][str(size)] = {"median_s": middle, "low_s": low, "high_s": high, "n": len(each)}
+    return found
+
+
+@torch.no_grad()
+def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Tensor) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in models}
+    begin = time.perf_counter()
+    for turn in range(_WARM_UP + _MOST):
+        if turn >= _WARM_UP + _FEWEST and time.perf_counter() - begin > _BUDGET_S:
+            break
+        # By turns first: what one call leaves behind (caches, a spent share of the cores) meets both alike.
+        for name, model in sorted(models.items(), reverse=turn % 2 == 0):
+            start = time.perf_counter()
+            model(batch)
+            if turn >= _WARM_UP:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def machine() -> dict[str, Any]:
+    """Where it was measured; no names of people or hosts."""
+    return {
+        "processor": _processor(), "num_cores": os.cpu_count(), "num_threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def counts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Of floating-point tensors: how many numbers, their bytes, and the share that is zero."""
+    tensors = [each for each in state.values() if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    total = sum(each.numel() for each in tensors)
+    zeros = sum(int((each == 0).sum()) for each in tensors)
+    return {
+        "num_numbers": total,
+        "num_bytes": sum(each.numel() * each.element_size() for each in tensors),
+        "sparsity": zeros / total if total else 0.0,
+    }

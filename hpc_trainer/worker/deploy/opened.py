@@ -1,0 +1,42 @@
+"""An exported file as something that takes a batch: what `load.py` beside it makes, without running that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpc_trainer.worker.deploy.graphs import read_onnx, read_program
+from hpc_trainer.worker.deploy.quantize import import_torchao
+from hpc_trainer.worker.deploy.weights import read_weights
+
+
+class Opened(nn.Module):
+    """A module around what runs a file. It has no weights that anybody could train, and one mode."""
+
+    def __init__(self, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._run = (run,)  # no submodule: a graph refuses to be told its mode
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """A batch of inputs to outputs."""
+        return self._run[0](inputs)
+
+
+def open_file(path: Path, to: str, quantize: str | None, build: Callable[[], nn.Module]) -> nn.Module:
+    """The model in the file.
+
+    Args:
+        build: the model that weights alone go into, with any weights.
+    """
+    if to == "onnx":
+        return Opened(read_onnx(path))
+    if quantize is not None:
+        import_torchao()
+    if to == "torch_export":
+        return Opened(read_program(path))
+    model = build()
+    model.load_state_dict(read_weights(path), assign=quantize is not None)
+    return model.eval().requires_grad_(False)

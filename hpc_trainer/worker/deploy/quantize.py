@@ -1,0 +1,106 @@
+"""Weights, and for `dynamic_int8` the numbers between layers too, in 8 or 4 bits.
+
+torchao for what torch runs, and for `int8` in ONNX, where its graph has a form. onnxruntime's own for the other two
+there: torchao's dynamic quantization has none, and its 4 bits take a byte each on a CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.worker.deploy.graphs import quiet
+
+IN_THE_FILE = {"onnx": ("dynamic_int8", "int4")}
+"""What is done to a file that is written already; else to the model before."""
+_GROUP = 32  # weights of 4 bits that share a scale
+
+
+def quantize_model(model: nn.Module, kind: str) -> int:
+    """The linear layers of `model`, in place, by torchao; how many weights are of 8 bits now.
+
+    Raises ConfigError: it has no such layer.
+    """
+    import_torchao()
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+    chosen = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not chosen:
+        raise ConfigError(
+            f"--quantize {kind}: {type(model).__name__} has no linear layer, and torchao takes no others. Use "
+            "--to onnx --quantize dynamic_int8, which takes convolutions too, or leave --quantize out."
+        )
+    config = Int8DynamicActivationInt8WeightConfig() if kind == "dynamic_int8" else Int8WeightOnlyConfig()
+    with quiet():
+        quantize_(model, config)
+    return sum(module.weight.numel() for module in chosen if type(module.weight) is not nn.Parameter)
+
+
+def import_torchao() -> None:
+    """Its tensors and operations, which files of torch name; without what it says of libraries that are not there."""
+    logger = logging.getLogger("torchao")
+    before, logger.level = logger.level, logging.ERROR
+    try:
+        with quiet():
+            import torchao.quantization  # noqa: F401 -- registers them
+    finally:
+        logger.level = before
+
+
+def quantize_file(path: Path, kind: str) -> int:
+    """The file of ONNX at `path`, in place, by onnxruntime; how many weights are of 8 or 4 bits now.
+
+    Raises ConfigError: nothing in it can be.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
+
+    made = path.with_suffix(".quantized")
+    source = onnx.load(str(path))
+    if kind == "int4":
+        _to_4_bits(source, made)
+    else:
+        has_conv = any(node.op_type == "Conv" for node in source.graph.node)
+        with quiet():
+            # Signed weights are multiplied twice as fast, but by convolutions four times as slow.
+            weights = QuantType.QUInt8 if has_conv else QuantType.QInt8
+            quantize_dynamic(source, str(made), weight_type=weights, per_channel=True)
+    count = _num_small(onnx.load(str(made)))
+    if not count:
+        made.unlink()
+        raise ConfigError(
+            f"--quantize {kind}: the model has no weights that onnxruntime can take in so few bits (those of linear "
+            f"layers{', and of convolutions' if kind == 'dynamic_int8' else ''}). Leave --quantize out."
+        )
+    made.replace(path)
+    return count
+
+
+def _to_4_bits(source: Any, made: Path) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer  # type: ignore[import-untyped]
+    from onnxruntime.quantization.onnx_model import ONNXModel  # type: ignore[import-untyped]
+
+    model = ONNXModel(source)
+    with quiet():
+        model.replace_gemm_with_matmul()  # it takes products of two matrices alone
+        quantizer = MatMulNBitsQuantizer(model.model, bits=4, block_size=_GROUP, is_symmetric=True)
+        quantizer.process()
+    quantizer.model.save_model_to_file(str(made), use_external_data_format=False)
+
+
+def _num_small(model: Any) -> int:
+    """Weights in matrices of 8 or 4 bits."""
+    import onnx
+
+    small = {onnx.TensorProto.INT8: 1, onnx.TensorProto.UINT8: 1}
+    packed = {node.input[1] for node in model.graph.node if node.op_type == "MatMulNBits"}
+    return sum(
+        torch.Size(each.dims).numel() * (2 if each.name in packed else 1)
+        for each in model.graph.initializer
+        if each.data_type in small and len(each.dims) > 1
+    )

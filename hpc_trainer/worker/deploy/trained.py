@@ -1,0 +1,116 @@
+"""What a run has trained, or an export holds, in this process: the model, its task and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.load import from_plain
+from hpc_trainer.config.schema.precision import PrecisionConfig
+from hpc_trainer.config.schema.task import CustomTaskConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.build import build_dataset, build_task
+from hpc_trainer.training.data.batch_sizes import BatchSizes
+from hpc_trainer.training.deployed import DataShape
+from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.worker.deploy.weights import Taken, take_out
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The evaluation samples, and what asks a model about them."""
+
+    config: TrainConfig
+    task: Task
+    samples: MapDataset
+
+    @property
+    def batch_size(self) -> int:
+        """Of evaluations, as in the run."""
+        return BatchSizes.given(self.config.train).eval_batch_size
+
+    def figures(self, model: nn.Module, device: torch.device, precision: PrecisionConfig) -> dict[str, float]:
+        """What the run's evaluation would tell of `model`."""
+        found = evaluate(
+            model, self.samples, task=self.task, group=RankGroup(device=device), batch_size=self.batch_size,
+            precision=precision, seed=self.config.seed,
+        )  # fmt: skip
+        assert found is not None
+        return found
+
+    def inputs(self, model: nn.Module, count: int) -> torch.Tensor:
+        """What the task gives `model` of the first `count` samples, [at most count, ..], on the CPU.
+
+        Raises ConfigError: the task calls the model with more, or with other things, than one tensor.
+        """
+        batch = self.samples.__getitems__(range(min(count, len(self.samples))))
+        seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        handle = model.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
+        )  # fmt: skip
+        try:
+            with torch.no_grad():
+                self.task.loss(model, batch)
+        finally:
+            handle.remove()
+        if not seen or any(kwargs or len(args) != 1 or not isinstance(args[0], torch.Tensor) for args, kwargs in seen):
+            raise ConfigError(
+                f"task={self.config.task.name} calls the model with more than one tensor of inputs, and a file with a "
+                "graph takes one. Use --to safetensors, or give the model a forward(inputs)."
+            )
+        inputs: torch.Tensor = seen[0][0][0]
+        return inputs
+
+
+def open_data(config: TrainConfig) -> Data:
+    """Raises ConfigError, DataError: the task or the data cannot be built here."""
+    task = build_task(config)
+    samples = build_dataset(config, "eval", task)
+    if not len(samples):
+        raise DataError(f"data={config.data.name} has no evaluation sample.")
+    return Data(config, task, samples)
+
+
+def shape_of(config: TrainConfig, made_with: Mapping[str, Any], samples: MapDataset | None) -> DataShape | None:
+    """What the model was built for: as the checkpoint says, else as the data of now. None: neither says it."""
+    facts = made_with.get("dataset")
+    if isinstance(facts, dict) and {"input_shape", "num_classes"} <= facts.keys():
+        # A task of one's own takes data without a shape, which a checkpoint holds as [].
+        has_shape = facts["input_shape"] or not isinstance(config.task, CustomTaskConfig)
+        return DataShape(tuple(facts["input_shape"]) if has_shape else None, facts["num_classes"])
+    return None if samples is None else DataShape(samples.input_shape, samples.num_classes)
+
+
+def check_same_shape(was: DataShape | None, data: Data) -> None:
+    """Raises ConfigError: the model was built for data of another shape, or for fewer classes than these have."""
+    if was is None:
+        return
+    now, name = data.samples, f"data={data.config.data.name}"
+    if None not in (was.input_shape, now.input_shape) and tuple(now.input_shape or ()) != was.input_shape:
+        raise ConfigError(
+            f"{name} has inputs of the shape {list(now.input_shape or ())}, and the model was built for "
+            f"{list(was.input_shape or ())}. Choose data of that shape, or set the keys of data.* that give it."
+        )
+    if was.num_classes is not None and now.num_classes is not None and now.num_classes > was.num_classes:
+        raise ConfigError(
+            f"{name} has {now.num_classes} classes, and the model was built for {was.num_classes}: its targets cannot "
+            "be compared with them."
+        )
+
+
+def taken_of(asked: Mapping[str, Any]) -> tuple[TrainConfig, Taken]:
+    """The configuration and the weights of a run's checkpoint, as the asking process names them."""
+    over = asked["over"]
+    taken = take_out(
+        Path(asked["checkpoints"]), asked["step"], name=asked["name"], over=None if over is None else (over[0], over[1])
+    )
+    return from_plain(asked["config"]), taken
