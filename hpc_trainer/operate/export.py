@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 from hpc_trainer import errors
 from hpc_trainer.config.rules.retention import best_is_max
+from hpc_trainer.config.schema.hf_model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.model import CustomModelConfig
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.config.schema.task import CustomTaskConfig
@@ -145,13 +147,18 @@ def _write(
         title = f"{paths.run_id}, step {step}, {'averaged' if is_average else 'raw'} weights"
         facts = (told["made_with"] or {}).get("dataset") if wanted.name == MODEL else None
         (temporary / "load.py").write_text(_snippet(title, config, file, facts))
+        more = ()
+        if isinstance(config.model, HfConfig) and facts:
+            described = config.model.file_for(tuple(facts["input_shape"]), facts["num_classes"])
+            more = (CONFIG_FILE,)
+            (temporary / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n")
         temporary.rename(folder)
         fsync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     apart = config.parallel.sync is not Sync.every_step and step != config.train.num_steps
     return Exported(
-        run_id=paths.run_id, step=step, folder=str(folder), files=(file, "config.yaml", "load.py"),
+        run_id=paths.run_id, step=step, folder=str(folder), files=(file, "config.yaml", "load.py", *more),
         weights="average" if is_average else "raw", num_tensors=told["num_tensors"],
         num_elements=told["num_elements"], num_bytes=told["num_bytes"],
         notes=("With parallel.sync ranks differ between two averages: these are rank 0's.",) if apart else (),
@@ -211,14 +218,21 @@ def _snippet(title: str, config: TrainConfig, file: str, facts: Any) -> str:
             standard, built = f"import inspect\n{standard}", _built_own(name, shape, model.kwargs)
     else:
         where, names = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
-        imports.append(f"from {kind.__module__} import {kind.__name__}")
-        listed = ", ".join(f"{key}={getattr(model, key)!r}" for key in names)
+        values = {key: getattr(model, key) for key in names}
+        words = {type(value).__name__ for value in values.values() if isinstance(value, enum.Enum)}
+        imports.append(f"from {kind.__module__} import {', '.join(sorted({kind.__name__, *words}))}")
+        listed = ", ".join(f"{key}={_written(value)}" for key, value in values.items())
         known = ", ".join(f"{key}={value!r}" for key, value in shape.items())
         built = f"model = {name}({kind.__name__}({listed}), {known})"
     return (
         f'"""{title}.{where}"""\n\n{standard}\n\n' + "\n".join(sorted(imports)) + "\n\n"
         f"here = Path(__file__).parent\n{built}\nmodel.load_state_dict({read})\nmodel.eval()\n"
     )
+
+
+def _written(value: Any) -> str:
+    """As Python reads it."""
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
 
 
 def _built_own(name: str, shape: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:

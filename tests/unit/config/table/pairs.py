@@ -153,7 +153,8 @@ def _word_for(part: str) -> str:
         first = values.partition("|")[0]
         # Models and data sets come in pairs, and hardware.device counts no CUDA devices.
         beside = {"mlp": "data=digits", "cnn": "data=digits"}.get(first, "") if key == "model" else ""
-        return f"{key}={'resnet18' if first == 'resnet' else first} {beside}"
+        files = {"resnet": "resnet18", "mobilenet_v3": "mobilenet_v3_small", "vit": "vit_tiny"}
+        return f"{key}={files.get(first, first)} {beside}"
     if sign == "!=" and key in _OTHER:
         return f"{key}={next(each for each in _OTHER[key] if each not in values.split('|'))}"
     if sign == "<":

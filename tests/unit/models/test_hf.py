@@ -1,0 +1,169 @@
+"""`model=hf`: a folder of transformers in, its own logits out; steps, a resume, and a folder that it loads again."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.hf_model import HfConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.hf_model import reading
+from hpc_trainer.training.build import build_model
+from hpc_trainer.worker.take_out import take_out
+from tests.unit.training.train_here import config_of, saved_bytes, train_here
+
+with warnings.catch_warnings():  # of packages that it looks for
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+
+TEXT = Path(__file__).parents[3] / "docs" / "concepts.md"
+WORDS = ("task=language_model", "data=text_bytes", f"data.path={TEXT}", "data.seq_len=16", "data.eval_fraction=0.02",
+         "train.global_batch_size=8", "train.num_steps=2", "train.eval_every_steps=0", "monitor.log_every_steps=1",
+         "checkpoint.every_steps=1", "checkpoint.keep_last=9")  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 32, "bos_token_id": 0,
+                        "eos_token_id": 0},
+    "LlamaForCausalLM": {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48,
+                         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32},
+}  # fmt: skip
+DATA = SimpleNamespace(input_shape=(16,), num_classes=256)
+
+
+def _saved(folder: Path, architecture: str) -> nn.Module:
+    """As transformers makes and writes it."""
+    kind = getattr(transformers, architecture)
+    torch.manual_seed(7)
+    model: nn.Module = kind(kind.config_class(**SIZES[architecture], vocab_size=256)).eval()
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return model
+
+
+def _model_of(run: Path, step: int, config: TrainConfig) -> nn.Module:
+    """The weights of a checkpoint, in the model that the configuration builds."""
+    target = run / f"{step}.safetensors"
+    take_out(run / "checkpoints", step, target, name="model")
+    from safetensors.torch import load_file
+
+    model = build_model(config, DATA)
+    model.load_state_dict(load_file(target))
+    return model.eval()
+
+
+@pytest.mark.parametrize("architecture", SIZES)
+def test_a_folder_gives_the_library_s_own_logits_and_trains(tmp_path: Path, architecture: str) -> None:
+    theirs = _saved(tmp_path / "hf", architecture)
+    still = ("optim=sgd", "optim.lr=1e-30", "optim.momentum=0", "optim.nesterov=false")
+    words = (*WORDS, "model=hf", f"model.path={tmp_path / 'hf'}", f"init_from.path={tmp_path / 'hf'}")
+    tokens = torch.randint(256, (3, 16), generator=torch.Generator().manual_seed(1))
+    config = config_of(*words, *still)
+    assert isinstance(config.model, HfConfig)
+    assert config.model.architecture == architecture
+    loaded = train_here(config, tmp_path / "still")
+    with torch.no_grad():
+        ours, expected = _model_of(loaded.paths.folder, 2, config)(tokens), theirs(input_ids=tokens).logits
+    assert (ours - expected).abs().max() < 1e-5
+    assert expected.std() > 1e-3
+
+    config = config_of(*words)
+    whole = train_here(config, tmp_path / "whole")
+    train_here(config, tmp_path / "cut", stop_at=1)
+    assert saved_bytes(train_here(config, tmp_path / "cut", attempt=1)) == saved_bytes(whole)
+    with torch.no_grad():
+        trained = _model_of(whole.paths.folder, 2, config)(tokens)
+    assert (trained - expected).abs().max() > 1e-3, "two steps change it"
+
+    out = tmp_path / "out"
+    out.mkdir()
+    take_out(whole.paths.checkpoints, 2, out / "model.safetensors", name="model")
+    (out / "config.json").write_text(json.dumps(config.model.file_for((16,), 256)))
+    again = getattr(transformers, architecture).from_pretrained(out, local_files_only=True).eval()
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=tokens).logits, trained)
+
+
+def test_what_the_folder_says_is_frozen_and_counts_in_the_identity(tmp_path: Path) -> None:
+    """So a rank needs no folder, and another place is the same run."""
+    from hpc_trainer.config.identity import config_digest
+    from hpc_trainer.config.load import from_plain, to_plain
+
+    for name in ("a", "b"):
+        _saved(tmp_path / name, "LlamaForCausalLM")
+    configs = [config_of(*WORDS, "model=hf", f"model.path={tmp_path / name}") for name in ("a", "b")]
+    digests = {config_digest(to_plain(config)) for config in configs}
+    assert len(digests) == 1
+    (tmp_path / "a" / "config.json").unlink()
+    frozen = from_plain(json.loads(json.dumps(to_plain(configs[0]))))
+    assert not list(find_problems(frozen)), "what is planned is whole"
+    model = build_model(frozen, DATA)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert model.get_input_embeddings().weight.shape == (256, 32)  # type: ignore[operator]
+    other = config_of(*WORDS, "model=hf", f"model.path={tmp_path / 'b'}", "+model.config.hidden_size=16")
+    assert config_digest(to_plain(other)) not in digests
+    assert build_model(other, DATA).get_input_embeddings().weight.shape == (256, 16)  # type: ignore[operator]
+
+
+def test_a_classifier_of_images_takes_what_the_data_say(tmp_path: Path) -> None:
+    config = config_of(
+        "model=hf", "model.architecture=ViTForImageClassification",
+        "+model.config={patch_size:4,hidden_size:16,num_hidden_layers:1,num_attention_heads:2,intermediate_size:16}",
+        "data=digits", "train.num_steps=2", "train.eval_every_steps=0", "train.global_batch_size=8",
+    )  # fmt: skip
+    run = train_here(config, tmp_path / "run")
+    assert run.step == 2
+    assert isinstance(config.model, HfConfig)
+    model = build_model(config, SimpleNamespace(input_shape=(1, 8, 8), num_classes=10))
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert config.model.file_for((1, 8, 8), 10)["id2label"]["9"] == "LABEL_9"
+
+
+def _problem(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_of("experiment=gpt_bytes", "model=hf", *words)
+    return str(caught.value)
+
+
+def test_what_cannot_be_is_refused_when_it_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "needs the name of a class: model.architecture=GPT2LMHeadModel" in _problem()
+    assert "Did you mean GPT2LMHeadModel" in _problem("model.architecture=GPT2LMHeadModle")
+    assert "must be a folder with a config.json" in _problem("model.path=/nowhere")
+    assert "reads images, and data=text_bytes is text" in _problem("model.architecture=ViTForImageClassification")
+    assert "reads text, and data=digits has images" in _problem("model.architecture=GPT2LMHeadModel", "data=digits")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]')
+    assert "config.json is damaged" in _problem(f"model.path={tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "auto_map": {"AutoModel": "theirs.Model"}}')
+    assert "code of its own (auto_map), which is never run" in _problem(f"model.path={tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    said = _problem(f"model.path={tmp_path}", "model.architecture=GPT2LMHeadModel")
+    assert "is of the type gpt2" in said
+    assert "says llama" in said
+    for word in ("parallel=tp hardware=cpu_x2", "parallel=pp hardware=cpu_x2 train.grad_accum_steps=2",
+                 "train.loss_chunk_size=8"):  # fmt: skip
+        assert "model=hf does not go with " in _problem("model.architecture=GPT2LMHeadModel", *word.split())
+    monkeypatch.setattr(reading, "_tables", lambda: None)
+    assert "pip install 'hpc_trainer[hub]'" in _problem("model.architecture=GPT2LMHeadModel")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"n_positions": 8}, "has places for 8 tokens, and a window has 16. Use data.seq_len=8"),
+        ({"vocab_size": 100}, "model.config.vocab_size=100 must be at least the 256 tokens of the data"),
+        ({"n_embd": 30, "n_head": 4}, "transformers cannot build it from model.config: ValueError"),
+    ],
+)
+def test_what_only_the_library_knows_is_refused_before_the_first_step(values: dict[str, Any], words: str) -> None:
+    from hpc_trainer.models.hf import build
+
+    config = HfConfig(architecture="GPT2LMHeadModel", config={**SIZES["GPT2LMHeadModel"], **values})
+    with pytest.raises(ConfigError) as caught:
+        build(config, input_shape=(16,), num_classes=256)
+    assert words in str(caught.value)
