@@ -147,7 +147,7 @@ def _write(
         title = f"{paths.run_id}, step {step}, {'averaged' if is_average else 'raw'} weights"
         facts = (told["made_with"] or {}).get("dataset") if wanted.name == MODEL else None
         (temporary / "load.py").write_text(_snippet(title, config, file, facts))
-        more = ()
+        more: tuple[str, ...] = ()
         if isinstance(config.model, HfConfig) and facts:
             described = config.model.file_for(tuple(facts["input_shape"]), facts["num_classes"])
             more = (CONFIG_FILE,)

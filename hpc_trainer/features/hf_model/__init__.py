@@ -29,7 +29,7 @@ def _fill(config: TrainConfig, memo: Memo) -> None:
 FEATURE = Feature(
     on="model=hf",
     off="model=gpt",
-    example="model=hf model.architecture=GPT2LMHeadModel",
+    example="model=hf model.architecture=GPT2LMHeadModel +model.config={n_layer:2,n_embd:16,n_head:2}",
     excludes=(
         Row(
             "parallel.tensor_parallel",

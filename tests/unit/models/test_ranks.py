@@ -36,7 +36,7 @@ WAYS = {
     "mobilenet-fsdp": ("parallel=fsdp", "train.recompute=full"),
     "mobilenet-ddp": ("train.channels_last=true",),
 }
-ALWAYS = ("gpt-tp", "gpt-pp", "vit-tp")
+ALWAYS = ("gpt-tp",)
 """In `make test`; the others take a second or two each."""
 
 
