@@ -43,7 +43,7 @@ def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[s
     """A problem unless `value` is within `limits`, as a key declares them.
 
     Args:
-        limits: `≥ 1`, `> 0`, `0 to 7`, `18 or 50`, `[0, 1)`.
+        limits: `≥ 1`, `> 0`, `0 to 7`, `18, 34 or 50`, `[0, 1)`.
         usual: a legal value, or None for null, which is named where none is the nearest.
     """
     interval = _INTERVAL.fullmatch(limits)
@@ -62,7 +62,7 @@ def within(key: str, value: float, limits: str, usual: Any = None) -> Iterator[s
             nearest = f"{high:g}" if interval[4] == "]" else f"less than {high:g}"
             yield f"{key}={figure(value)} must be in {limits}. Use {nearest}."
     else:
-        numbers = [int(each.replace(",", "")) for each in re.split(" to | or ", limits)]
+        numbers = [int(each.replace(",", "")) for each in re.split(" to | or |, ", limits)]
         if " to " in limits:
             yield from at_least(key, value, numbers[0], most=numbers[1])
         elif value not in numbers:

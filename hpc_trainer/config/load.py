@@ -9,7 +9,7 @@ import functools
 import types
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.key import ONCE_SET, declared
@@ -19,6 +19,8 @@ from hpc_trainer.errors import ConfigError
 
 if TYPE_CHECKING:  # importing it takes a tenth of a second, which ranks and `status` need not wait for
     from omegaconf import DictConfig
+
+T = TypeVar("T")
 
 # Key of the root -> whether it is a section: a dataclass, or a mapping of free names.
 ROOT_KEYS = {
@@ -101,6 +103,12 @@ def from_plain(plain: Mapping[str, Any]) -> TrainConfig:
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the frozen configuration does not fit this version of hpc_trainer: {error}") from error
     return config
+
+
+def section_from_plain(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A section as the dataclass `kind`; what it lacks gets its default. Raises ValueError."""
+    made: T = _typed(kind, values, "")
+    return made
 
 
 def _typed(hint: Any, value: Any, key: str, nodes: Mapping[str, Any] = {}) -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
+from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.mesh import NUM_BYTES
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.model import GptConfig, Positions
 from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of
 
@@ -53,7 +54,7 @@ def _num_weights(plain: Mapping[str, Any]) -> int | None:
     vocabulary = {"text_bytes": NUM_BYTES, "synthetic_tokens": data.get("vocab_size")}.get(data["name"])
     if model["name"] != "gpt" or vocabulary is None:
         return None
-    width, rows = model["embed_dim"], GptConfig(vocab_multiple=model["vocab_multiple"]).num_rows(vocabulary)
-    # Of a block: attention 4 width², perceptron 8 width², their biases 9 width, two norms 4 width (models/gpt.py).
-    block = 12 * width**2 + 13 * width
-    return int(model["num_layers"] * block + (rows + data["seq_len"] + 2) * width)
+    gpt = section_from_plain(GptConfig, model)
+    places = data["seq_len"] if gpt.positions is Positions.learned else 0
+    embeddings = (gpt.num_rows(vocabulary) + places) * gpt.embed_dim
+    return gpt.num_layers * gpt.num_block_weights + embeddings + gpt.num_norm_weights

@@ -20,9 +20,10 @@ from hpc_trainer.config.schema.data import DataConfig, SyntheticTokensConfig, Te
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
+from hpc_trainer.config.schema.vision_model import MobilenetSize, MobilenetV3Config, VitConfig
 
-_NUM_BLOCKS = {18: 8, 50: 16}
-"""Of ResNets, by depth (He et al. 2015, table 1)."""
+_NUM_BLOCKS = {18: 8, 34: 16, 50: 16, MobilenetSize.small: 11, MobilenetSize.large: 15}
+"""Of ResNets, by depth (He et al. 2015, table 1), and of MobileNets (Howard et al. 2019, tables 1 and 2)."""
 NUM_BYTES = 256
 DIMS = ("pp", "dp_replicate", "dp_shard", "tp")
 
@@ -94,8 +95,10 @@ def num_data_ranks(parallel: ParallelConfig, hardware: HardwareConfig) -> int:
 
 def num_blocks(model: ModelConfig) -> int | None:
     """What stages and FSDP cut between. None of a model that has none, or of which only its own code knows."""
-    if isinstance(model, GptConfig):
+    if isinstance(model, (GptConfig, VitConfig)):
         return model.num_layers
+    if isinstance(model, MobilenetV3Config):
+        return _NUM_BLOCKS[model.size]
     return _NUM_BLOCKS.get(model.depth) if isinstance(model, ResnetConfig) else None
 
 

@@ -27,6 +27,7 @@ FACTS: dict[str, Effect] = {
     # Other kernels; other code, of which nobody can say here what it changes.
     "versions": Effect.schedule,
     "code": Effect.schedule,
+    "libraries": Effect.schedule,  # that a feature builds the model with
     # Their random generators are the same in all releases that we run on (NEP 19 for numpy's).
     "versions.python": Effect.safe,
     "versions.numpy": Effect.safe,

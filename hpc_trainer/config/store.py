@@ -7,30 +7,33 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import data, model, optim, task
+from hpc_trainer.config.schema import data, hf_model, model, optim, task, vision_model
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
     from omegaconf import DictConfig
 
 
-def _variants(schema: ModuleType, base: Any) -> dict[str, type]:
-    """The dataclasses of a module that are kinds of `base`, by the name that each has where nobody sets it.
+def _variants(base: Any, *schemas: ModuleType) -> dict[str, type]:
+    """The dataclasses of modules that are kinds of `base`, by the name that each has where nobody sets it.
 
     `base` itself is one if it has a name.
     """
-    kinds: list[Any] = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, base)]
+    found: list[Any] = [each for schema in schemas for each in vars(schema).values() if isinstance(each, type)]
+    kinds = [each for each in found if issubclass(each, base)]
     return {_NAMES.get(kind, kind().name): kind for kind in kinds if kind().name != "???"}
 
 
-_NAMES: dict[type, str] = {model.ResnetConfig: "resnet"}
+_NAMES: dict[type, str] = {
+    model.ResnetConfig: "resnet", vision_model.MobilenetV3Config: "mobilenet_v3", vision_model.VitConfig: "vit",
+}  # fmt: skip
 """Of a kind that has several names: resnet18, resnet50."""
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": _variants(model, model.ModelConfig),
-    "data": _variants(data, data.DataConfig),
-    "task": _variants(task, task.TaskConfig),
-    "optim": _variants(optim, optim.OptimConfig),
+    "model": _variants(model.ModelConfig, model, vision_model, hf_model),
+    "data": _variants(data.DataConfig, data),
+    "task": _variants(task.TaskConfig, task),
+    "optim": _variants(optim.OptimConfig, optim),
 }
 
 
@@ -61,7 +64,8 @@ def register_schemas() -> None:
 
 
 def variant_of(group: str, values: Mapping[str, Any]) -> type:
-    """The dataclass of `group` that has the field names of `values`, and the fewest others; of equals that of its name.
+    """The dataclass of `group` that has the field names of `values`: the one that is built by the same `_target_`, then
+    the one with the fewest others; of equals that of its name.
 
     Frozen specs hold plain values only; the field names tell the variants of a group apart. A spec that was frozen
     before a field existed lacks it, and has its default.
@@ -73,4 +77,10 @@ def variant_of(group: str, values: Mapping[str, Any]) -> type:
     fitting = [name for name, known in fields.items() if values.keys() <= known]
     if not fitting:
         raise KeyError(f"no {group} schema has the fields {sorted(values)}")
-    return VARIANTS[group][min(fitting, key=lambda name: (len(fields[name]), name != values.get("name")))]
+    target = values.get("_target_", "")
+
+    def rank(name: str) -> tuple[bool, int, bool]:
+        is_other = getattr(VARIANTS[group][name](), "_target_", "") != target
+        return is_other, len(fields[name]), name != values.get("name")
+
+    return VARIANTS[group][min(fitting, key=rank)]

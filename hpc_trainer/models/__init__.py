@@ -3,8 +3,8 @@
 Each file holds one class, built as `Class(config, input_shape=..., num_classes=...)`; the two shapes come
 from the data set. `forward(inputs)` returns logits:
 
-    images  float32 [batch, channels, height, width]  ->  [batch, num_classes]          Mlp, Cnn, Resnet
-    tokens  int64   [batch, seq_len]                  ->  [batch, seq_len, num_classes]  Gpt
+    images  float32 [batch, channels, height, width]  ->  [batch, num_classes]            all but
+    tokens  int64   [batch, seq_len]                  ->  [batch, seq_len, num_classes]   Gpt
 
 No model uses an operation whose CUDA backward pass is nondeterministic (adaptive pooling to more than 1x1,
 for instance), so that a resumed run can equal the uninterrupted one bit for bit.
@@ -33,6 +33,19 @@ def check_dropout(value: float) -> None:
 def check_num_classes(value: int) -> None:
     """Raise ConfigError unless there is an output: a class, or a number of a regression."""
     check_at_least("data.num_classes", value, 1)
+
+
+def check_heads(num_heads: int, embed_dim: int) -> None:
+    """Raise ConfigError unless `num_heads` divides `embed_dim`, both ≥ 1."""
+    check_at_least("model.num_heads", num_heads, 1)
+    check_at_least("model.embed_dim", embed_dim, 1)
+    if embed_dim % num_heads:
+        divisors = [count for count in range(1, embed_dim + 1) if embed_dim % count == 0]
+        nearest = min(divisors, key=lambda count: abs(count - num_heads))
+        raise ConfigError(
+            f"model.num_heads={num_heads} must divide model.embed_dim={embed_dim}; "
+            f"nearest legal: model.num_heads={nearest}."
+        )
 
 
 def image_shape(model: str, input_shape: tuple[int, ...], *, smallest: int) -> tuple[int, int, int]:

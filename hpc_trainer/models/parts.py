@@ -66,7 +66,7 @@ def parts_of(model: nn.Module) -> Sequence[Part]:
     if method is None and not isinstance(model, nn.Sequential):
         raise ConfigError(
             f"parallel.pipeline_parallel cuts a model into stages, and {kind} does not say how. Use model=gpt, "
-            "resnet18 or resnet50, an nn.Sequential, or write a method pipeline_parts() (hpc_trainer/models/parts.py)."
+            "vit_tiny or resnet18, an nn.Sequential, or write a method pipeline_parts() (hpc_trainer/models/parts.py)."
         )
     parts = [Part(name) for name, _ in model.named_children()] if method is None else list(method())
     here = {name for name, _ in model.named_modules()}

@@ -1,7 +1,7 @@
-"""ResNet-18 and ResNet-50: He et al. 2015, "Deep residual learning for image recognition", arXiv:1512.03385.
+"""ResNet-18, 34 and 50: He et al. 2015, "Deep residual learning for image recognition", arXiv:1512.03385.
 
 As trained today: the bottleneck's stride sits in its 3x3 convolution ("v1.5", as in torchvision, same
-parameter count), and the last BatchNorm of each block starts at gamma = 0, so that a fresh block is the
+parameter count), and by default the last BatchNorm of each block starts at gamma = 0, so that a fresh block is the
 identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 """
 
@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
             nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
             _conv(width, width, 3, 1),
-            _zero_norm(width),
+            nn.BatchNorm2d(width),
         )
         self.shortcut = _shortcut(num_in, width, stride)
         self.relu = nn.ReLU(inplace=True)
@@ -56,7 +56,7 @@ class Bottleneck(nn.Module):
             nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
             _conv(width, num_out, 1, 1),
-            _zero_norm(num_out),
+            nn.BatchNorm2d(num_out),
         )
         self.shortcut = _shortcut(num_in, num_out, stride)
         self.relu = nn.ReLU(inplace=True)
@@ -70,6 +70,7 @@ class Bottleneck(nn.Module):
 # He et al. 2015, table 1: the block and the number of blocks in each of the four stages.
 _STAGES: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
 }
 
@@ -111,6 +112,10 @@ class Resnet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if config.zero_init and isinstance(module, (BasicBlock, Bottleneck)):
+                last_norm = module.residual[-1]
+                assert isinstance(last_norm, nn.BatchNorm2d)
+                nn.init.zeros_(last_norm.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images [batch, C, H, W] to logits [batch, num_classes]."""
@@ -145,12 +150,6 @@ def _stem(channels: int, width: int, *, is_small: bool) -> nn.Sequential:
 def _conv(num_in: int, num_out: int, kernel_size: int, stride: int) -> nn.Conv2d:
     # No bias: the BatchNorm that follows has one.
     return nn.Conv2d(num_in, num_out, kernel_size, stride=stride, padding=kernel_size // 2, bias=False)
-
-
-def _zero_norm(channels: int) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(channels)
-    nn.init.zeros_(norm.weight)
-    return norm
 
 
 def _shortcut(num_in: int, num_out: int, stride: int) -> nn.Module:

@@ -30,6 +30,7 @@ from hpc_trainer.config.rules.task_rules import task_problems
 from hpc_trainer.config.rules.text_file import window_problems
 from hpc_trainer.config.schema.data import (
     DataConfig,
+    DigitsConfig,
     TextBytesConfig,
 )
 from hpc_trainer.config.schema.hardware import HardwareConfig
@@ -37,11 +38,13 @@ from hpc_trainer.config.schema.model import GptConfig, ModelConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.vision_model import VitConfig
 from hpc_trainer.config.table.declarations import feature_problems, fill_in
 from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
 _SHORTEST_WATCHDOG_S = 10
+_DIGIT_PIXELS = 8  # a side of data=digits
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 MAX_SEED = 2**32 - 1
 # sbatch's --signal keeps the lead in 16 bits.
@@ -116,6 +119,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from metric_problems(config)
     yield from task_problems(config)
     yield from _heads(config.model)
+    yield from _patches(config.model, config.data)
     if isinstance(config.data, TextBytesConfig):
         yield from _text_bytes(config.data)
     yield from target_problems(config)
@@ -214,11 +218,26 @@ def _cluster(config: TrainConfig) -> Iterator[str]:
 
 
 def _heads(model: ModelConfig) -> Iterator[str]:
-    if isinstance(model, GptConfig) and model.num_heads >= 1 and model.embed_dim % model.num_heads:
+    if not isinstance(model, (GptConfig, VitConfig)) or model.num_heads < 1:
+        return
+    if model.embed_dim % model.num_heads:
         nearest = max(1, round(model.embed_dim / model.num_heads)) * model.num_heads
         yield (
             f"model.embed_dim={model.embed_dim} must be a multiple of model.num_heads={model.num_heads}. Use {nearest}."
         )
+    elif isinstance(model, GptConfig) and (model.num_kv_heads is None or model.num_kv_heads >= 1):
+        problem = model.heads_problem()
+        if problem is not None:
+            yield problem
+
+
+def _patches(model: ModelConfig, data: DataConfig) -> Iterator[str]:
+    """Where the configuration says how large images are."""
+    side = _DIGIT_PIXELS if isinstance(data, DigitsConfig) else getattr(data, "image_size", None)
+    if isinstance(model, VitConfig) and isinstance(side, int) and side >= 1 and model.patch_size >= 1:
+        problem = model.patch_problem(side, side)
+        if problem is not None:
+            yield problem
 
 
 def _text_bytes(data: TextBytesConfig) -> Iterator[str]:

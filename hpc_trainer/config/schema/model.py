@@ -6,10 +6,32 @@ arguments, if its prefix is trusted (`config/targets.py`).
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, ONCE_SET, SCHEDULE, key
+
+
+class Positions(str, enum.Enum):
+    """How a transformer knows where a token stands."""
+
+    learned = "learned"
+    rope = "rope"
+
+
+class Norm(str, enum.Enum):
+    """What stands before each sub-layer."""
+
+    layernorm = "layernorm"
+    rmsnorm = "rmsnorm"
+
+
+class MlpKind(str, enum.Enum):
+    """What a block's perceptron does between its layers."""
+
+    gelu = "gelu"
+    swiglu = "swiglu"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,12 +68,14 @@ class CnnConfig(ModelConfig):
 class ResnetConfig(ModelConfig):
     name: str = "resnet18"
     _target_: str = "hpc_trainer.models.resnet.Resnet"
-    depth: int = key(18, ALWAYS, COUNTS, limits="18 or 50")
-    """18 (basic blocks) or 50 (bottlenecks); He et al. 2015, table 1."""
+    depth: int = key(18, ALWAYS, COUNTS, limits="18, 34 or 50")
+    """18 and 34 (basic blocks) or 50 (bottlenecks); He et al. 2015, table 1."""
     width: int = key(64, ALWAYS, COUNTS, limits="≥ 1")
     """Channels of the first stage; 64 in the paper."""
     small_input_below: int = key(64, ALWAYS, COUNTS, limits="≥ 0")
     """Images with a side below this (pixels) get the paper's CIFAR stem: 3x3, no pooling."""
+    zero_init: bool = key(True, ALWAYS, ONCE_SET)
+    """The last norm of each block begins at 0, so that a fresh block is the identity (Goyal et al. 2017)."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,6 +93,53 @@ class GptConfig(ModelConfig):
     tensor cores like 128 (GPT-2's 50,257 become 50,304). What is added is never a target, and soon unlikely."""
     dropout: float = key(0.0, ALWAYS, COUNTS, SCHEDULE, limits="[0, 1)")
     """Probability."""
+    positions: Positions = key(Positions.learned, ALWAYS, ONCE_SET)
+    """learned: an embedding for each place. rope: queries and keys are turned by their place (Su et al. 2021)."""
+    norm: Norm = key(Norm.layernorm, ALWAYS, ONCE_SET)
+    """Before each sub-layer and at the end."""
+    mlp: MlpKind = key(MlpKind.gelu, ALWAYS, ONCE_SET)
+    """gelu: 4 x embed_dim wide. swiglu (Shazeer 2020): three matrices, 8/3 x embed_dim wide, rounded up to a multiple
+    of 8: as many weights."""
+    num_kv_heads: int | None = key(None, ALWAYS, ONCE_SET, limits="≥ 1")
+    """Heads of keys and values, each for num_heads / num_kv_heads heads of queries (Ainslie et al. 2023); must divide
+    num_heads. null: num_heads."""
+
+    @property
+    def mlp_dim(self) -> int:
+        """Width inside of the perceptron."""
+        return 4 * self.embed_dim if self.mlp is MlpKind.gelu else 8 * -(-self.embed_dim // 3)
+
+    @property
+    def num_block_weights(self) -> int:
+        """Weights and biases of a block."""
+        dim, kv_heads = self.embed_dim, self.num_kv_heads or self.num_heads
+        rows = dim + 2 * kv_heads * dim // self.num_heads  # of queries, keys and values
+        attention = rows * (dim + 1) + dim * (dim + 1)
+        wide = self.mlp_dim * (dim + 1) * (2 if self.mlp is MlpKind.swiglu else 1) + dim * (self.mlp_dim + 1)
+        return attention + wide + 2 * self.num_norm_weights
+
+    @property
+    def num_norm_weights(self) -> int:
+        """Of one norm."""
+        return self.embed_dim * (2 if self.norm is Norm.layernorm else 1)
+
+    def heads_problem(self) -> str | None:
+        """What is wrong with heads of legal numbers; None: nothing."""
+        kv_heads = self.num_kv_heads
+        if kv_heads is not None and self.num_heads % kv_heads:
+            divisors = [count for count in range(1, self.num_heads + 1) if self.num_heads % count == 0]
+            nearest = min(divisors, key=lambda count: abs(count - kv_heads))
+            return (
+                f"model.num_kv_heads={kv_heads} must divide model.num_heads={self.num_heads}. Use "
+                f"model.num_kv_heads={nearest}."
+            )
+        if self.positions is Positions.rope and self.embed_dim // self.num_heads % 2:
+            return (
+                f"model.positions=rope turns the dimensions of a head in pairs, and embed_dim={self.embed_dim} / "
+                f"num_heads={self.num_heads} is an odd number of them. Use "
+                f"model.embed_dim={self.num_heads * (self.embed_dim // self.num_heads + 1)}."
+            )
+        return None
 
     def num_rows(self, vocabulary: int) -> int:
         """Of the embedding and the output layer, for so many tokens."""

@@ -45,6 +45,9 @@ class OptimConfig:
     """Samples of the batch that lr is meant for; only with lr_scaling."""
     lr_of: dict[str, float] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="> 0")
     """Names of weights, with * and ? -> what their learning rate is multiplied by at all steps, as {'stem.*': 0.1}."""
+    layer_decay: float = key(1.0, ALWAYS, ONCE_SET, INCOMPATIBLE, limits="(0, 1]")
+    """Layer by layer below the head the learning rate is multiplied by this once more (Howard and Ruder 2018): after
+    the last block by 1, in the last block by layer_decay, .. before the first block by layer_decay^(blocks + 1)."""
     weight_decay: float = key(0.0, ALWAYS, COUNTS, limits="≥ 0")
     """Decay of weights with two or more dimensions; biases and norms have none."""
     in_backward: bool = key(False, ALWAYS, ONCE_SET)

@@ -67,11 +67,11 @@ class ParallelConfig:
     """ddp only: each rank holds and updates a part of the optimizer state (ZeRO stage 1); two ranks or more."""
     tensor_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """Ranks that share each layer; neighbours, so keep them on one node. It must divide world_size, and of gpt
-    model.num_heads, model.embed_dim and the vocabulary. Models with a `tensor_parallel_plan` only."""
+    and vit model.num_heads, model.embed_dim and the vocabulary. Models with a `tensor_parallel_plan` only."""
     pipeline_parallel: int = key(1, ALWAYS, ONCE_SET, SCHEDULE, limits="1 to 1,048,576")
     """Stages that the model's blocks are divided among; tensor_parallel × pipeline_parallel must divide
-    world_size, and the quotient is the number of data-parallel ranks. gpt, resnet18, resnet50, and models of your own
-    with `pipeline_parts`."""
+    world_size, and the quotient is the number of data-parallel ranks. gpt, vit, resnet, mobilenet_v3, and models of
+    your own with `pipeline_parts`."""
     pipeline_schedule: PipelineSchedule = key(
         PipelineSchedule["1f1b"], only_with("parallel.pipeline_parallel"), ONCE_SET, SCHEDULE
     )

@@ -26,6 +26,7 @@ from hpc_trainer.config.schema.key import (
     only_with,
     section,
 )
+from hpc_trainer.config.schema.lora import LoraConfig
 from hpc_trainer.config.schema.model import ModelConfig
 from hpc_trainer.config.schema.monitor import MonitorConfig
 from hpc_trainer.config.schema.optim import OptimConfig
@@ -128,6 +129,7 @@ class LoopConfig:
     freeze: list[str] = key([], ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=True)
     """Names of weights, with * and ?, that training leaves as they are: no gradient, no decay, no moments. A norm
     whose running statistics are named too (as by 'stem.*') keeps and uses those."""
+    lora: LoraConfig = section(LoraConfig, ONCE_SET, INCOMPATIBLE)
     early_stop: EarlyStopConfig = section(EarlyStopConfig, ONCE_SET, SCHEDULE)
     label_smoothing: float = key(0.0, ALWAYS, ONCE_SET, SCHEDULE, in_graph=True, limits="[0, 1)")
     """Share of the target's probability that all classes get alike; evaluations use the plain loss."""

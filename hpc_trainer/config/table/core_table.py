@@ -84,7 +84,9 @@ CORE = (
         on="data=text_bytes|synthetic_tokens",
         off="data=digits",
         example="data=text_bytes",
-        excludes=(Row("model=mlp|cnn|resnet", "it is text, and such a model reads images", use="model=gpt"),),
+        excludes=(
+            Row("model=mlp|cnn|resnet|mobilenet_v3|vit", "it is text, and such a model reads images", use="model=gpt"),
+        ),
     ),
     Feature(
         name="custom_task",
@@ -132,7 +134,7 @@ CORE = (
         (
             _computed("bf16"),
             _computed("fp16"),
-            Row("model=resnet", "batch norm takes weights in the format of its running statistics, fp32"),
+            Row("model=resnet|mobilenet_v3", "batch norm takes weights in the format of its running statistics, fp32"),
             Row("task=regression|custom", "FSDP hands the targets over in it too, and numbers would be rounded"),
         ),
     ),

@@ -6,7 +6,7 @@ FEATURE = Feature(
     on="train.loss_chunk_size",
     example="train.loss_chunk_size=2048",
     excludes=(
-        Row("model=mlp|cnn|resnet", "it is for the logits of many tokens, and there are few classes"),
+        Row("model=mlp|cnn|resnet|mobilenet_v3|vit", "it is for the logits of many tokens, and there are few classes"),
         Row("task=regression|multi_label|custom", "it is cross entropy, over many classes"),
         Row("parallel.tensor_parallel", "it runs the output layer apart, which is shared out", use="parallel=fsdp"),
         Row("parallel.pipeline_parallel", "nobody has tried both"),

@@ -36,7 +36,7 @@ FEATURE = Feature(
             "model=mlp|cnn",
             "it compiles blocks, and there are none",
             when="train.compile_scope=blocks",
-            use="train.compile_scope=model, or model=gpt, resnet18 or resnet50",
+            use="train.compile_scope=model, or another model",
         ),
         Row(
             "hardware.device_type=cpu",

@@ -14,6 +14,10 @@ FEATURE = Feature(
             "it needs a GPU from Ada or Hopper on (compute capability 8.9)",
             use="hardware with such a GPU",
         ),
-        Row("model=mlp|cnn|resnet", "it is for the linear layers of blocks, and there are none", use="model=gpt"),
+        Row(
+            "model=mlp|cnn|resnet|mobilenet_v3",
+            "it is for the linear layers of blocks, and there are none",
+            use="model=gpt",
+        ),
     ),
 )

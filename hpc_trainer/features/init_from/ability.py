@@ -1,16 +1,19 @@
 """Weights that exist go into the model while it is whole, so ranks may share it in any way afterwards.
 
-Only where the run has saved nothing yet: a resumed run has all in its own checkpoint, and looks for no source.
+Only where the run has saved nothing yet: a resumed run has all in its own checkpoint, and looks for no source. With
+`train.lora` it has the adapters alone there, and each start takes the rest from the source.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from hpc_trainer.errors import StorageError
 from hpc_trainer.features.init_from.load import load
 from hpc_trainer.runs.checkpoint_folders import committed
 from hpc_trainer.runs.first_weights import write_first_weights
+from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 
@@ -25,20 +28,31 @@ class InitFromAbility(Ability):
         if run is None:
             return
         self._has_saved = run.group.broadcast(run.is_rank_zero and bool(committed(run.store.folder)))
-        if self._has_saved:
+        if self._has_saved and not self._is_base:
             return
-        found = load(model, self.config.init_from, run)
+        found = load(model, self.config.init_from, run.group, run.beat)
         if run.is_rank_zero:
             write_first_weights(run.paths, found)
             print(found.line())
 
+    @property
+    def _is_base(self) -> bool:
+        """True if what is loaded is never in the run's own checkpoints."""
+        return self.config.train.lora.rank > 0
+
     def restored(self) -> None:
         """Raises StorageError: none of its own checkpoints could be read, so these are no weights of anybody's."""
-        if self._has_saved and self._run is not None and self._run.saved_step is None:
+        if self._has_saved and not self._is_base and self._run is not None and self._run.saved_step is None:
             raise StorageError(
                 "no checkpoint of this run can be read, and it counted on one: it has not loaded init_from. The next "
                 "start begins at step 0 where damaged ones were put away."
             )
+
+    def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As each start does."""
+        if self._is_base:
+            load(model, self.config.init_from, RankGroup())
+        return weights
 
 
 ABILITY = InitFromAbility

@@ -25,14 +25,15 @@ from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord, SavedTensor, open_files
-from hpc_trainer.training.context import RunContext
 
 Found = FirstWeights | str
 """What was loaded, or what is wrong: an error that all ranks meet alike is raised where no rank waits for another."""
 
 
-def load(model: nn.Module, config: InitFromConfig, run: RunContext) -> FirstWeights:
-    """Fills `model`, whole on the CPU. Every rank reads. Collective.
+def load(
+    model: nn.Module, config: InitFromConfig, group: RankGroup, beat: Callable[[], None] = lambda: None
+) -> FirstWeights:
+    """Fills `model`, whole on the CPU. Every rank reads, and calls `beat` on the way. Collective.
 
     Raises:
         ConfigError: the content is not that of the plan, or it does not fit the model.
@@ -46,7 +47,7 @@ def load(model: nn.Module, config: InitFromConfig, run: RunContext) -> FirstWeig
 
     def problem() -> str | None:
         try:
-            digest = digest_of(place, partial(sha256, beat=run.beat))
+            digest = digest_of(place, partial(sha256, beat=beat))
         except ConfigError as error:
             return str(error)
         except FileNotFoundError:
@@ -61,11 +62,11 @@ def load(model: nn.Module, config: InitFromConfig, run: RunContext) -> FirstWeig
             f"{digest[:12]}. Submit again: other weights are another run."
         )
 
-    said = on_rank_zero(run.group, problem)
+    said = on_rank_zero(group, problem)
     if said is not None:
         raise ConfigError(said)
     take = partial(_take, model, config)
-    found = _from_checkpoint(place, run.group, take) if is_checkpoint(place) else _from_files(place, run.group, take)
+    found = _from_checkpoint(place, group, take) if is_checkpoint(place) else _from_files(place, group, take)
     if isinstance(found, str):
         raise ConfigError(found)
     return found

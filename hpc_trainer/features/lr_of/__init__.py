@@ -1,10 +1,18 @@
-"""`optim.lr_of`: some weights have a learning rate of their own, as a multiple of that of all."""
+"""`optim.lr_of` and `optim.layer_decay`: some weights have a learning rate of their own, a multiple of that of all."""
 
-from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 FEATURE = Feature(
-    on="optim.lr_of",
+    on="optim.lr_of or optim.layer_decay",
     example="+optim.lr_of={*.bias:0.1}",
-    excludes=(OF_SHARED_LOOP,),
+    excludes=(
+        Row(
+            "model=mlp|cnn",
+            "it counts blocks, and there are none",
+            when="optim.layer_decay",
+            use="optim.lr_of",
+        ),
+        OF_SHARED_LOOP,
+    ),
     after=("custom_optim", "freeze", "lion", "muon"),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import LR_FACTOR, Group, Recipe
 from hpc_trainer.training.optim.weight_names import match_weights
+from hpc_trainer.training.parallel.fully_sharded import blocks, check_has_blocks
 
 
 class LrOfAbility(Ability):
@@ -17,21 +20,31 @@ class LrOfAbility(Ability):
     """That occur in the whole model: each stage has groups of all, empty or not."""
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
+        decay = self.config.optim.layer_decay
+        self._factors = self._named(model)
+        if decay != 1:
+            check_has_blocks(model, f"optim.layer_decay={decay:g} counts blocks", "optim.layer_decay=1, or optim.lr_of")
+            for name, height in heights(model).items():
+                self._factors[name] = self._factors.get(name, 1.0) * decay**height
+        trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        self._all = sorted({self._factors.get(name, 1.0) for name in trained}, reverse=True)
+
+    def _named(self, model: nn.Module) -> dict[str, float]:
+        """Factors of `optim.lr_of`, by the names of weights."""
         lr_of = self.config.optim.lr_of
         names = {weight: name for name, weight in model.named_parameters()}
-        self._factors = {}
+        found: dict[str, float] = {}
         chosen: dict[str, str] = {}
         for pattern, weights in match_weights(model, lr_of, "optim.lr_of").items():
             for weight in weights:
                 name = names[weight]
-                if self._factors.setdefault(name, lr_of[pattern]) != lr_of[pattern]:
+                if found.setdefault(name, lr_of[pattern]) != lr_of[pattern]:
                     raise ConfigError(
                         f"optim.lr_of has {chosen[name]!r} and {pattern!r}, which both fit {name} and have other "
                         "factors. Make one of them narrower."
                     )
                 chosen.setdefault(name, pattern)
-        trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-        self._all = sorted({self._factors.get(name, 1.0) for name in trained}, reverse=True)
+        return found
 
     def optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         names = {weight: name for name, weight in model.named_parameters()}
@@ -48,6 +61,25 @@ class LrOfAbility(Ability):
             ]
 
         return Recipe([part for group in recipe.groups for part in divided(group)], recipe.make)
+
+
+def heights(model: nn.Module) -> Mapping[str, int]:
+    """Weight of a whole model -> how many layers lie above it: 0 of what comes after the last block, 1 of the last
+    block, .. and of what comes before the first block as many as there are blocks, and 1.
+
+    In the order in which the model has its parts, which is that of its forward pass.
+    """
+    inside = list(blocks(model))
+    place_of = {id(weight): place for place, block in enumerate(inside, 1) for weight in block.parameters()}
+    found: dict[str, int] = {}
+    last = 0  # the place of the last block that was met
+    for name, weight in model.named_parameters():
+        place = place_of.get(id(weight))
+        last = last if place is None else max(last, place)
+        # Between two blocks a layer counts as the one before it; after the last one it is above all.
+        beside = last if last < len(inside) else len(inside) + 1
+        found[name] = len(inside) + 1 - (beside if place is None else place)
+    return found
 
 
 ABILITY = LrOfAbility

@@ -24,7 +24,11 @@ FEATURE = Feature(
     off="optim=adamw or sgd",
     example="optim=muon",
     excludes=(
-        Row("model=cnn|resnet", "it is for hidden matrices, and there are convolutions alone", use="model=gpt"),
+        Row(
+            "model=cnn|resnet|mobilenet_v3",
+            "it is for hidden matrices, and there are convolutions alone",
+            use="model=gpt",
+        ),
         Row(
             "model=mlp & model.num_layers=0",
             "it is for hidden matrices, and there is an output layer alone",

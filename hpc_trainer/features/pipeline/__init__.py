@@ -56,7 +56,7 @@ FEATURE = Feature(
         Row(
             "model=mlp|cnn",
             "it cuts a model between its blocks, and there are none",
-            use="model=gpt, resnet18 or resnet50, or one of your own with pipeline_parts (hpc_trainer/models/parts.py)",
+            use="another model, or one of your own with pipeline_parts (hpc_trainer/models/parts.py)",
         ),
         Row("task=custom", "the last stage has the model's outputs alone, and your loss calls the whole model"),
         Row("parallel.data_parallel_replicate", "stages and the groups of HSDP have no common mesh yet"),

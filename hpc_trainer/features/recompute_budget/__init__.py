@@ -12,7 +12,7 @@ FEATURE = Feature(
     ),
     excludes=(
         Row(
-            "model=mlp|cnn|gpt & model.dropout>0",
+            "model=mlp|cnn|gpt|mobilenet_v3|vit & model.dropout>0",
             "dropout would be drawn anew when it is computed again (a fault of torch up to 2.13)",
             use=f"model.dropout=0, or {_BY_BLOCKS}",
         ),

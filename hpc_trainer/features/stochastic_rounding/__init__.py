@@ -8,7 +8,11 @@ FEATURE = Feature(
     example="precision=bf16_sr",
     needs=(BY_WEIGHT,),
     excludes=(
-        Row("model=resnet", "batch norm takes weights in the format of its statistics, fp32", use="model=cnn"),
+        Row(
+            "model=resnet|mobilenet_v3",
+            "batch norm takes weights in the format of its statistics, fp32",
+            use="model=cnn",
+        ),
         Row("train.ema_decay", "an average in bf16 stands still: its steps are smaller than its last bit"),
         Row("parallel.sync", "averages of weights would be rounded to the nearest"),
         Row("parallel.comm_hook", "gradients are bf16 already"),

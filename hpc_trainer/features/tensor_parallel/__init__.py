@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from hpc_trainer.config.batch import nearest_divisor
 from hpc_trainer.config.mesh import known_vocabulary
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.model import GptConfig, MlpKind
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.vision_model import VitConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 
@@ -20,11 +21,15 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             f"(hardware={hardware.name}): its ranks speak several times in each layer. Use "
             f"{nearest_divisor(hardware.ranks_per_node, tp)}."
         )
-    if not isinstance(model, GptConfig):
+    if not isinstance(model, (GptConfig, VitConfig)):
         return
     sizes = {"model.num_heads": model.num_heads, "model.embed_dim": model.embed_dim}
+    if isinstance(model, GptConfig) and model.num_kv_heads is not None:
+        sizes["model.num_kv_heads"] = model.num_kv_heads
+    if isinstance(model, GptConfig) and model.mlp is MlpKind.swiglu:
+        sizes["the perceptron's width"] = model.mlp_dim
     known = known_vocabulary(config.data)
-    if known is not None:
+    if isinstance(model, GptConfig) and known is not None:
         sizes[f"vocabulary of data={config.data.name}"] = model.num_rows(known)
     for name, size in sizes.items():
         if size % tp:
@@ -39,9 +44,9 @@ FEATURE = Feature(
     example="parallel.tensor_parallel=2",
     excludes=(
         Row(
-            "model=mlp|cnn|resnet",
+            "model=mlp|cnn|resnet|mobilenet_v3",
             "it shares layers out by the model's plan, and there is none",
-            use="model=gpt, or a model of your own with a `tensor_parallel_plan`",
+            use="model=gpt or vit_tiny, or a model of your own with a `tensor_parallel_plan`",
         ),
         Row(
             "train.compile & train.compile_mode!=default",

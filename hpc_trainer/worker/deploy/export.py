@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
+from hpc_trainer.config.schema.hf_model import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
@@ -77,9 +78,14 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     (folder / LOAD).write_text(lines, encoding="utf-8")
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_TEXT).write_text(as_page(card), encoding="utf-8")
+    more = []
+    if isinstance(config.model, HfConfig) and (built := card["built_for"]) and built["input_shape"]:
+        described = config.model.file_for(tuple(built["input_shape"]), built["num_classes"])
+        (folder / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        more = [CONFIG_FILE]
     tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
     return {
-        "card": card, "num_tensors": len(tensors), "num_elements": sum(each.numel() for each in tensors),
+        "more_files": more, "card": card, "num_tensors": len(tensors), "num_elements": sum(each.numel() for each in tensors),
         "num_bytes": card["num_bytes"],
     }  # fmt: skip
 

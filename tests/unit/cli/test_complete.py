@@ -96,7 +96,7 @@ def test_verbs_and_their_options(ask: Ask) -> None:
 @pytest.mark.usefixtures("project")
 def test_groups_choices_keys_and_values(ask: Ask) -> None:
     assert {"model=", "optim.", "seed="} <= set(ask("hpc-trainer plan "))
-    assert ask("hpc-trainer plan model=res") == ["model=resnet18", "model=resnet50"]
+    assert ask("hpc-trainer plan model=res") == ["model=resnet18", "model=resnet34", "model=resnet50"]
     assert "model=mlp" in ask("hpc-trainer plan model=")
     assert ask("hpc-trainer plan model=mlp,resnet5") == ["model=mlp,resnet50"]
     assert ask("hpc-trainer plan cluster.executor=l") == ["cluster.executor=local"]

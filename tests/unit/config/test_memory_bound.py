@@ -32,6 +32,7 @@ def _config(*words: str) -> TrainConfig:
         ["train.ema_decay=0.9"], ["parallel.zero1=true"], ["precision=bf16_sr", "parallel=fsdp"],
         ["parallel=fsdp"], ["parallel=hsdp"], ["parallel=fsdp_tp"], ["parallel=tp"], ["parallel=pp",
         "train.grad_accum_steps=2"], ["data=synthetic_tokens", "model.vocab_multiple=128", "data.vocab_size=1000"],
+        ["model.positions=rope", "model.norm=rmsnorm", "model.mlp=swiglu", "model.num_kv_heads=2"],
         ["parallel=fsdp", "optim.offload=true"], ["parallel.zero1=true", "optim.offload=true"],
         ["parallel=pp", "train.grad_accum_steps=2", "optim.offload=true"],
         ["parallel=fsdp", "train.ema_decay=0.9"], ["parallel=fsdp_tp", "train.ema_decay=0.9"],

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.model import GptConfig, MlpKind, Norm, Positions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.models.transformer import Attention, BlockShape, rotate
 
 SEQ_LEN, VOCAB = 16, 256
 
@@ -107,3 +108,57 @@ def test_learns_to_repeat_a_pattern(model):
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
+
+
+TODAY = {"positions": Positions.rope, "norm": Norm.rmsnorm, "mlp": MlpKind.swiglu, "num_kv_heads": 2}
+
+
+@pytest.mark.parametrize("kind", [{key: value} for key, value in TODAY.items()] + [TODAY], ids=[*TODAY, "all"])
+def test_choices_of_later_models(kind):
+    """Causal as before; each has its weights, as many as the configuration says."""
+    torch.manual_seed(0)
+    config = GptConfig(num_layers=2, num_heads=4, embed_dim=64, **kind)
+    model = Gpt(config, input_shape=(SEQ_LEN,), num_classes=VOCAB)
+    places = 0 if "positions" in kind else SEQ_LEN
+    expected = 2 * config.num_block_weights + (VOCAB + places) * 64 + config.num_norm_weights
+    assert sum(weight.numel() for weight in model.parameters()) == expected
+    before, after = tokens(), tokens()
+    after[:, 7] = (after[:, 7] + 1) % VOCAB
+    with torch.no_grad():
+        difference = (model(before) - model(after)).abs().amax(dim=(0, 2))
+    assert not difference[:7].any()
+    assert (difference[7:] > 0).all()
+
+
+def test_rotary_positions_see_how_far_apart_tokens_are_and_not_where():
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8)
+    scores = rotate(query.expand(1, 1, 12, 8)) @ rotate(key.expand(1, 1, 12, 8)).transpose(-1, -2)
+    for offset in range(1, 12):
+        along = scores[0, 0].diagonal(offset)
+        torch.testing.assert_close(along, along[:1].expand_as(along), atol=1e-5, rtol=1e-5)
+    assert scores[0, 0, 0].std() > 0.01
+    assert torch.equal(rotate(query), query), "the first place is not turned"
+
+
+def test_grouped_queries_are_heads_whose_keys_and_values_are_alike():
+    """Of 4 heads with 2 of keys: plain attention, where heads 0 and 1 have one key and value, and 2 and 3 another."""
+    torch.manual_seed(0)
+    grouped = Attention(BlockShape(dim=16, num_heads=4, num_kv_heads=2, mlp_dim=1))
+    plain = Attention(BlockShape(dim=16, num_heads=4, mlp_dim=1))
+    by_group = grouped.query_key_value.weight.view(2, 4, 4, 16)  # [kv heads, 2 queries + key + value, head_dim, dim]
+    biases = grouped.query_key_value.bias.view(2, 4, 4)
+    with torch.no_grad():
+        plain.out.load_state_dict(grouped.out.state_dict())
+        rows = [[0, 2, 3], [1, 2, 3]]
+        plain.query_key_value.weight.copy_(by_group[:, rows].reshape(48, 16))
+        plain.query_key_value.bias.copy_(biases[:, rows].reshape(48))
+        inputs = torch.randn(2, 6, 16)
+        torch.testing.assert_close(grouped(inputs), plain(inputs))
+
+
+def test_swiglu_has_as_many_weights_as_gelu_of_gpt2_small():
+    sizes = {kind: GptConfig(num_layers=12, num_heads=12, embed_dim=768, mlp=kind) for kind in MlpKind}
+    assert sizes[MlpKind.swiglu].mlp_dim == 2048
+    ratio = sizes[MlpKind.swiglu].num_block_weights / sizes[MlpKind.gelu].num_block_weights
+    assert ratio == pytest.approx(1, abs=1e-3)

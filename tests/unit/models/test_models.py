@@ -7,12 +7,23 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.model import (
+    CnnConfig,
+    GptConfig,
+    MlpConfig,
+    MlpKind,
+    Norm,
+    Positions,
+    ResnetConfig,
+)
+from hpc_trainer.config.schema.vision_model import MobilenetSize, MobilenetV3Config, VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
+from hpc_trainer.models.mobilenet_v3 import MobilenetV3
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.models.vit import Vit
 
 IMAGE = (3, 8, 8)
 TOKENS = (12,)
@@ -20,8 +31,24 @@ MODELS = {
     "mlp": (Mlp, MlpConfig(hidden_dim=16), IMAGE),
     "cnn": (Cnn, CnnConfig(num_channels=8), IMAGE),
     "resnet18": (Resnet, ResnetConfig(width=8), IMAGE),
+    "resnet34": (Resnet, ResnetConfig(depth=34, width=8, zero_init=False), IMAGE),
     "resnet50": (Resnet, ResnetConfig(depth=50, width=8), IMAGE),
+    "mobilenet_v3_small": (MobilenetV3, MobilenetV3Config(), (3, 32, 32)),
+    "vit": (Vit, VitConfig(patch_size=4, num_layers=2, num_heads=2, embed_dim=16), IMAGE),
     "gpt": (Gpt, GptConfig(num_layers=2, num_heads=2, embed_dim=16), TOKENS),
+    "gpt_of_today": (
+        Gpt,
+        GptConfig(
+            num_layers=2,
+            num_heads=4,
+            embed_dim=16,
+            num_kv_heads=2,
+            positions=Positions.rope,
+            norm=Norm.rmsnorm,
+            mlp=MlpKind.swiglu,
+        ),
+        TOKENS,
+    ),
 }
 
 
@@ -46,8 +73,9 @@ def batch_for(input_shape, batch=4):
         (Cnn, CnnConfig(num_channels=8)),
         (Resnet, ResnetConfig(width=8)),
         (Resnet, ResnetConfig(depth=50, width=8)),
+        (MobilenetV3, MobilenetV3Config(size=MobilenetSize.large)),
     ],
-    ids=["mlp", "cnn", "resnet18", "resnet50"],
+    ids=["mlp", "cnn", "resnet18", "resnet50", "mobilenet_v3_large"],
 )
 def test_image_models_take_any_size(model_class, config, size):
     for input_shape in ((1, size, size), (3, size, size + 5)):
@@ -106,7 +134,7 @@ def test_state_dict_holds_each_memory_once_and_pickles(name):
     assert pickle.loads(pickle.dumps(model)).state_dict().keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "vit", "gpt", "gpt_of_today"])
 def test_no_buffers_to_keep_equal_between_ranks(name):
     assert not list(make(name).buffers())
 
@@ -123,7 +151,7 @@ def test_no_buffers_to_keep_equal_between_ranks(name):
         (Cnn, CnnConfig(dropout=float("nan")), IMAGE, ["model.dropout=nan"]),
         (Cnn, CnnConfig(), (3, 7, 32), ["model=cnn", "(3, 7, 32)", "(3, 8, 32)"]),
         (Cnn, CnnConfig(), TOKENS, ["model=cnn", "(12,)", "model=gpt"]),
-        (Resnet, ResnetConfig(depth=34), IMAGE, ["model.depth=34", "[18, 50]", "nearest legal: model.depth"]),
+        (Resnet, ResnetConfig(depth=40), IMAGE, ["model.depth=40", "[18, 34, 50]", "nearest legal: model.depth=34"]),
         (Resnet, ResnetConfig(depth=101), IMAGE, ["model.depth=101", "nearest legal: model.depth=50"]),
         (Resnet, ResnetConfig(width=0), IMAGE, ["model.width=0", "≥ 1"]),
         (Resnet, ResnetConfig(small_input_below=-1), IMAGE, ["model.small_input_below=-1", "≥ 0"]),
@@ -140,6 +168,18 @@ def test_no_buffers_to_keep_equal_between_ranks(name):
         (Gpt, GptConfig(embed_dim=0), TOKENS, ["model.embed_dim=0", "≥ 1"]),
         (Gpt, GptConfig(dropout=2.0), TOKENS, ["model.dropout=2.0"]),
         (Gpt, GptConfig(), IMAGE, ["model=gpt", "(3, 8, 8)", "model=cnn"]),
+        (Gpt, GptConfig(num_kv_heads=3), TOKENS, ["model.num_kv_heads=3 must divide model.num_heads=4", "=2."]),
+        (
+            Gpt,
+            GptConfig(embed_dim=12, num_heads=4, positions=Positions.rope),
+            TOKENS,
+            ["model.positions=rope", "embed_dim=12 / num_heads=4", "model.embed_dim=16"],
+        ),
+        (MobilenetV3, MobilenetV3Config(), (3, 7, 9), ["model=mobilenet_v3_small", "(3, 8, 9)"]),
+        (MobilenetV3, MobilenetV3Config(dropout=1.0), IMAGE, ["model.dropout=1.0"]),
+        (Vit, VitConfig(), IMAGE, ["model.patch_size=16 must divide", "8 x 8 pixels", "model.patch_size=8"]),
+        (Vit, VitConfig(patch_size=4, num_heads=5), IMAGE, ["model.num_heads=5", "nearest legal: model.num_heads=4"]),
+        (Vit, VitConfig(), TOKENS, ["model=vit_tiny", "model=gpt"]),
     ],
 )
 def test_what_cannot_be_is_refused(model_class, config, input_shape, parts):

@@ -14,7 +14,7 @@ def num_parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("depth", "expected"), [(18, 11_689_512), (50, 25_557_032)])
+@pytest.mark.parametrize(("depth", "expected"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032)])
 def test_parameter_count_is_the_known_one(depth, expected):
     with torch.device("meta"):
         model = Resnet(ResnetConfig(depth=depth), input_shape=(3, 224, 224), num_classes=1000)
@@ -36,7 +36,9 @@ def test_small_input_below_moves_the_border():
     assert model.stem(torch.zeros(2, 3, 32, 32)).shape[-1] == 8
 
 
-@pytest.mark.parametrize(("depth", "block", "num_blocks"), [(18, BasicBlock, 8), (50, Bottleneck, 16)])
+@pytest.mark.parametrize(
+    ("depth", "block", "num_blocks"), [(18, BasicBlock, 8), (34, BasicBlock, 16), (50, Bottleneck, 16)]
+)
 def test_fresh_blocks_are_the_identity(depth, block, num_blocks):
     model = Resnet(ResnetConfig(depth=depth, width=4), input_shape=(3, 8, 8), num_classes=10)
     blocks = [module for module in model.modules() if isinstance(module, block)]
@@ -47,6 +49,17 @@ def test_fresh_blocks_are_the_identity(depth, block, num_blocks):
             channels = module.residual[0].in_channels
             inputs = torch.rand(2, channels, 4, 4)
             assert torch.equal(module(inputs), inputs)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_without_zero_init_every_norm_begins_at_one(depth):
+    torch.manual_seed(0)
+    model = Resnet(ResnetConfig(depth=depth, width=4, zero_init=False), input_shape=(3, 8, 8), num_classes=10)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all((norm.weight == 1).all() for norm in norms)
+    torch.manual_seed(0)
+    zeroed = Resnet(ResnetConfig(depth=depth, width=4), input_shape=(3, 8, 8), num_classes=10)
+    assert torch.equal(model.classifier.weight, zeroed.classifier.weight), "it draws nothing"
 
 
 def test_convolutions_start_as_kaiming():

@@ -66,13 +66,13 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"model": MlpConfig()},
         "parallel.pipeline_parallel=2 does not go with model=mlp: it cuts a model between its blocks, and there are "
-        "none. Use model=gpt, resnet18 or resnet50, or one of your own with pipeline_parts "
+        "none. Use another model, or one of your own with pipeline_parts "
         "(hpc_trainer/models/parts.py), or parallel.pipeline_parallel=1.",
     ),
     (
         {"model": CnnConfig()},
         "parallel.pipeline_parallel=2 does not go with model=cnn: it cuts a model between its "
-        "blocks, and there are none. Use model=gpt, resnet18 or resnet50, or one of your own "
+        "blocks, and there are none. Use another model, or one of your own "
         "with pipeline_parts (hpc_trainer/models/parts.py), or parallel.pipeline_parallel=1.",
     ),
     (
@@ -97,8 +97,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel__tensor_parallel": 2},
         "parallel.tensor_parallel=2 does not go with model=resnet18: it shares layers out by the model's plan, and "
-        "there is none. Use model=gpt, or a model of your own with a `tensor_parallel_plan`, or "
-        "parallel.tensor_parallel=1.",
+        "there is none. Use model=gpt or vit_tiny, or a model of your own with a `tensor_parallel_plan`, "
+        "or parallel.tensor_parallel=1.",
     ),
     (
         {**THREE, "train__compile": True, "train__compile_scope": CompileScope.blocks},

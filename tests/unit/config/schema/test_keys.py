@@ -133,9 +133,9 @@ def _around(limits: str, is_int: bool) -> tuple[list[float], list[float]]:
         return [numbers[0]], [numbers[0] - little]
     if limits[0] == ">":
         return [numbers[0] + little], [numbers[0]]
-    low, high = numbers
     if " or " in limits:
-        return [low, high], [low + 1, high + 1]
+        return numbers, [each + 1 for each in numbers]
+    low, high = numbers
     inside = [low if limits[0] != "(" else low + little, high if limits[-1] != ")" else high - little]
     return inside, [low if limits[0] == "(" else low - little, high if limits[-1] == ")" else high + little]
 

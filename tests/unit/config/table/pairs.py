@@ -136,7 +136,8 @@ _WITHOUT = {"parallel=ddp": "parallel=fsdp", "data=custom": "data=digits", "para
 # What one types for a choice that names no value.
 _WITH = {"train.main": "mine.main", "train.label_smoothing": "0.1", "train.grad_accum_steps": "2",
          "train.max_grad_norm": "1.0", "train.batch_per_rank": "true", "train.max_skipped_steps": "10",
-         "train.compile_mode": "max_autotune", "checkpoint.resume_from": "runs/a"}  # fmt: skip
+         "train.compile_mode": "max_autotune", "optim.layer_decay": "0.5",
+         "checkpoint.resume_from": "runs/a"}  # fmt: skip
 _OTHER = {"precision": ("fp32", "bf16", "fp16")}
 
 
@@ -153,7 +154,8 @@ def _word_for(part: str) -> str:
         first = values.partition("|")[0]
         # Models and data sets come in pairs, and hardware.device counts no CUDA devices.
         beside = {"mlp": "data=digits", "cnn": "data=digits"}.get(first, "") if key == "model" else ""
-        return f"{key}={'resnet18' if first == 'resnet' else first} {beside}"
+        files = {"resnet": "resnet18", "mobilenet_v3": "mobilenet_v3_small", "vit": "vit_tiny"}
+        return f"{key}={files.get(first, first)} {beside}"
     if sign == "!=" and key in _OTHER:
         return f"{key}={next(each for each in _OTHER[key] if each not in values.split('|'))}"
     if sign == "<":

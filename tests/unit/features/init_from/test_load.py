@@ -102,7 +102,7 @@ def test_of_tied_weights_one_name_is_enough(tmp_path: Path, name: str) -> None:
     config = resolved(InitFromConfig(path=str(path)), None)
     run: Any = SimpleNamespace(group=RankGroup(), beat=lambda: None)
     model = _Tied()
-    assert load(model, config, run).loaded == {name: name}
+    assert load(model, config, run.group, run.beat).loaded == {name: name}
     assert model.head.weight is model.embed.weight
     assert model.head.weight[4, 2] == 14
 

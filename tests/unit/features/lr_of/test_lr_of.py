@@ -9,10 +9,17 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.mesh import MeshShape
+from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.vision_model import VitConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.lr_of.ability import heights
+from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.models.vit import Vit
 from hpc_trainer.training.build import make_optimizer
 from hpc_trainer.training.optim.build import set_learning_rate
 from hpc_trainer.training.parallel.mesh import Mesh
@@ -104,3 +111,66 @@ def test_frozen_weights_may_be_named_too(tmp_path: Path) -> None:
     words = ("train.freeze=['features.0.*']", "+optim.lr_of={features.*:0.1}")
     run = train_here(config_of(*WORDS, *words), tmp_path / "run")
     assert run.step == 4
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+
+class _BlockNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(_Block() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+
+def test_layer_decay_counts_from_the_head_down() -> None:
+    expected = {"stem": 4, "blocks.0.layer": 3, "blocks.1.layer": 2, "blocks.2.layer": 1, "norm": 0, "head": 0}
+    found = heights(_BlockNet())
+    assert found == {f"{name}.{kind}": height for name, height in expected.items() for kind in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "inside", "last"),
+    [
+        (
+            Gpt(GptConfig(num_layers=3, num_heads=1, embed_dim=8), input_shape=(4,), num_classes=8),
+            "position_embedding.weight", "blocks.1.mlp_in.weight", "norm.weight",
+        ),
+        (
+            Vit(VitConfig(patch_size=4, num_layers=3, num_heads=1, embed_dim=8), input_shape=(1, 8, 8), num_classes=2),
+            "class_token.weight", "blocks.1.mlp_in.weight", "head.bias",
+        ),
+        (
+            Resnet(ResnetConfig(width=4), input_shape=(1, 8, 8), num_classes=2),
+            "stem.0.weight", "stages.2.0.residual.0.weight", "classifier.weight",
+        ),
+    ],
+    ids=["gpt", "vit", "resnet"],
+)  # fmt: skip
+def test_layer_decay_of_our_models(model: nn.Module, first: str, inside: str, last: str) -> None:
+    found, count = heights(model), 8 if isinstance(model, Resnet) else 3
+    assert (found[first], found[inside], found[last]) == (count + 1, 4 if count == 8 else 2, 0)
+    assert set(found.values()) == set(range(count + 2))
+
+
+def test_layer_decay_moves_weights_by_its_power_and_goes_with_lr_of() -> None:
+    plain, slowed = _BlockNet(), _BlockNet()
+    slowed.load_state_dict(plain.state_dict())
+    moved = _step(_built(VARIANTS["optim"]["sgd"](), plain), plain, 0.1)
+    optim = VARIANTS["optim"]["sgd"](layer_decay=0.5, lr_of={"blocks.1.*": 3.0})
+    found = _step(_built(optim, slowed), slowed, 0.1)
+    for name, height in heights(plain).items():
+        factor = 0.5**height * (3.0 if name.startswith("blocks.1.") else 1.0)
+        torch.testing.assert_close(found[name], factor * moved[name], rtol=1e-5, atol=1e-7)
+
+
+def test_layer_decay_needs_blocks() -> None:
+    config = TrainConfig(model=CnnConfig(), optim=VARIANTS["optim"]["sgd"](layer_decay=0.5))
+    assert "optim.layer_decay=0.5 does not go with model=cnn: it counts blocks" in "\n".join(find_problems(config))
+    with pytest.raises(ConfigError, match=r"optim\.layer_decay=0\.5 counts blocks, and _Net has none"):
+        _built(VARIANTS["optim"]["sgd"](layer_decay=0.5), _Net())

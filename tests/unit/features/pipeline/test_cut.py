@@ -121,7 +121,7 @@ class _Odd(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.ModuleList([nn.Linear(2, 2)]), "ModuleList does not say how. Use model=gpt, resnet18 or resnet50"),
+        (nn.ModuleList([nn.Linear(2, 2)]), "ModuleList does not say how. Use model=gpt, vit_tiny or resnet18"),
         (_Odd([Part("third")]), "['third'] must be the names of modules"),
         (_Odd([Part("first"), Part("predict", ("second",))]), "['predict'] must be the names of modules"),
     ],

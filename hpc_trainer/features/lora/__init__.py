@@ -1,0 +1,34 @@
+"""`train.lora`: adapters (Hu et al. 2021) are trained, and nothing else; peft puts them beside the layers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    if config.train.lora.rank > 0 and not _has_peft():
+        yield "train.lora needs a package: pip install 'hpc_trainer[hub]', or use train.lora.rank=0."
+
+
+def _has_peft() -> bool:
+    return importlib.util.find_spec("peft") is not None
+
+
+FEATURE = Feature(
+    on="train.lora.rank",
+    example="train.lora.rank=4",
+    excludes=(
+        Row("train.freeze", "all weights but the adapters stay as they are"),
+        Row("parallel.tensor_parallel", "the model's plan knows no adapters", use="parallel=fsdp"),
+        Row("parallel.pipeline_parallel", "a stage may be left with nothing to train", use="parallel=fsdp"),
+        Row("precision=fp8|bf16_sr", "nobody has tried both", use="precision=bf16"),
+        OF_SHARED_LOOP,
+    ),
+    problems=_problems,
+    after=("init_from",),
+    before=("compile", "custom_optim", "in_backward", "lr_of", "muon", "recompute"),
+)

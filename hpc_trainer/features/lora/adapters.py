@@ -1,0 +1,108 @@
+"""Adapters of peft in a model of any kind: put in, left alone in its state, and merged."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.name_patterns import there_are
+from hpc_trainer.config.schema.lora import LoraConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.training.optim.weight_names import match_weights
+from hpc_trainer.training.parallel.fully_sharded import blocks
+
+_CONV1D = "Conv1D"
+"""transformers' own linear layer, whose weight is [in, out]; GPT-2 has it."""
+
+
+def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
+    """Puts adapters beside the layers that `config` names, in place; they require gradients, and what `also` names.
+    Returns the names of the layers.
+
+    The first matrix begins at random, drawn on the CPU, the second one at 0: so the model computes what it did.
+
+    Raises:
+        ConfigError: there is no such layer, or peft has no adapter for its kind.
+    """
+    names = [*_chosen(model, config)]
+    besides = [each for found in match_weights(model, config.also, "train.lora.also").values() for each in found]
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError("train.lora needs a package: pip install 'hpc_trainer[hub]'.") from error
+    adapters = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none",  # type: ignore[arg-type]
+        target_modules="|".join(map(re.escape, names)),
+    )  # fmt: skip
+    try:
+        with warnings.catch_warnings():  # it sees itself how a layer's weight lies, and says so
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+            peft.inject_adapter_in_model(adapters, model)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"train.lora.targets={config.targets}: peft cannot stand beside these layers: {error}"
+        ) from error
+    for weight in besides:
+        weight.requires_grad_(True)
+    return names
+
+
+def _chosen(model: nn.Module, config: LoraConfig) -> Iterator[str]:
+    """Names of layers, in the model's order. Raises ConfigError: a pattern fits none."""
+    layers = {name: each for name, each in model.named_modules() if any(True for _ in each.parameters(recurse=False))}
+    for pattern in config.targets:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            raise ConfigError(
+                f"train.lora.targets has {pattern!r}, and no layer of {type(model).__name__} is called so. "
+                f"{there_are(pattern, layers)}"
+            )
+    inside = {id(layer) for block in blocks(model) for layer in block.modules()}
+    found = [
+        name
+        for name, layer in layers.items()
+        if (
+            any(fnmatchcase(name, pattern) for pattern in config.targets)
+            if config.targets
+            else id(layer) in inside and (isinstance(layer, nn.Linear) or type(layer).__name__ == _CONV1D)
+        )
+    ]
+    if not found:
+        raise ConfigError(
+            f"train.lora stands beside the linear layers of blocks, and {type(model).__name__} has none. Name layers: "
+            f"train.lora.targets={[*layers][-1:]}."
+        )
+    yield from found
+
+
+def leave_out_base(model: nn.Module) -> None:
+    """From now on a state_dict of `model` has what is trained and buffers, and takes no more; so have copies of it."""
+    base = frozenset(name for name, each in model.named_parameters(remove_duplicate=False) if not each.requires_grad)
+
+    def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for name in base:
+            state.pop(prefix + name, None)
+
+    def miss_none(module: nn.Module, keys: Any) -> None:
+        # `model` as it stands, and as a part of what averages its weights.
+        keys.missing_keys[:] = [key for key in keys.missing_keys if key.removeprefix("module.") not in base]
+
+    model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_post_hook(miss_none)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> None:
+    """Adds what adapters compute to the weights of their layers, and takes the adapters out, in place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in [*model.named_modules()]:
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            owner, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(owner), own_name, layer.get_base_layer())

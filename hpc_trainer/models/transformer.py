@@ -1,0 +1,139 @@
+"""The block of our transformers: attention, then a perceptron, each normalised before and added to what comes in.
+
+`model=gpt` and `model=vit` are made of it. Its choices are those of GPT-2 (Radford et al. 2019) or later ones: rotary
+positions (Su et al. 2021, arXiv:2104.09864), RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467), SwiGLU (Shazeer 2020,
+arXiv:2002.05202) and grouped queries (Ainslie et al. 2023, arXiv:2305.13245).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hpc_trainer.models.random_stream import own_random_stream
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+_ROPE_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
+_RMS_EPS = 1e-5  # of Llama 2; torch's default hangs on the number format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Sizes and choices of a block; what is left out is GPT-2's."""
+
+    dim: int
+    """Width of the residual stream; `num_heads` divides it."""
+    num_heads: int
+    mlp_dim: int
+    """Width inside of the perceptron."""
+    dropout: float = 0.0
+    num_kv_heads: int | None = None
+    """Heads of keys and values, which divide `num_heads`; None: as many."""
+    is_causal: bool = True
+    """A position sees itself and what comes before; else all."""
+    has_rope: bool = False
+    has_rms_norm: bool = False
+    has_swiglu: bool = False
+    norm_eps: float = 1e-5
+    gelu: str = "tanh"
+    """torch's name of the form: tanh (GPT-2) or none (exact)."""
+
+    def norm(self) -> nn.Module:
+        """A fresh norm over the last dimension."""
+        return nn.RMSNorm(self.dim, eps=_RMS_EPS) if self.has_rms_norm else nn.LayerNorm(self.dim, eps=self.norm_eps)
+
+
+class Attention(nn.Module):
+    """Multi-head attention; [batch, seq, dim] to the same."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        num_kv_heads = shape.num_kv_heads or shape.num_heads
+        self.head_dim = shape.dim // shape.num_heads
+        self.group_size = shape.num_heads // num_kv_heads
+        self.dropout, self.is_causal, self.has_rope = shape.dropout, shape.is_causal, shape.has_rope
+        # Rows by head of keys, as GPT-NeoX and Megatron have them: its queries, its key, its value. So a contiguous
+        # part of the rows is some whole heads.
+        self.query_key_value = nn.Linear(shape.dim, num_kv_heads * (self.group_size + 2) * self.head_dim)
+        self.out = nn.Linear(shape.dim, shape.dim)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq_len, dim] to the same."""
+        batch, seq_len, _ = hidden.shape
+        # [batch, seq, kv heads, queries + 2, head_dim]; with tensor parallel this rank's heads
+        by_head = self.query_key_value(hidden).view(batch, seq_len, -1, self.group_size + 2, self.head_dim)
+        if self.group_size == 1:  # three of [batch, heads, seq, head_dim]
+            query, key, value = by_head.permute(3, 0, 2, 1, 4).unbind(0)
+        else:
+            parts = by_head.split((self.group_size, 1, 1), dim=3)
+            query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in parts)
+        if self.has_rope:
+            query, key = rotate(query), rotate(key)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.is_causal, dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.group_size > 1,
+        )  # fmt: skip
+        outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, seq_len, -1))
+        return outputs
+
+
+def rotate(heads: Tensor) -> Tensor:
+    """Rotary positions: [batch, heads, seq, head_dim] to the same; dimensions i and i + head_dim / 2 turn together.
+
+    Angles are computed each time: a buffer would be kept equal between ranks at every step.
+    """
+    half, seq_len = heads.shape[-1] // 2, heads.shape[-2]
+    speeds = _ROPE_BASE ** (torch.arange(half, device=heads.device, dtype=torch.float32) / -half)
+    angles = torch.arange(seq_len, device=heads.device, dtype=torch.float32)[:, None] * speeds  # [seq, head_dim / 2]
+    cos, sin = angles.cos(), angles.sin()
+    first, second = heads.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron, each normalised before and added to the residual stream."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.gelu = shape.gelu
+        self.attention_norm = shape.norm()
+        self.attention = Attention(shape)
+        self.mlp_norm = shape.norm()
+        self.mlp_in = nn.Linear(shape.dim, shape.mlp_dim)
+        self.mlp_gate = nn.Linear(shape.dim, shape.mlp_dim) if shape.has_swiglu else None
+        self.mlp_out = nn.Linear(shape.mlp_dim, shape.dim)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[batch, seq_len, dim] to the same."""
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
+        normed = self.mlp_norm(hidden)
+        if self.mlp_gate is None:
+            widened = functional.gelu(self.mlp_in(normed), approximate=self.gelu)
+        else:
+            widened = functional.silu(self.mlp_gate(normed)) * self.mlp_in(normed)
+        outputs: Tensor = hidden + self.dropout(self.mlp_out(widened))
+        return outputs
+
+
+def block_plan(shape: BlockShape) -> dict[str, ParallelStyle]:
+    """How tensor-parallel ranks share `blocks.*` (Shoeybi et al. 2019, section 3): heads and the wide layer are
+    divided, norms copied. Two all-reduces a block forward, two backward.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    gate: dict[str, ParallelStyle] = {"blocks.*.mlp_gate": ColwiseParallel()} if shape.has_swiglu else {}
+    return {
+        "blocks.*.attention": own_random_stream(),
+        "blocks.*.attention.query_key_value": ColwiseParallel(),
+        "blocks.*.attention.out": RowwiseParallel(),
+        "blocks.*.mlp_in": ColwiseParallel(),
+        **gate,
+        "blocks.*.mlp_out": RowwiseParallel(),
+    }
