@@ -1,11 +1,11 @@
-"""`prune`: which weights become zero while a run trains, and when (docs/prune.md)."""
+"""`prune` and `qat`: a training that knows how its model will be made smaller (docs/prune.md)."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, key, only_with
+from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, SCHEDULE, key, only_with
 
 
 class PruneMethod(str, enum.Enum):
@@ -51,3 +51,30 @@ class PruneConfig:
     convolutions."""
     exclude: list[str] = key([], _ON, resume=INCOMPATIBLE)
     """Of those the ones that stay whole, as ['classifier.*']."""
+
+
+class QatTo(str, enum.Enum):
+    """What weights, and with `dynamic_` the inputs of layers too, are rounded to."""
+
+    none = "none"
+    int8 = "int8"
+    int4 = "int4"
+    dynamic_int8 = "dynamic_int8"
+    dynamic_int4 = "dynamic_int4"
+
+
+_QAT = only_with("qat.to")
+
+
+@dataclass(kw_only=True, slots=True)
+class QatConfig:
+    to: QatTo = key(QatTo.none, ALWAYS)
+    """Linear layers compute with numbers rounded as an export will have them, and learn to live with it (torchao).
+    int8: weights, a scale a row. int4: weights, a scale for each `group_size` of a row. dynamic_int8, dynamic_int4: the
+    inputs too, in 8 bits, a scale for each row of a batch. Evaluations round as well. none: off."""
+    group_size: int = key(32, only_with("qat.to=int4", "qat.to=dynamic_int4"), limits="≥ 1")
+    """Weights of 4 bits that share a scale; it must divide the inputs of a layer, others stay as they are."""
+    start_step: int = key(0, _QAT, resume=SCHEDULE, limits="≥ 0")
+    """Steps that are done before rounding begins."""
+    exclude: list[str] = key([], _QAT)
+    """Names of linear layers, with * and ?, that stay as they are, as ['head']."""

@@ -13,7 +13,7 @@ from hpc_trainer.features.prune.masks import Masks
 from hpc_trainer.features.prune.schedule import end_step, final_sparsity, is_due, share_done
 from hpc_trainer.features.prune.targets import groups_to_prune, weights_to_prune
 from hpc_trainer.features.prune.units import rows_like, sizes_of, smallest_units, whole
-from hpc_trainer.models.channels import Group, tensors_of
+from hpc_trainer.models.channels import Group, shrink, tensors_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.memory import RankMemory
@@ -85,6 +85,10 @@ class PruneAbility(Ability):
         held.checkpoint += count
         if not self._groups:
             held.made = max(held.made, _SCORE_BYTES * count // held.num_parts)
+
+    def deployed(self, model: nn.Module) -> nn.Module:
+        """Without the channels that are gone; zeros of other methods take their room all the same."""
+        return shrink(model) if self.config.prune.method is PruneMethod.channels else model
 
     def _choose(self, step: int) -> None:
         """What is zero from now on, among it all that was. Collective."""

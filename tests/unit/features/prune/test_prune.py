@@ -13,8 +13,8 @@ from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.compress import PruneMethod
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.prune.ability import PruneAbility
 from hpc_trainer.features.prune.schedule import is_due, share_done
-from hpc_trainer.models.channels import shrink
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.build import build_dataset, build_model, build_task
@@ -103,7 +103,7 @@ def test_channels_are_zero_and_a_smaller_model_says_the_same(tmp_path: Path) -> 
     dataset = build_dataset(config, "train", build_task(config))
     model = build_model(config, dataset).eval()
     model.load_state_dict(_objects(run, 8)["model"])
-    smaller = shrink(model)
+    smaller = PruneAbility(config).deployed(model)
     assert sum(map(torch.numel, smaller.parameters())) < 0.35 * sum(map(torch.numel, model.parameters()))
     inputs = dataset.__getitems__(range(32))[0]
     with torch.no_grad():

@@ -1,0 +1,81 @@
+"""What pruning costs on real pictures: the digits cnn beside its dense self in the same budget, and the smaller model's
+speed. Its lines are the figures of docs/prune.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_trainer.models.channels import shrink
+from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.build import build_dataset, build_model, build_task
+from hpc_trainer.training.checkpoint.store import CheckpointStore
+from tests.unit.training.train_here import config_of, train_here
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+pytest.importorskip("sklearn", reason="the digits ship with scikit-learn")
+# experiment=digits model=cnn, 1,000 steps instead of 300: dense comes to 0.985 with each of these seeds.
+BUDGET = ("train.num_steps=1000", "train.eval_every_steps=0", "checkpoint.every_steps=5000", "optim.lr=0.003",
+          "schedule.warmup_steps=10", "data.max_shift=1")  # fmt: skip
+SEEDS = (0, 1, 2)
+WAYS = {
+    "dense": (),
+    "unstructured 0.5": ("prune.method=unstructured", "prune.sparsity=0.5"),
+    "unstructured 0.9": ("prune.method=unstructured", "prune.sparsity=0.9"),
+    "unstructured 0.9 global": ("prune.method=unstructured", "prune.sparsity=0.9", "prune.scope=global"),
+    "n_m 2 of 4": ("prune.method=n_m",),
+    "channels 0.5": ("prune.method=channels", "prune.sparsity=0.5"),
+}  # fmt: skip
+LOSS_ALLOWED = {"unstructured 0.5": 0.01, "n_m 2 of 4": 0.01}
+
+
+def _latencies(models: dict[str, nn.Module], inputs: torch.Tensor) -> dict[str, tuple[float, float, float]]:
+    """Median, 10th and 90th percentile of a forward pass, ms; turn by turn, so that load meets all alike."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    with torch.inference_mode():
+        for turn in range(220):
+            for name, model in models.items():
+                begin = time.perf_counter()
+                model(inputs)
+                if turn >= 20:
+                    times[name].append(1e3 * (time.perf_counter() - begin))
+    cuts = {name: statistics.quantiles(each, n=10) for name, each in times.items()}
+    return {name: (statistics.median(each), cuts[name][0], cuts[name][-1]) for name, each in times.items()}
+
+
+def test_the_digits_stay_known(tmp_path: Path) -> None:
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    models: dict[str, nn.Module] = {}
+    for name, words in WAYS.items():
+        for seed in SEEDS:
+            config = config_of("model=cnn", *BUDGET, *words, f"seed={seed}")
+            run = train_here(config, tmp_path / name.replace(" ", "-") / str(seed))
+            lines = [line for line in read_metrics(run.paths.metrics) if "eval_accuracy" in line]
+            found[name].append(lines[-1]["eval_accuracy"])
+        if name in ("dense", "channels 0.5"):
+            store = CheckpointStore(run.paths.checkpoints, group=RankGroup(), keep_last=2, attempt=0, read_only=True)
+            info = store.newest_valid(1000)
+            assert info is not None
+            model = build_model(config, build_dataset(config, "train", build_task(config))).eval()
+            model.load_state_dict(store.load(info)[0]["objects"]["model"])
+            models[name] = shrink(model)
+    for name, each in found.items():
+        print(f"{name}: eval accuracy {statistics.mean(each):.4f}, {min(each):.4f} to {max(each):.4f}, n={len(each)}")
+    sizes = {name: sum(map(torch.numel, model.parameters())) for name, model in models.items()}
+    for size in (1, 64):
+        told = _latencies(models, torch.randn(size, 1, 8, 8))
+        for name, (median, low, high) in told.items():
+            print(f"batch {size}, {name}: {sizes[name]:,} weights, {median:.3f} ms ({low:.3f} to {high:.3f})")
+        print(f"batch {size}: ratio {told['dense'][0] / told['channels 0.5'][0]:.2f}")
+    dense = statistics.mean(found["dense"])
+    assert dense >= 0.985
+    for name, loss in LOSS_ALLOWED.items():
+        assert statistics.mean(found[name]) >= dense - loss, name
+    assert sizes["channels 0.5"] < 0.4 * sizes["dense"]
