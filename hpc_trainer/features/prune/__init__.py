@@ -56,5 +56,5 @@ FEATURE = Feature(
         OF_SHARED_LOOP,
     ),
     problems=_problems,
-    after=("averaged_weights",),
+    after=("averaged_weights", "freeze"),
 )

@@ -50,8 +50,8 @@ def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], l
 
 
 def groups_to_prune(model: nn.Module, prune: PruneConfig) -> list[Group]:
-    """The groups of channels that lose some: without patterns all of more than one unit. A pattern that fits a weight
-    of a layer that makes the channels names the group.
+    """The groups of channels that lose some: without patterns all of more than one unit that are trained. A pattern
+    that fits a weight of a layer that makes the channels names the group.
 
     Raises ConfigError: the model does not say its groups, a pattern fits none of their weights, or none is left.
     """
@@ -69,6 +69,7 @@ def groups_to_prune(model: nn.Module, prune: PruneConfig) -> list[Group]:
         if (not prune.include or _any(names, prune.include)) and not _any(names, prune.exclude)
     ]
     groups = [group for group in groups if group.num_units > 1]
+    groups = [group for group in groups if all(each.requires_grad for each in tensors_of(model, group).values())]
     if not groups:
         raise ConfigError(
             f"prune.method=channels finds no channel of {type(model).__name__} to remove: of each group one unit "

@@ -105,9 +105,11 @@ def _is_dynamic(qat: QatConfig) -> bool:
 
 
 def _import_torchao(qat: QatConfig) -> None:
-    """Without what it says of its libraries for other machines."""
-    logger = logging.getLogger("torchao")
-    before, logger.level = logger.level, logging.ERROR
+    """Without what it says of its libraries for other machines, and torch of its enums."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
     try:
         import torchao.quantization.qat  # noqa: F401
     except ImportError as error:
@@ -115,4 +117,5 @@ def _import_torchao(qat: QatConfig) -> None:
             f"qat.to={qat.to.name} needs a package: pip install 'hpc_trainer[quantize]', or qat.to=none."
         ) from error
     finally:
-        logger.level = before
+        for each, level in zip(loggers, before, strict=True):
+            each.setLevel(level)

@@ -21,9 +21,9 @@ from tests.unit.training.train_here import config_of, train_here
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 pytest.importorskip("sklearn", reason="the digits ship with scikit-learn")
-# experiment=digits model=cnn, 1,000 steps instead of 300: dense comes to 0.985 with each of these seeds.
-BUDGET = ("train.num_steps=1000", "train.eval_every_steps=0", "checkpoint.every_steps=5000", "optim.lr=0.003",
-          "schedule.warmup_steps=10", "data.max_shift=1")  # fmt: skip
+# experiment=digits model=cnn with a larger learning rate and 400 steps for its 300; half of them after end_step.
+BUDGET = ("train.num_steps=400", "train.eval_every_steps=0", "checkpoint.every_steps=5000", "optim.lr=0.003",
+          "schedule.warmup_steps=10")  # fmt: skip
 SEEDS = (0, 1, 2)
 WAYS = {
     "dense": (),
@@ -61,7 +61,7 @@ def test_the_digits_stay_known(tmp_path: Path) -> None:
             found[name].append(lines[-1]["eval_accuracy"])
         if name in ("dense", "channels 0.5"):
             store = CheckpointStore(run.paths.checkpoints, group=RankGroup(), keep_last=2, attempt=0, read_only=True)
-            info = store.newest_valid(1000)
+            info = store.newest_valid(400)
             assert info is not None
             model = build_model(config, build_dataset(config, "train", build_task(config))).eval()
             model.load_state_dict(store.load(info)[0]["objects"]["model"])

@@ -37,6 +37,7 @@ WAYS = {
     "n_m": ("model=mlp", "model.hidden_dim=20", "prune.method=n_m"),
     "channels": ("model=cnn", "prune.method=channels", "train.ema_decay=0.5", "train.guard.on_spike=skip"),
 }  # fmt: skip
+_FIRST = {"features.0.weight", "features.1.weight", "features.1.bias"}
 GRADUAL = ("prune.start_step=1", "prune.end_step=5", "prune.every_steps=2")
 
 
@@ -110,6 +111,13 @@ def test_channels_are_zero_and_a_smaller_model_says_the_same(tmp_path: Path) -> 
         assert torch.allclose(model(inputs), smaller(inputs), atol=1e-6)
     logged = [line["sparsity"] for line in read_metrics(run.paths.metrics) if "sparsity" in line]
     assert logged == [0, 0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_what_is_frozen_stays_whole(tmp_path: Path) -> None:
+    words = ("model=cnn", "prune.end_step=2", "train.num_steps=2", "train.freeze=['features.4.*']")
+    for method, expected in (("unstructured", {"features.0.weight", "classifier.2.weight"}), ("channels", _FIRST)):
+        run = train_here(config_of(*WORDS, *words, f"prune.method={method}"), tmp_path / method)
+        assert set(_objects(run, 2)["prune"]["pruned"]) == expected
 
 
 def test_one_shot_before_the_first_step_prunes_the_weights_that_it_began_with(tmp_path: Path) -> None:
