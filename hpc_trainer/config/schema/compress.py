@@ -47,8 +47,8 @@ class PruneConfig:
     every_steps: int = key(10, _ON, limits="≥ 1")
     """Steps from one choice of what becomes zero to the next; what is zero stays zero."""
     include: list[str] = key([], _ON, resume=INCOMPATIBLE)
-    """Names of weights, with * and ?, that are pruned, as ['blocks.*']; []: the weights of all linear layers and
-    convolutions."""
+    """Names of weights, with * and ?, that are pruned, as ['blocks.*']; []: all matrices and filters but
+    embeddings."""
     exclude: list[str] = key([], _ON, resume=INCOMPATIBLE)
     """Of those the ones that stay whole, as ['classifier.*']."""
 

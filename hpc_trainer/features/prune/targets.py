@@ -20,22 +20,23 @@ def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], l
 
     Without `prune.include` they are those of two dimensions or more that are trained, but for norms and embeddings.
 
-    Raises ConfigError: a pattern fits no weight, a weight that it names cannot be pruned, or none is left.
+    Raises ConfigError: a pattern fits no weight, or none that can be pruned, or none is left.
     """
     match_weights(model, [*prune.include, *prune.exclude], "prune.include or prune.exclude")
     decays, names = decaying(model), dict(model.named_parameters())
     embeddings = {each.weight for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))}
+    able = [name for name, weight in names.items() if decays.get(weight)]
+    for pattern in prune.include:
+        if not any(fits_any(name, [pattern]) for name in able):
+            raise ConfigError(
+                f"prune.include has {pattern!r}, which names no matrix or filter that is trained, and only those are "
+                "pruned: norms and biases are not. Name others, or leave it out."
+            )
     if prune.include:
-        wanted = [name for name in names if fits_any(name, prune.include)]
+        wanted = [name for name in able if fits_any(name, prune.include)]
     else:
-        wanted = [name for name, weight in names.items() if decays.get(weight) and weight not in embeddings]
+        wanted = [name for name in able if names[name] not in embeddings]
     wanted = [name for name in wanted if not fits_any(name, prune.exclude)]
-    refused = [name for name in wanted if names[name].ndim < 2 or not names[name].requires_grad]
-    if refused:
-        raise ConfigError(
-            f"prune.include names {refused[0]}, which has one dimension or is not trained: only matrices and filters "
-            "that are trained are pruned. Name narrower, as ['*.weight'], or leave it to prune.exclude."
-        )
     uneven: list[str] = []
     if prune.method.name == "n_m":
         uneven = [name for name in wanted if names[name].shape[1] % prune.m]

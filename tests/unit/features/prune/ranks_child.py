@@ -55,8 +55,9 @@ def main(rank: int, folder: Path) -> None:
         for name, words in told["runs"].items():
             config = compose(words, 2)
             assert play(config, folder / name / "whole", group, 0, None) == "done"
-            assert play(config, folder / name / "cut", group, 0, 3) == "stopped"
-            assert play(config, folder / name / "cut", group, 1, None) == "done"
+            if name in told["cut"]:
+                assert play(config, folder / name / "cut", group, 0, 3) == "stopped"
+                assert play(config, folder / name / "cut", group, 1, None) == "done"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What pruning costs on real pictures: the digits cnn beside its dense self in the same budget, and the smaller model's
-speed. Its lines are the figures of docs/prune.md.
+"""What pruning costs on real pictures: the digits cnn beside its dense self in the same budget.
+
+Its lines are figures of docs/prune.md. The smaller model's speed is measured by tests/benchmarks/pruned.py.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from pathlib import Path
 
 import pytest
@@ -36,20 +36,6 @@ WAYS = {
 LOSS_ALLOWED = {"unstructured 0.5": 0.01, "n_m 2 of 4": 0.01}
 
 
-def _latencies(models: dict[str, nn.Module], inputs: torch.Tensor) -> dict[str, tuple[float, float, float]]:
-    """Median, 10th and 90th percentile of a forward pass, ms; turn by turn, so that load meets all alike."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    with torch.inference_mode():
-        for turn in range(220):
-            for name, model in models.items():
-                begin = time.perf_counter()
-                model(inputs)
-                if turn >= 20:
-                    times[name].append(1e3 * (time.perf_counter() - begin))
-    cuts = {name: statistics.quantiles(each, n=10) for name, each in times.items()}
-    return {name: (statistics.median(each), cuts[name][0], cuts[name][-1]) for name, each in times.items()}
-
-
 def test_the_digits_stay_known(tmp_path: Path) -> None:
     found: dict[str, list[float]] = {name: [] for name in WAYS}
     models: dict[str, nn.Module] = {}
@@ -69,11 +55,7 @@ def test_the_digits_stay_known(tmp_path: Path) -> None:
     for name, each in found.items():
         print(f"{name}: eval accuracy {statistics.mean(each):.4f}, {min(each):.4f} to {max(each):.4f}, n={len(each)}")
     sizes = {name: sum(map(torch.numel, model.parameters())) for name, model in models.items()}
-    for size in (1, 64):
-        told = _latencies(models, torch.randn(size, 1, 8, 8))
-        for name, (median, low, high) in told.items():
-            print(f"batch {size}, {name}: {sizes[name]:,} weights, {median:.3f} ms ({low:.3f} to {high:.3f})")
-        print(f"batch {size}: ratio {told['dense'][0] / told['channels 0.5'][0]:.2f}")
+    print(f"weights: {sizes}")
     dense = statistics.mean(found["dense"])
     assert dense >= 0.985
     for name, loss in LOSS_ALLOWED.items():
