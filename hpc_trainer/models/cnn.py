@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model import CnnConfig
 from hpc_trainer.models import check_at_least, check_dropout, check_num_classes, image_shape
+from hpc_trainer.models.channels import Channels
 
 SMALLEST_IMAGE = 8
 _CHANNELS_PER_GROUP = 8
@@ -44,6 +45,13 @@ class Cnn(nn.Module):
         """Images [batch, C, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.classifier(self.features(inputs))
         return logits
+
+    def channel_groups(self) -> list[Channels]:
+        """The channels of both blocks; the classifier has the cells of each side by side."""
+        return [
+            Channels(made_by=("features.0", "features.1"), read_by=("features.4",)),
+            Channels(made_by=("features.4", "features.5"), read_by=("classifier.2",)),
+        ]
 
 
 def _block(num_in: int, num_out: int) -> list[nn.Module]:

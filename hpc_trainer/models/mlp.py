@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model import MlpConfig
 from hpc_trainer.models import check_at_least, check_dropout, check_num_classes, image_shape
+from hpc_trainer.models.channels import Channels
 
 
 class Mlp(nn.Module):
@@ -34,3 +36,8 @@ class Mlp(nn.Module):
         """Images [batch, C, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.layers(inputs)
         return logits
+
+    def channel_groups(self) -> list[Channels]:
+        """The units of each hidden layer, which the next linear layer reads."""
+        linear = [f"layers.{index}" for index, each in enumerate(self.layers) if isinstance(each, nn.Linear)]
+        return [Channels(made_by=(made,), read_by=(read,)) for made, read in itertools.pairwise(linear)]

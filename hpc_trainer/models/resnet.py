@@ -7,11 +7,14 @@ identity (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 
 from __future__ import annotations
 
+import itertools
+
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model import ResnetConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_num_classes, image_shape
+from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
 
 SMALLEST_IMAGE = 8
@@ -134,6 +137,28 @@ class Resnet(nn.Module):
             for number, _ in enumerate(stage.children())
         ]
         return [Part("stem"), *blocks, Part("head", ("classifier",))]
+
+    def channel_groups(self) -> list[Channels]:
+        """Inside of blocks what one convolution hands to the next; and of each stage the channels that all its blocks
+        add to, which the next stage reads.
+        """
+        inside: list[Channels] = []
+        added: list[tuple[list[str], list[str]]] = [(["stem.0", "stem.1"], [])]
+        for path, block in self.stages.named_modules(prefix="stages"):
+            if not isinstance(block, (BasicBlock, Bottleneck)):
+                continue
+            convs = [index for index, each in enumerate(block.residual) if isinstance(each, nn.Conv2d)]
+            names = [(f"{path}.residual.{index}", f"{path}.residual.{index + 1}") for index in convs]
+            inside += [Channels(made_by=made, read_by=(read,)) for made, (read, _) in itertools.pairwise(names)]
+            readers = [names[0][0]]
+            if isinstance(block.shortcut, nn.Sequential):  # a new stream: the one before ends here
+                added[-1][1].extend([*readers, f"{path}.shortcut.0"])
+                added.append(([f"{path}.shortcut.0", f"{path}.shortcut.1", *names[-1]], []))
+            else:
+                added[-1][1].extend(readers)
+                added[-1][0].extend(names[-1])
+        added[-1][1].append("classifier")
+        return [*inside, *(Channels(made_by=tuple(made), read_by=tuple(read)) for made, read in added)]
 
 
 def _stem(channels: int, width: int, *, is_small: bool) -> nn.Sequential:

@@ -142,6 +142,11 @@ class Ability:
         """
         return inputs
 
+    def before_clip(self) -> None:
+        """Each weight that `backward` leaves a gradient has it, of all ranks together, as the loss scaler scaled it.
+        No wait for the device.
+        """
+
     def after_update(self) -> None:
         """After each update of the weights, skipped ones too. No wait for the device."""
 
@@ -167,6 +172,10 @@ class Ability:
 
     def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
         """Tensors that it holds, under a name of the memory report; asked when all is built."""
+        return {}
+
+    def stand_ins(self) -> Mapping[str, torch.Tensor]:
+        """What evaluations use in the place of weights, by their names, placed as they are; asked when all is built."""
         return {}
 
     def close(self, error: BaseException | None) -> None:

@@ -125,6 +125,7 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         grad_accum_steps=sizes.grad_accum_steps,
         max_grad_norm=config.train.max_grad_norm,
         prepare=overridden(active, "inputs") if task.takes_pairs else (),
+        before_clip=overridden(active, "before_clip"),
         after_update=overridden(active, "after_update"),
         target_groups=groups_to_count(task, train_set, mesh, num_micro_batches=sizes.grad_accum_steps),
         num_targets=task.num_targets,

@@ -60,6 +60,7 @@ class Stepper:
     max_grad_norm: float | None
     prepare: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()
     """What is done to inputs, where batches are (inputs, targets)."""
+    before_clip: Sequence[Callable[[], None]] = ()
     after_update: Sequence[Callable[[], None]] = ()
     target_groups: Groups | None = None
     """Who counts the targets of a step together (`target_shares`); None: nobody need."""
@@ -100,6 +101,8 @@ class Stepper:
         set_learning_rate(state.optimizer, lr)
         total = self._backward(state, batches, wish_to_stop)
         should_stop = self.vote.count()
+        for before_clip in self.before_clip:
+            before_clip()
         grad_norm = self._clip(state)
         is_bad = False if grad_norm is None else state.guard.see(grad_norm, state.step)
         self._update(state, is_bad)

@@ -17,7 +17,7 @@ EVALUATED = {
 }
 """What an evaluation of the shared loop makes, by task; a person's own task makes more than the loss."""
 OF_STEPS = (
-    "loss", "lr", "grad_norm", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
+    "loss", "lr", "grad_norm", "sparsity", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
     "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
 """What the shared loop writes into metrics.jsonl besides."""

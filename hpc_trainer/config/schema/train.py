@@ -9,6 +9,7 @@ from typing import Any
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
+from hpc_trainer.config.schema.compress import PruneConfig, QatConfig
 from hpc_trainer.config.schema.data import DataConfig
 from hpc_trainer.config.schema.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.guard import GuardConfig
@@ -243,6 +244,8 @@ class TrainConfig:
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, by names of your own: `params.dim=64` needs no `+`. What JSON can hold."""
     init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
+    prune: PruneConfig = section(PruneConfig, ONCE_SET, SCHEDULE, in_graph=False)
+    qat: QatConfig = section(QatConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)
     monitor: MonitorConfig = section(MonitorConfig, APART, SAFE, in_graph=False)
     tracker: TrackerConfig = section(TrackerConfig, APART, SAFE, in_graph=False)

@@ -34,6 +34,9 @@ class AveragedWeightsAbility(Ability):
     def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
         return {"average": [*self._average.parameters(), *self._average.buffers()]}
 
+    def stand_ins(self) -> Mapping[str, torch.Tensor]:
+        return dict(self._average.module.named_parameters())
+
     def memory(self, held: RankMemory, building: Building) -> None:
         held.average = held.weights // held.num_parts + held.buffers
         held.checkpoint += num_bytes(held.model.parameters()) + held.buffers

@@ -99,14 +99,17 @@ class MemoryReportAbility(Ability):
         states = inner_of(self._state.optimizer).state.values()
         moments = [value for values in states for value in values.values()]
         here = {weight.device for weight in weights}  # moments may be elsewhere
-        return {
+        found = {
             "weights": _bytes_here([*weights, *self._state.model.buffers()]),
             "gradients": _bytes_here(weight for weight in weights if weight.requires_grad),
             "optimizer": _bytes_here(
                 value for value in moments if isinstance(value, torch.Tensor) and value.device in here
             ),
-            **{name: _bytes_here(tensors) for each in self._abilities for name, tensors in each.held().items()},
         }
+        for each in self._abilities:
+            for name, tensors in each.held().items():
+                found[name] = found.get(name, 0) + _bytes_here(tensors)
+        return found
 
     def _write_snapshot(self) -> None:
         """The allocator's segments and blocks as JSON, where it has any; torch's own format is a pickle of the same."""

@@ -125,6 +125,7 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
         shutil.rmtree(temporary, ignore_errors=True)
     return Exported(
         run_id=run.spec.run_id, step=step, folder=str(folder),
-        files=(FORMATS[wanted.to].file, CONFIG, LOAD, CARD, CARD_TEXT, *told.pop("more_files")), weights=weights, **told,
+        files=(FORMATS[wanted.to].file, CONFIG, LOAD, CARD, CARD_TEXT, *told.pop("more_files")), weights=weights,
+        **told,
         notes=(*notes_of(config, step), *told["card"]["notes"]),
     )  # fmt: skip

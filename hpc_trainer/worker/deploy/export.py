@@ -85,8 +85,8 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
         more = [CONFIG_FILE]
     tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
     return {
-        "more_files": more, "card": card, "num_tensors": len(tensors), "num_elements": sum(each.numel() for each in tensors),
-        "num_bytes": card["num_bytes"],
+        "more_files": more, "card": card, "num_tensors": len(tensors),
+        "num_elements": sum(each.numel() for each in tensors), "num_bytes": card["num_bytes"],
     }  # fmt: skip
 
 

@@ -167,6 +167,26 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "bf16", "ranks": "2", "model": "resnet18"},
         ("parallel=fsdp", "train.freeze=[stem*]", "+optim.lr_of={classifier.*:10}"),
     ),
+    # Zeros are chosen at 5, 10, .. 14: an interruption at 9 or 12 is between two choices.
+    "prune": (
+        {"precision": "fp16", "ranks": "2", "model": "cnn"},
+        (
+            "prune.method=unstructured",
+            "prune.scope=global",
+            "prune.sparsity=0.8",
+            "prune.end_step=14",
+            "prune.every_steps=5",
+        ),
+    ),
+    "prune_fsdp": (
+        {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18"},
+        ("parallel=fsdp", "prune.method=channels", "prune.end_step=14", "prune.every_steps=5"),
+    ),
+    "prune_rollback": (
+        {"ranks": "2", "accum": "1"},
+        (*_ROLLBACK, "prune.method=n_m", "prune.end_step=14", "prune.every_steps=5"),
+    ),
+    "qat": ({"precision": "bf16", "ranks": "2"}, ("qat.to=dynamic_int8", "qat.start_step=7")),
     "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
     "offload_fsdp": (
         {"precision": "bf16", "ranks": "2", "model": "resnet18"},

@@ -1,0 +1,60 @@
+"""`prune`: weights become zero while a run trains, and stay zero."""
+
+from collections.abc import Iterator
+
+from hpc_trainer.config.schema.compress import PruneMethod
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
+from hpc_trainer.features.prune.schedule import end_step
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    prune, num_steps = config.prune, config.train.num_steps
+    if prune.method is PruneMethod.none:
+        return
+    if prune.method is PruneMethod.n_m and not 1 <= prune.n < prune.m:
+        yield (
+            f"prune.n={prune.n} must be less than prune.m={prune.m}: so many of each {prune.m} weights stay. Use "
+            f"prune.n={max(1, prune.m // 2)}."
+        )
+    if prune.start_step > num_steps:
+        yield f"prune.start_step={prune.start_step} must be at most train.num_steps={num_steps}. Use {num_steps // 4}."
+    elif end_step(config) < prune.start_step:
+        yield (
+            f"prune.end_step={prune.end_step} must be at least prune.start_step={prune.start_step}. Use "
+            f"{prune.start_step} for one shot, or prune.end_step=null."
+        )
+    elif end_step(config) > num_steps:
+        yield (
+            f"prune.end_step={prune.end_step} must be at most train.num_steps={num_steps}: the sparsity would not be "
+            f"reached. Use {max(prune.start_step, num_steps // 2)}."
+        )
+    for pattern in prune.exclude:
+        if not pattern.strip("*?"):
+            yield (
+                f"prune.exclude holds {pattern!r}, which leaves nothing to prune. Use names of some weights, as "
+                "['classifier.*'], or prune.method=none."
+            )
+
+
+FEATURE = Feature(
+    on="prune.method",
+    example="prune.method=unstructured prune.end_step=1",
+    needs=(
+        Row(
+            "model=mlp|cnn|resnet|custom",
+            "a model says by `channel_groups` which weights go together (hpc_trainer/models/channels.py), and this one "
+            "does not",
+            when="prune.method=channels",
+            use="prune.method=unstructured",
+        ),
+    ),
+    excludes=(
+        Row("parallel.sync", "between meetings each rank has weights of its own, and would prune others"),
+        Row("parallel.pipeline_parallel", "a stage would look for the smallest among its own weights alone"),
+        Row("parallel.tensor_parallel", "nobody has tried both", use="parallel=fsdp"),
+        OF_SHARED_LOOP,
+    ),
+    problems=_problems,
+    after=("averaged_weights", "freeze"),
+)

@@ -1,0 +1,152 @@
+"""Pruning in a run: zeros after each update, and more of them after the steps of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.schema.compress import PruneMethod
+from hpc_trainer.features.prune.magnitude import part_of, scores_of, smallest, smallest_of_each
+from hpc_trainer.features.prune.masks import Masks
+from hpc_trainer.features.prune.schedule import end_step, final_sparsity, is_due, share_done
+from hpc_trainer.features.prune.targets import groups_to_prune, weights_to_prune
+from hpc_trainer.features.prune.units import rows_like, sizes_of, smallest_units, whole
+from hpc_trainer.models.channels import Group, shrink, tensors_of
+from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.memory import RankMemory
+from hpc_trainer.training.state import TrainState
+
+_SCORE_BYTES = 4
+
+
+class PruneAbility(Ability):
+    _names: Sequence[str]
+    _left: Sequence[str] = ()
+    _groups: Sequence[Group] = ()
+    _of_group: Sequence[Sequence[str]] = ()
+    _masks: Masks
+    _group: RankGroup
+    _state: TrainState
+    _others: Sequence[Ability]
+
+    def see_whole(self, model: nn.Module, building: Building) -> None:
+        prune = self.config.prune
+        if prune.method is PruneMethod.channels:
+            self._groups = groups_to_prune(model, prune)
+            self._of_group = [[*tensors_of(model, group)] for group in self._groups]
+            self._names = [name for names in self._of_group for name in names]
+        else:
+            self._names, self._left = weights_to_prune(model, prune)
+
+    def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
+        if building.run is None:
+            return
+        here = dict(state.model.named_parameters())
+        self._masks = state.more["prune"] = Masks({name: here[name] for name in self._names})
+        self._state, self._group, self._others = state, building.run.group, building.abilities
+
+    def restored(self) -> None:
+        """All is built: averages of the weights are zero where these are."""
+        for each in self._others:
+            self._masks.also_mask(each.stand_ins())
+        if self._left and self._group.is_rank_zero:
+            left = ", ".join(self._left)
+            print(f"prune: whole stay {left}, as prune.m={self.config.prune.m} does not divide their inputs.")
+
+    def before_clip(self) -> None:
+        self._masks.apply_to_gradients()
+
+    def after_update(self) -> None:
+        self._masks.apply()
+
+    def after_step(self, step: int) -> None:
+        if is_due(self.config, step):
+            self._choose(step)
+
+    def check(self, step: int) -> None:
+        """One shot before the first step; also if the run went back to there."""
+        if step == 0 and is_due(self.config, 0) and self._masks.share == 0:
+            self._choose(0)
+
+    def logged(self, step: int, values: dict[str, float]) -> None:
+        values["sparsity"] = self._masks.sparsity
+
+    def held(self) -> Mapping[str, Iterable[torch.Tensor]]:
+        return {"weights": self._masks.tensors()}
+
+    def memory(self, held: RankMemory, building: Building) -> None:
+        """A byte a number beside the weights, and, while they are compared, four more."""
+        here = dict(held.model.named_parameters())
+        count = sum(here[name].numel() for name in self._names)
+        held.buffers += count // held.num_parts
+        held.checkpoint += count
+        if not self._groups:
+            held.made = max(held.made, _SCORE_BYTES * count // held.num_parts)
+
+    def deployed(self, model: nn.Module) -> nn.Module:
+        """Without the channels that are gone; zeros of other methods take their room all the same."""
+        return shrink(model) if self.config.prune.method is PruneMethod.channels else model
+
+    def _choose(self, step: int) -> None:
+        """What is zero from now on, among it all that was. Collective."""
+        masks = self._masks
+        share = masks.share = max(masks.share, share_done(self.config, step) * final_sparsity(self.config.prune))
+        with torch.no_grad():
+            if self.config.prune.method is PruneMethod.channels:
+                self._choose_channels(share)
+            elif self.config.prune.method is PruneMethod.n_m:
+                self._choose_of_each(share)
+            else:
+                self._choose_weights(share)
+        masks.apply()
+        if step == end_step(self.config):
+            self._tell(step)
+
+    def _choose_weights(self, share: float) -> None:
+        masks, is_one = self._masks, self.config.prune.scope.name == "global"
+        parts = [part_of(weight, masks.pruned[name], self._group) for name, weight in masks.weights.items()]
+        counts = [weight.numel() for weight in masks.weights.values()]
+        total, questions = sum(counts), [parts] if is_one else [[part] for part in parts]
+        wanted = [round(share * count) for count in ([total] if is_one else counts)]
+        chosen = [each for found in smallest(questions, wanted, self._group) for each in found]
+        for name, each in zip(masks.weights, chosen, strict=True):
+            masks.take(name, each)
+        masks.sparsity = sum(wanted) / total
+
+    def _choose_of_each(self, share: float) -> None:
+        masks, m = self._masks, self.config.prune.m
+        num_zero = round(share * m)
+        for name, weight in masks.weights.items():
+            masks.take(name, smallest_of_each(scores_of(weight, masks.pruned[name]), m, num_zero))
+        masks.sparsity = num_zero / m
+
+    def _choose_channels(self, share: float) -> None:
+        masks, found = self._masks, []
+        for group, names in zip(self._groups, self._of_group, strict=True):
+            found.append(sizes_of(group, {name: masks.weights[name] for name in names}, masks.pruned))
+        together = self.config.prune.scope.name == "global"
+        mine = [each.tolist() for each in smallest_units(found, share, together=together)]
+        chosen = [torch.tensor(each, dtype=torch.bool) for each in self._group.broadcast(mine)]
+        for group, names, units in zip(self._groups, self._of_group, chosen, strict=True):
+            rows = units.repeat_interleave(group.unit)
+            for name in names:
+                masks.take(name, rows_like(masks.weights[name], rows))
+        masks.sparsity = sum(int(each.sum()) for each in chosen) / sum(map(len, chosen))
+
+    def _tell(self, step: int) -> None:
+        """What became of each layer. Collective."""
+        masks = self._masks
+        shares = {name: (int(whole(each).sum()), each.numel()) for name, each in masks.pruned.items()}
+        if not self._group.is_rank_zero:
+            return
+        pruned, total = (sum(each) for each in zip(*shares.values(), strict=True))
+        print(f"step {step}: pruned {pruned:,} of {total:,} numbers in {len(shares)} tensors, sparsity "
+              f"{masks.sparsity:.4g} ({self.config.prune.method.name})")  # fmt: skip
+        for name, (zeros, count) in shares.items():
+            print(f"  {name}: {zeros:,} of {count:,} ({zeros / count:.1%})")
+
+
+ABILITY = PruneAbility

@@ -1,0 +1,84 @@
+"""Which weights of a model are pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from hpc_trainer.config.name_patterns import fits_any
+from hpc_trainer.config.schema.compress import PruneConfig
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.channels import Group, groups_of, tensors_of
+from hpc_trainer.training.optim.decay import decaying
+from hpc_trainer.training.optim.weight_names import match_weights
+
+
+def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], list[str]]:
+    """(names of the weights that are pruned, names of those that stay whole as `prune.m` does not divide their inputs);
+    `model` is whole.
+
+    Without `prune.include` they are those of two dimensions or more that are trained, but for norms and embeddings.
+
+    Raises ConfigError: a pattern fits no weight, or none that can be pruned, or none is left.
+    """
+    match_weights(model, [*prune.include, *prune.exclude], "prune.include or prune.exclude")
+    decays, names = decaying(model), dict(model.named_parameters())
+    embeddings = {each.weight for each in model.modules() if isinstance(each, (nn.Embedding, nn.EmbeddingBag))}
+    able = [name for name, weight in names.items() if decays.get(weight)]
+    for pattern in prune.include:
+        if not any(fits_any(name, [pattern]) for name in able):
+            raise ConfigError(
+                f"prune.include has {pattern!r}, which names no matrix or filter that is trained, and only those are "
+                "pruned: norms and biases are not. Name others, or leave it out."
+            )
+    if prune.include:
+        wanted = [name for name in able if fits_any(name, prune.include)]
+    else:
+        wanted = [name for name in able if names[name] not in embeddings]
+    wanted = [name for name in wanted if not fits_any(name, prune.exclude)]
+    uneven: list[str] = []
+    if prune.method.name == "n_m":
+        uneven = [name for name in wanted if names[name].shape[1] % prune.m]
+        wanted = [name for name in wanted if name not in uneven]
+    if not wanted:
+        why = f", whose inputs prune.m={prune.m} divides" if uneven else ""
+        raise ConfigError(
+            f"prune.include and prune.exclude leave no weight of {type(model).__name__}{why}. Name others, or use "
+            "prune.method=none."
+        )
+    return wanted, uneven
+
+
+def groups_to_prune(model: nn.Module, prune: PruneConfig) -> list[Group]:
+    """The groups of channels that lose some: without patterns all of more than one unit that are trained. A pattern
+    that fits a weight of a layer that makes the channels names the group.
+
+    Raises ConfigError: the model does not say its groups, a pattern fits none of their weights, or none is left.
+    """
+    found = {group.channels.name: (group, [*tensors_of(model, group)]) for group in groups_of(model)}
+    every = [name for _, names in found.values() for name in names]
+    for pattern in (*prune.include, *prune.exclude):
+        if not any(fits_any(name, [pattern]) for name in every):
+            raise ConfigError(
+                f"prune.include or prune.exclude has {pattern!r}, which names no layer whose channels can be removed. "
+                f"There are {', '.join(found)}."
+            )
+    groups = [
+        group
+        for group, names in found.values()
+        if (not prune.include or _any(names, prune.include)) and not _any(names, prune.exclude)
+    ]
+    groups = [group for group in groups if group.num_units > 1]
+    groups = [group for group in groups if all(each.requires_grad for each in tensors_of(model, group).values())]
+    if not groups:
+        raise ConfigError(
+            f"prune.method=channels finds no channel of {type(model).__name__} to remove: of each group one unit "
+            "stays, and a unit is what one group of a GroupNorm has. Use more channels, other patterns, or "
+            "prune.method=none."
+        )
+    return groups
+
+
+def _any(names: Collection[str], patterns: Collection[str]) -> bool:
+    return any(fits_any(name, patterns) for name in names)

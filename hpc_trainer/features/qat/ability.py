@@ -1,0 +1,34 @@
+"""Quantization-aware training: linear layers are replaced before ranks share the model, and round from a step on."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hpc_trainer.features.qat.rounding import begin_rounding, layers_to_round, turn_rounding
+from hpc_trainer.training.ability import Ability, Building
+from hpc_trainer.training.state import TrainState
+
+
+class QatAbility(Ability):
+    _model: nn.Module
+    _is_rounding: bool = True
+
+    def on_device(self, model: nn.Module, building: Building) -> None:
+        names, left = layers_to_round(model, self.config.qat)
+        begin_rounding(model, self.config.qat, names)
+        if left and building.run is not None and building.run.is_rank_zero:
+            size = self.config.qat.group_size
+            print(f"qat: not rounded are {', '.join(left)}, as qat.group_size={size} does not divide their inputs.")
+
+    def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
+        self._model = state.model
+
+    def check(self, step: int) -> None:
+        """Also after a start and a GoBackError: whether it rounds is a function of the step."""
+        wanted = step >= self.config.qat.start_step
+        if wanted is not self._is_rounding:
+            turn_rounding(self._model, on=wanted)
+            self._is_rounding = wanted
+
+
+ABILITY = QatAbility

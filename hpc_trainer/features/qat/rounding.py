@@ -1,0 +1,121 @@
+"""What torchao is asked for: rounding in training, and the same numbers in fewer bits afterwards."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.config.name_patterns import fits_any, there_are
+from hpc_trainer.config.schema.compress import QatConfig, QatTo
+from hpc_trainer.errors import ConfigError
+
+_INT4: Any = torch.int4  # type: ignore[attr-defined]  # torch 2.13's stubs leave it out
+_OF_GROUPS = (QatTo.int4, QatTo.dynamic_int4)
+
+
+def layers_to_round(model: nn.Module, qat: QatConfig) -> tuple[list[str], list[str]]:
+    """(names of the linear layers that are rounded, names of those that stay, as `qat.group_size` does not divide their
+    inputs); also those that an export converts by `convert_config`.
+
+    Raises ConfigError: a pattern fits no layer, or none is left.
+    """
+    linear = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    for pattern in qat.exclude:
+        if not any(fits_any(name, [pattern]) for name in linear):
+            raise ConfigError(
+                f"qat.exclude has {pattern!r}, and no linear layer of {type(model).__name__} is called so. "
+                f"{there_are(pattern, linear)}"
+            )
+    wanted = {name: each for name, each in linear.items() if not fits_any(name, qat.exclude)}
+    uneven = [name for name, each in wanted.items() if qat.to in _OF_GROUPS and each.in_features % qat.group_size]
+    chosen = [name for name in wanted if name not in uneven]
+    if not chosen:
+        why = f" whose inputs qat.group_size={qat.group_size} divides" if uneven else ""
+        raise ConfigError(
+            f"qat.to={qat.to.name} is for linear layers, and {type(model).__name__} has none{why} that qat.exclude "
+            "leaves. Use qat.to=none."
+        )
+    return chosen, uneven
+
+
+def begin_rounding(model: nn.Module, qat: QatConfig, names: list[str]) -> None:
+    """Replaces these layers of `model` in place. Weights stay the same tensors under the same names, and a state_dict
+    has nothing besides: each scale is found anew from the numbers that are rounded.
+
+    Raises ConfigError: torchao is missing.
+    """
+    _import_torchao(qat)
+    from torchao.quantization import quantize_
+    from torchao.quantization.granularity import PerAxis, PerGroup
+    from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
+
+    weights = (
+        IntxFakeQuantizeConfig(_INT4, PerGroup(qat.group_size))
+        if qat.to in _OF_GROUPS
+        else IntxFakeQuantizeConfig(torch.int8, PerAxis(0))
+    )
+    inputs = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if _is_dynamic(qat) else None
+    wanted = set(names)
+    quantize_(
+        model,
+        QATConfig(activation_config=inputs, weight_config=weights, step="prepare"),
+        filter_fn=lambda module, name: isinstance(module, nn.Linear) and name in wanted,
+    )
+
+
+def turn_rounding(model: nn.Module, *, on: bool) -> None:
+    """Of layers that `begin_rounding` made: whether they round. They do from the beginning."""
+    from torchao.quantization.qat.linear import enable_linear_fake_quant
+
+    for module in model.modules():
+        enable_linear_fake_quant(module, on)
+
+
+def convert_config(qat: QatConfig) -> Any:
+    """What `torchao.quantization.quantize_` converts trained linear layers with: to what training rounded to.
+
+    Where torchao has two ways it is the one that computes with whole numbers: on a CPU it is twice as fast.
+
+    Raises ConfigError: torchao is missing.
+    """
+    _import_torchao(qat)
+    from torchao.quantization import (
+        Int8DynamicActivationInt8WeightConfig,
+        Int8DynamicActivationIntxWeightConfig,
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+    )
+    from torchao.quantization.granularity import PerGroup
+    from torchao.quantization.quant_primitives import MappingType
+
+    if qat.to is QatTo.dynamic_int8:
+        return Int8DynamicActivationInt8WeightConfig(act_mapping_type=MappingType.ASYMMETRIC, set_inductor_config=False)
+    if qat.to is QatTo.dynamic_int4:
+        return Int8DynamicActivationIntxWeightConfig(weight_dtype=_INT4, weight_granularity=PerGroup(qat.group_size))
+    if qat.to is QatTo.int8:
+        return Int8WeightOnlyConfig(set_inductor_config=False)
+    return IntxWeightOnlyConfig(_INT4, PerGroup(qat.group_size))
+
+
+def _is_dynamic(qat: QatConfig) -> bool:
+    return qat.to in (QatTo.dynamic_int8, QatTo.dynamic_int4)
+
+
+def _import_torchao(qat: QatConfig) -> None:
+    """Without what it says of its libraries for other machines, and torch of its enums."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        import torchao.quantization.qat  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"qat.to={qat.to.name} needs a package: pip install 'hpc_trainer[quantize]', or qat.to=none."
+        ) from error
+    finally:
+        for each, level in zip(loggers, before, strict=True):
+            each.setLevel(level)

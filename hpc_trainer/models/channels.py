@@ -1,0 +1,219 @@
+"""Which channels of a model go together, and the model without those that are zero.
+
+A model says it by a method `channel_groups() -> list[Channels]`. Nothing is guessed from a graph:
+
+    class Tower(nn.Module):
+        def __init__(self, input_shape, num_classes):
+            super().__init__()
+            self.widen, self.norm, self.head = nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, num_classes)
+
+        def forward(self, inputs):
+            return self.head(relu(self.norm(self.widen(inputs))))
+
+        def channel_groups(self):
+            return [Channels(made_by=("widen", "norm"), read_by=("head",))]
+
+A channel whose numbers in all layers of `made_by` are zero must be zero where `read_by` reads it: after a norm without
+gain and bias, and after functions that take 0 to 0 (ReLU, GELU, pooling, a mean).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.errors import ConfigError
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Channels that layers share, and can lose together.
+
+    Args:
+        made_by: names of the convolutions and linear layers whose outputs they are, several where outputs are added up,
+            and of the norms behind them.
+        read_by: names of the convolutions and linear layers whose inputs they are. A linear layer may have several
+            inputs for each channel, side by side, as after nn.Flatten.
+    """
+
+    made_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its first layer."""
+        return self.made_by[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`Channels` of one model. `unit`: channels that can only go together: those of one group of a GroupNorm."""
+
+    channels: Channels
+    num_channels: int
+    unit: int
+
+    @property
+    def num_units(self) -> int:
+        """What can be removed, and the one that must stay."""
+        return self.num_channels // self.unit
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    """What `model` says of its channels.
+
+    Raises ConfigError: it says nothing, or what does not fit its layers.
+    """
+    kind = type(model).__name__
+    method = getattr(model, "channel_groups", None)
+    if method is None:
+        raise ConfigError(
+            f"prune.method=channels removes channels of layers that go together, and {kind} does not say which do. Use "
+            "model=mlp, cnn, resnet18 or resnet50, prune.method=unstructured, or write a method channel_groups() "
+            "(hpc_trainer/models/channels.py)."
+        )
+    groups = [_group(model, each) for each in method()]
+    if not groups:
+        raise ConfigError(f"{kind}.channel_groups() is empty: there is no channel to remove. Use prune.method=none.")
+    return groups
+
+
+def _group(model: nn.Module, channels: Channels) -> Group:
+    said = f"{type(model).__name__}.channel_groups() has {channels}"
+    modules = dict(model.named_modules())
+    unknown = [name for name in (*channels.made_by, *channels.read_by) if name not in modules]
+    if unknown or not channels.made_by or not channels.read_by:
+        raise ConfigError(f"{said}: {unknown or 'both'} must be names of layers.")
+    counts, unit = {}, 1
+    for name in channels.made_by:
+        layer = modules[name]
+        counts[name] = _num_outputs(layer)
+        if isinstance(layer, nn.GroupNorm):
+            unit = math.lcm(unit, layer.num_channels // layer.num_groups)
+    first = counts[channels.name]
+    if first is None or set(counts.values()) != {first}:
+        raise ConfigError(f"{said}: its layers have {counts} channels, and must have the same number.")
+    for name in channels.read_by:
+        inputs = _num_inputs(modules[name])
+        if inputs is None or inputs % first:
+            raise ConfigError(f"{said}: {name} has {inputs} inputs, which must be a multiple of {first} channels.")
+    return Group(channels, first, unit)
+
+
+def _num_outputs(layer: nn.Module) -> int | None:
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    if isinstance(layer, nn.GroupNorm):
+        return layer.num_channels
+    if isinstance(layer, _BATCH_NORMS):
+        return layer.num_features
+    if isinstance(layer, _CONVOLUTIONS) and layer.groups == 1:
+        return layer.out_channels
+    return None
+
+
+def _num_inputs(layer: nn.Module) -> int | None:
+    if isinstance(layer, nn.Linear):
+        return layer.in_features
+    if isinstance(layer, _CONVOLUTIONS) and layer.groups == 1:
+        return layer.in_channels
+    return None
+
+
+def tensors_of(model: nn.Module, group: Group) -> dict[str, nn.Parameter]:
+    """By name the parameters whose first dimension is the channels of `group`."""
+    modules = dict(model.named_modules())
+    return {
+        f"{name}.{key}": weight
+        for name in group.channels.made_by
+        for key, weight in modules[name].named_parameters(recurse=False)
+    }
+
+
+@torch.no_grad()
+def removed_channels(model: nn.Module) -> dict[str, torch.Tensor]:
+    """By name of a group's first layer, which of its channels are zero in all layers: bool [channels], on the CPU.
+
+    Weights are whole. Of channels that can only go together none counts while one is left; nor does the last.
+
+    Raises ConfigError: as `groups_of`.
+    """
+    found = {}
+    for group in groups_of(model):
+        is_zero = torch.ones(group.num_channels, dtype=torch.bool)
+        for weight in tensors_of(model, group).values():
+            is_zero &= (weight == 0).flatten(1).all(1).cpu() if weight.ndim > 1 else (weight == 0).cpu()
+        units = is_zero.view(group.num_units, group.unit).all(1)
+        if units.all():
+            units[0] = False
+        found[group.channels.name] = units.repeat_interleave(group.unit)
+    return found
+
+
+def shrink(model: nn.Module) -> nn.Module:
+    """A copy of `model` without the channels that are zero: smaller layers, the same outputs when it evaluates.
+
+    Raises ConfigError: as `groups_of`.
+    """
+    return without_channels(model, removed_channels(model))
+
+
+def without_channels(model: nn.Module, removed: Mapping[str, torch.Tensor | Sequence[bool]]) -> nn.Module:
+    """A copy of `model` without these channels, as `removed_channels` tells them; [] or no entry: all stay.
+
+    With that of an export it makes the layers into which the export's weights fit, of a model with any weights.
+
+    Raises ConfigError: as `groups_of`, or a group has another number of channels.
+    """
+    smaller = copy.deepcopy(model)
+    modules = dict(smaller.named_modules())
+    for group in groups_of(model):
+        said = torch.as_tensor(removed.get(group.channels.name, ()), dtype=torch.bool)
+        if len(said) not in (0, group.num_channels):
+            raise ConfigError(
+                f"{group.channels.name} has {group.num_channels} channels, and the export speaks of {len(said)}: it is "
+                "of another model."
+            )
+        kept = (~said).nonzero().flatten()
+        if len(said) == 0 or len(kept) == group.num_channels:
+            continue
+        for name in group.channels.made_by:
+            _keep_outputs(modules[name], kept)
+        for name in group.channels.read_by:
+            _keep_inputs(modules[name], kept, group.num_channels)
+    return smaller
+
+
+def _keep_outputs(layer: Any, kept: torch.Tensor) -> None:
+    of_channels = _num_outputs(layer)
+    for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
+        if tensor.ndim and tensor.shape[0] == of_channels:  # a count of batches is a scalar
+            setattr(layer, name, _picked(tensor, 0, kept))
+    if isinstance(layer, nn.GroupNorm):
+        layer.num_groups = layer.num_groups * len(kept) // layer.num_channels
+        layer.num_channels = len(kept)
+    else:
+        for attribute in ("out_features", "num_features", "out_channels"):
+            if hasattr(layer, attribute):
+                setattr(layer, attribute, len(kept))
+
+
+def _keep_inputs(layer: Any, kept: torch.Tensor, num_channels: int) -> None:
+    size = layer.weight.shape[1] // num_channels
+    places = (kept[:, None] * size + torch.arange(size)).flatten()
+    layer.weight = _picked(layer.weight, 1, places)
+    setattr(layer, "in_features" if isinstance(layer, nn.Linear) else "in_channels", len(places))
+
+
+def _picked(tensor: torch.Tensor, dim: int, places: torch.Tensor) -> Any:
+    picked = tensor.detach().index_select(dim, places.to(tensor.device)).contiguous()
+    return nn.Parameter(picked, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else picked

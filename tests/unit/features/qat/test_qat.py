@@ -1,0 +1,109 @@
+"""`qat`: what training rounds to is what an export computes, names stay, and an interruption changes no bit."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.compress import QatConfig, QatTo
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat.rounding import begin_rounding, convert_config, layers_to_round, turn_rounding
+from hpc_trainer.runs.metrics_log import read_metrics
+from tests.unit.runs.builders import make_config
+from tests.unit.training.train_here import config_of, saved_bytes, train_here
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed (the extra `quantize`)"
+)
+WORDS = (
+    "train.num_steps=6", "train.global_batch_size=16", "optim.lr=0.01", "monitor.log_every_steps=1", "model=mlp",
+    "model.hidden_dim=32",
+)  # fmt: skip
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@pytest.mark.parametrize("to", [each for each in QatTo if each is not QatTo.none])
+def test_an_export_computes_what_training_rounded_to(to: QatTo) -> None:
+    """Layers whose inputs a group does not divide stay as they are in both."""
+    from torchao.quantization import quantize_
+
+    qat, model, inputs = QatConfig(to=to), _model(), torch.randn(16, 64)
+    plain, before = copy.deepcopy(model), dict(model.named_parameters())
+    names, left = layers_to_round(model, qat)
+    assert left == (["2"] if to in (QatTo.int4, QatTo.dynamic_int4) else [])
+    begin_rounding(model, qat, names)
+    assert all(weight is before[name] for name, weight in model.named_parameters())
+    assert list(model.state_dict()) == list(plain.state_dict())
+    rounded, unrounded = model(inputs), plain(inputs)
+    assert 1e-4 < float((rounded - unrounded).detach().abs().max()) < 0.5
+    rounded.sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
+    converted = copy.deepcopy(plain).eval()
+    quantize_(converted, convert_config(qat), filter_fn=lambda module, name: name in names)
+    with torch.no_grad():
+        assert torch.allclose(converted(inputs), rounded, atol=1e-5)
+    turn_rounding(model, on=False)
+    assert torch.equal(model(inputs), unrounded)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("qat.to=dynamic_int8", "qat.start_step=2"), ("qat.to=int4", "train.ema_decay=0.9", "precision=bf16")],
+)
+def test_a_resumed_run_has_the_same_bits(tmp_path: Path, words: tuple[str, ...]) -> None:
+    config = config_of(*WORDS, *words)
+    whole = train_here(config, tmp_path / "whole")
+    train_here(config, tmp_path / "cut", stop_at=3)
+    assert saved_bytes(train_here(config, tmp_path / "cut", attempt=1)) == saved_bytes(whole)
+
+
+def test_it_rounds_from_the_step_on_that_it_is_to_begin_at(tmp_path: Path) -> None:
+    words = ("train.num_steps=4", "train.eval_every_steps=2", "train.deterministic=true")
+    runs = {
+        "late": train_here(config_of(*WORDS, *words, "qat.to=int4", "qat.start_step=3"), tmp_path / "late"),
+        "plain": train_here(config_of(*WORDS, *words), tmp_path / "plain"),
+    }
+    losses = {
+        name: {line["step"]: line["loss"] for line in read_metrics(run.paths.metrics) if "loss" in line}
+        for name, run in runs.items()
+    }
+    evaluated = {
+        name: {line["step"]: line["eval_loss"] for line in read_metrics(run.paths.metrics) if "eval_loss" in line}
+        for name, run in runs.items()
+    }
+    assert [losses["late"][step] == losses["plain"][step] for step in (1, 2, 3, 4)] == [True, True, True, False]
+    assert [evaluated["late"][step] == evaluated["plain"][step] for step in (2, 4)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("qat", "said"),
+    [
+        (QatConfig(to=QatTo.int8, exclude=["head"]), "no linear layer of Sequential is called so"),
+        (QatConfig(to=QatTo.int8, exclude=["*"]), "has none that qat.exclude leaves"),
+        (QatConfig(to=QatTo.int4, group_size=7), "has none whose inputs qat.group_size=7 divides"),
+    ],
+)
+def test_what_leaves_nothing_to_round_is_refused(qat: QatConfig, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        layers_to_round(_model(), qat)
+
+
+def test_a_missing_package_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    problems = list(find_problems(make_config(qat__to=QatTo.int8, qat__start_step=200)))
+    assert any("pip install 'hpc_trainer[quantize]'" in each for each in problems)
+    assert any("qat.start_step=200 must be less than train.num_steps=200" in each for each in problems)
+    monkeypatch.setitem(sys.modules, "torchao.quantization.qat", None)
+    with pytest.raises(ConfigError, match="hpc_trainer\\[quantize\\]"):
+        begin_rounding(_model(), QatConfig(to=QatTo.int8), ["0"])
