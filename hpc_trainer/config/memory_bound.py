@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.mesh import NUM_BYTES
+from hpc_trainer.config.mesh import known_vocabulary
 from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of
@@ -50,8 +50,11 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
 
 def _num_weights(plain: Mapping[str, Any]) -> int | None:
     model, data = plain["model"], plain["data"]
-    vocabulary = {"text_bytes": NUM_BYTES, "synthetic_tokens": data.get("vocab_size")}.get(data["name"])
-    if model["name"] != "gpt" or vocabulary is None:
+    if model["name"] != "gpt":
+        return None
+    kind: Any = variant_of("data", data)
+    vocabulary = known_vocabulary(kind(**data))
+    if vocabulary is None:
         return None
     width, rows = model["embed_dim"], GptConfig(vocab_multiple=model["vocab_multiple"]).num_rows(vocabulary)
     # Of a block: attention 4 width², perceptron 8 width², their biases 9 width, two norms 4 width (models/gpt.py).

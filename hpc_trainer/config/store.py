@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import data, model, optim, task
+from hpc_trainer.config.schema import data, data_records, model, optim, task
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
     from omegaconf import DictConfig
 
 
-def _variants(schema: ModuleType, base: Any) -> dict[str, type]:
-    """The dataclasses of a module that are kinds of `base`, by the name that each has where nobody sets it.
+def _variants(base: Any, *schemas: ModuleType) -> dict[str, type]:
+    """The dataclasses of modules that are kinds of `base`, by the name that each has where nobody sets it.
 
     `base` itself is one if it has a name.
     """
-    kinds: list[Any] = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, base)]
+    named = [each for schema in schemas for each in vars(schema).values()]
+    kinds: list[Any] = [each for each in named if isinstance(each, type) and issubclass(each, base)]
     return {_NAMES.get(kind, kind().name): kind for kind in kinds if kind().name != "???"}
 
 
@@ -27,10 +28,10 @@ _NAMES: dict[type, str] = {model.ResnetConfig: "resnet"}
 """Of a kind that has several names: resnet18, resnet50."""
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": _variants(model, model.ModelConfig),
-    "data": _variants(data, data.DataConfig),
-    "task": _variants(task, task.TaskConfig),
-    "optim": _variants(optim, optim.OptimConfig),
+    "model": _variants(model.ModelConfig, model),
+    "data": _variants(data.DataConfig, data, data_records),
+    "task": _variants(task.TaskConfig, task),
+    "optim": _variants(optim.OptimConfig, optim),
 }
 
 

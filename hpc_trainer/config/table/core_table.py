@@ -81,7 +81,7 @@ CORE = (
     ),
     Feature(
         name="text",
-        on="data=text_bytes|synthetic_tokens",
+        on="data=text_bytes|synthetic_tokens|tokens",
         off="data=digits",
         example="data=text_bytes",
         excludes=(Row("model=mlp|cnn|resnet", "it is text, and such a model reads images", use="model=gpt"),),
