@@ -121,7 +121,7 @@ def _named(data: TokensConfig) -> dict[str, float]:
         raise ConfigError("data.path and data.sources both say where tokens are. Keep one of them: data.path=null.")
     if data.path is None and not data.sources:
         raise ConfigError(
-            "data=tokens needs data.path, a folder that `hpc-trainer data prepare` made, or data.sources={FOLDER: "
+            "data=tokens needs data.path, a folder that `hpc-trainer data prepare` made, or +data.sources={FOLDER: "
             "WEIGHT, ..}."
         )
     places = [Path(path).expanduser().resolve() for path in data.sources]

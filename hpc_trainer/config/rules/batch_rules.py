@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import LARGEST
+from hpc_trainer.config.data_files.array_files import num_train_rows
 from hpc_trainer.config.data_files.token_sources import num_train_samples
 from hpc_trainer.config.rules.text_file import num_train_windows
 from hpc_trainer.config.schema.data import (
@@ -16,7 +17,7 @@ from hpc_trainer.config.schema.data import (
     SyntheticTokensConfig,
     TextBytesConfig,
 )
-from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.config.schema.data_records import ArraysConfig, TokensConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -121,4 +122,6 @@ def _num_train_samples(data: DataConfig) -> int:
         return num_train_windows(data) or 0  # of none another rule tells
     if isinstance(data, TokensConfig):
         return num_train_samples(data) or 0
+    if isinstance(data, ArraysConfig):
+        return num_train_rows(data) or 0
     return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

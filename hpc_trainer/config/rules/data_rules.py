@@ -7,19 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.data_files.array_files import array_problems
+from hpc_trainer.config.data_files.target_kind import target_kind
 from hpc_trainer.config.data_files.token_sources import token_problems
 from hpc_trainer.config.rules.text_file import window_problems
 from hpc_trainer.config.schema.data import DataConfig, TextBytesConfig
-from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.config.schema.data_records import ArraysConfig, TokensConfig
+from hpc_trainer.config.schema.task import TaskConfig
 
 _PATHS = ("path", "eval_path", "sources")
 """Keys that name files or folders, whatever the data set."""
 
 
-def data_problems(data: DataConfig) -> tuple[str, ...]:
+def data_problems(data: DataConfig, task: TaskConfig) -> tuple[str, ...]:
     """What is wrong with the files of a data set, a line each; of data without files nothing."""
     unknown = tuple(line for key, path in _named(data) for line in home_problems(key, path))
-    return unknown or tuple(_of_files(data))
+    return unknown or tuple(_of_files(data, task))
 
 
 def with_absolute_paths(data: DataConfig) -> DataConfig:
@@ -49,11 +52,13 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def _of_files(data: DataConfig) -> Iterator[str]:
+def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
     if isinstance(data, TextBytesConfig):
         yield from _text_bytes(data)
     elif isinstance(data, TokensConfig):
         yield from token_problems(data)
+    elif isinstance(data, ArraysConfig):
+        yield from array_problems(data, target_kind(task))
 
 
 def _text_bytes(data: TextBytesConfig) -> Iterator[str]:

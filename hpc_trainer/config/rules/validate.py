@@ -103,7 +103,7 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from metric_problems(config)
     yield from task_problems(config)
     yield from _heads(config.model)
-    yield from memo.of(data_problems, config.data)
+    yield from memo.of(data_problems, config.data, config.task)
     yield from target_problems(config)
     yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)

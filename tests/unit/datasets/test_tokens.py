@@ -17,6 +17,7 @@ from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_pat
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data_records import TokensConfig
 from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets import MapDataset, tokens
 from hpc_trainer.datasets.protocol import SPLITS
 from hpc_trainer.datasets.token_files import write_tokens
@@ -177,7 +178,7 @@ def test_what_cannot_be_is_refused_at_plan_time_and_in_the_run(tmp_path: Path) -
 
 def test_an_epoch_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
     sources = {prepare(tmp_path / "a"): 1.0, prepare(tmp_path / "b"): 1e9}
-    (problem,) = data_problems(TokensConfig(sources=sources, seq_len=8))
+    (problem,) = data_problems(TokensConfig(sources=sources, seq_len=8), TaskConfig())
     assert "Give the largest source a larger weight, or leave the smallest out." in problem
 
 
@@ -199,7 +200,7 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert with_absolute_paths(TokensConfig(sources={"a": 1.0, "../b": 2.0})).sources == {
         str(tmp_path / "a"): 1.0, str(tmp_path.parent / "b"): 2.0,
     }  # fmt: skip
-    (problem,) = data_problems(TokensConfig(sources={"~nobody-of-this-name/a": 1.0}))
+    (problem,) = data_problems(TokensConfig(sources={"~nobody-of-this-name/a": 1.0}), TaskConfig())
     assert "begins with the home of a user who is not known here" in problem
 
 
