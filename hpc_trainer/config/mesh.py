@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.data_files.token_sources import vocabulary
 from hpc_trainer.config.schema.data import DataConfig, SyntheticTokensConfig, TextBytesConfig
-from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.config.schema.data_records import HfDatasetConfig, TokensConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
@@ -107,4 +107,6 @@ def known_vocabulary(data: DataConfig) -> int | None:
         return NUM_BYTES
     if isinstance(data, TokensConfig):
         return vocabulary(data.path, data.sources)
+    if isinstance(data, HfDatasetConfig):
+        return data.vocab_size
     return data.vocab_size if isinstance(data, SyntheticTokensConfig) else None

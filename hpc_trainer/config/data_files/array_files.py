@@ -113,12 +113,12 @@ def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
                 )
 
 
-def check_parts(eval_path: str | None, eval_fraction: float, usual: float) -> None:
+def check_parts(own: str | None, eval_fraction: float, usual: float, key: str = "eval_path") -> None:
     """Raises ConfigError: both say what evaluations take."""
-    if eval_path is not None and eval_fraction != usual:
+    if own is not None and eval_fraction != usual:
         raise ConfigError(
-            f"data.eval_fraction={eval_fraction:g} has no effect with data.eval_path={eval_path}. Use "
-            f"data.eval_fraction={usual:g}, its default, or data.eval_path=null."
+            f"data.eval_fraction={eval_fraction:g} has no effect with data.{key}={own}. Use "
+            f"data.eval_fraction={usual:g}, its default, or data.{key}=null."
         )
 
 

@@ -8,15 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.data_files.array_files import array_problems
+from hpc_trainer.config.data_files.hf_folder import hf_problems
+from hpc_trainer.config.data_files.table_files import table_problems
 from hpc_trainer.config.data_files.target_kind import target_kind
 from hpc_trainer.config.data_files.token_sources import token_problems
 from hpc_trainer.config.rules.text_file import window_problems
 from hpc_trainer.config.schema.data import DataConfig, TextBytesConfig
-from hpc_trainer.config.schema.data_records import ArraysConfig, TokensConfig
+from hpc_trainer.config.schema.data_records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.train import TrainConfig
 
 _PATHS = ("path", "eval_path", "sources")
 """Keys that name files or folders, whatever the data set."""
+
+
+def model_problems(config: TrainConfig) -> Iterator[str]:
+    """A model that does not read what the data set's keys say it holds."""
+    data, model = config.data, config.model
+    reads_images = isinstance(model, (CnnConfig, ResnetConfig))
+    if isinstance(data, TableConfig) and reads_images:
+        yield f"model={model.name} does not go with data=table: its rows are no images. Use model=mlp."
+    if isinstance(data, HfDatasetConfig) and data.seq_len is None and isinstance(model, GptConfig):
+        yield "model=gpt reads tokens, and data=hf_dataset has them with data.seq_len and data.vocab_size. Set both."
+    if (
+        isinstance(data, HfDatasetConfig)
+        and data.seq_len is not None
+        and (reads_images or isinstance(model, MlpConfig))
+    ):
+        yield f"model={model.name} does not read tokens (data.seq_len={data.seq_len}). Use model=gpt."
 
 
 def data_problems(data: DataConfig, task: TaskConfig) -> tuple[str, ...]:
@@ -59,6 +79,10 @@ def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
         yield from token_problems(data)
     elif isinstance(data, ArraysConfig):
         yield from array_problems(data, target_kind(task))
+    elif isinstance(data, TableConfig):
+        yield from table_problems(data, target_kind(task))
+    elif isinstance(data, HfDatasetConfig):
+        yield from hf_problems(data, target_kind(task))
 
 
 def _text_bytes(data: TextBytesConfig) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,3 +49,71 @@ class ArraysConfig(DataConfig):
     """Classes to tell apart; null: the largest target in `path` + 1."""
     input_scale: float = key(1.0, ALWAYS, COUNTS, limits="> 0")
     """Inputs are multiplied by it: 0.00392157 makes bytes 0 to 1."""
+
+
+class Missing(str, enum.Enum):
+    """What becomes of a missing value of a table."""
+
+    refuse = "refuse"
+    mean = "mean"
+
+
+class Encoding(str, enum.Enum):
+    """How a category becomes numbers."""
+
+    one_hot = "one_hot"
+    ordinal = "ordinal"
+
+
+@dataclass(kw_only=True, slots=True)
+class TableConfig(DataConfig):
+    """Rows of a .csv or .parquet file: numbers standardised, categories encoded, by the training rows alone."""
+
+    takes_task: ClassVar[bool] = True
+    name: str = "table"
+    _target_: str = "hpc_trainer.datasets.table.build"
+    path: str | None = key(None, ALWAYS, COUNTS, SAFE)
+    """The file. A .csv has the names of its columns in its first line."""
+    target: str = key("target", ALWAYS, COUNTS)
+    """Column to predict: any values with task=classification, numbers with task=regression."""
+    numeric: list[str] | None = key(None, ALWAYS, COUNTS)
+    """Columns of numbers; null: all of numbers that nothing else names."""
+    categorical: list[str] | None = key(None, ALWAYS, COUNTS)
+    """Columns of categories; null: all of texts and booleans that nothing else names."""
+    encoding: Encoding = key(Encoding.one_hot, ALWAYS, COUNTS)
+    """one_hot: an input for each category and one for unknown ones. ordinal: one input, its number, as 0 to 1."""
+    missing: Missing = key(Missing.refuse, ALWAYS, COUNTS)
+    """refuse: an error with column and row. mean: a number is the column's mean, a category unknown."""
+    eval_path: str | None = key(None, ALWAYS, COUNTS, SAFE)
+    """The same for evaluation; null: a part of `path`."""
+    eval_fraction: float = key(0.1, RULED, COUNTS, limits="(0, 1)")
+    """Share of the rows held out for evaluation, by a fixed shuffle."""
+
+
+@dataclass(kw_only=True, slots=True)
+class HfDatasetConfig(DataConfig):
+    """A folder of Hugging Face's `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, memory-mapped."""
+
+    takes_task: ClassVar[bool] = True
+    name: str = "hf_dataset"
+    _target_: str = "hpc_trainer.datasets.hf_dataset.build"
+    path: str | None = key(None, ALWAYS, COUNTS, SAFE)
+    """The folder."""
+    input: str = key("image", ALWAYS, COUNTS)
+    """Column of inputs: images, numbers, lists of numbers, or with seq_len lists of tokens."""
+    target: str | None = key(None, ALWAYS, COUNTS)
+    """Column of targets; null: label, or with seq_len the token after each."""
+    train_split: str = key("train", ALWAYS, COUNTS)
+    """Its name, where the folder has several splits."""
+    eval_split: str | None = key(None, ALWAYS, COUNTS)
+    """The same for evaluation; null: a part of the training split."""
+    eval_fraction: float = key(0.1, RULED, COUNTS, limits="(0, 1)")
+    """Share of the training split held out for evaluation, by a fixed shuffle."""
+    image_size: int | None = key(None, ALWAYS, COUNTS, limits="≥ 1")
+    """Height and width to which images are resized (Pillow, bilinear); null: all have the size of the first."""
+    num_channels: int = key(3, ALWAYS, COUNTS, limits="1 or 3")
+    """Of images: grey or colour."""
+    seq_len: int | None = key(None, ALWAYS, COUNTS, limits="≥ 2")
+    """Tokens a sample predicts: longer lists are cut, shorter ones padded with targets that count nothing."""
+    vocab_size: int | None = key(None, ALWAYS, COUNTS, limits="2 to 2,147,483,648")
+    """Tokens to tell apart; goes with seq_len."""

@@ -12,11 +12,12 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from hpc_trainer.config.data_files.array_files import num_held_out
 from hpc_trainer.config.rules.data_rules import data_problems
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data_records import ArraysConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig, TaskConfig
-from hpc_trainer.datasets import MapDataset, arrays
+from hpc_trainer.datasets import MapDataset, arrays, splits
 from hpc_trainer.datasets.protocol import SPLITS
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import HpcTrainerError
@@ -68,6 +69,16 @@ def test_a_part_is_the_same_everywhere() -> None:
     rows = part_of(100_000, 0.1, "train")
     assert (len(rows), rows.dtype) == (90_000, np.uint32)
     assert part_of(3, 0.001, "eval").size == 1
+
+
+@pytest.mark.parametrize("num_rows", [2, 1000, 20_000])
+def test_parts_are_those_of_all_words_at_once(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "_BLOCK", 777)
+    words = np.random.PCG64(0).random_raw(num_rows)
+    for fraction in (0.001, 0.1, 0.5, 0.99):
+        held_out = np.sort(np.argsort(words, kind="stable")[: num_held_out(num_rows, fraction)])
+        assert np.array_equal(part_of(num_rows, fraction, "eval"), held_out)
+        assert np.array_equal(part_of(num_rows, fraction, "train"), np.setdiff1d(np.arange(num_rows), held_out))
 
 
 def test_a_file_of_its_own_for_evaluation(tmp_path: Path) -> None:
