@@ -48,10 +48,10 @@ def test_a_gpt_learns_the_library(local: LocalDriver, tmp_path: Path) -> None:
     assert write_library(tmp_path / "library") >= 5_000_000
     words = (
         "train", "--json", "model=gpt", "model.num_layers=4", "model.embed_dim=128", "data=tokens",
-        f"data.path={tmp_path}/library",         "data.seq_len=256", "train.global_batch_size=8", f"train.num_steps={NUM_STEPS}", "train.eval_every_steps=0",
-        "optim=muon", "optim.lr=3e-3", "schedule=cosine", "schedule.warmup_steps=50", "task=language_model",
-        "cluster=local", "hardware=cpu_x1", "hardware.time_limit_min=120", "checkpoint.every_steps=500",
-        "sweep_name=library",
+        f"data.path={tmp_path}/library", "data.seq_len=256", "train.global_batch_size=8",
+        f"train.num_steps={NUM_STEPS}", "train.eval_every_steps=0", "optim=muon", "optim.lr=3e-3", "schedule=cosine",
+        "schedule.warmup_steps=50", "task=language_model", "cluster=local", "hardware=cpu_x1",
+        "hardware.time_limit_min=120", "checkpoint.every_steps=500", "sweep_name=library",
     )  # fmt: skip
     result = json.loads(local.run(*words, timeout_s=3 * 3600).stdout)
     assert result["metrics"]["eval_loss"] / math.log(2) <= BUDGET_BITS
