@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ _SEED = 0
 _BLOCK = 1 << 20
 
 
-def part_of(num_rows: int, fraction: float, split: Split) -> NDArray[np.unsignedinteger]:
+def part_of(num_rows: int, fraction: float, split: Split) -> NDArray[np.unsignedinteger[Any]]:
     """Rows of a split in their order: evaluation has those with the smallest words of PCG64's raw bits.
 
     numpy promises these bits for ever, but not the output of `Generator.permutation`. They are made twice, in blocks:
@@ -23,7 +24,7 @@ def part_of(num_rows: int, fraction: float, split: Split) -> NDArray[np.unsigned
     count = num_held_out(num_rows, fraction)
     largest = _smallest(num_rows, count)
     wanted = count if split == "eval" else num_rows - count
-    rows = np.empty(wanted, dtype=np.uint32 if num_rows <= 2**32 else np.uint64)
+    rows: NDArray[Any] = np.empty(wanted, dtype=np.uint32 if num_rows <= 2**32 else np.uint64)
     done = 0
     for start, words in _words(num_rows):
         found = np.flatnonzero((words <= largest) == (split == "eval"))
