@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
-from hpc_trainer.config.mesh import NUM_BYTES
+from hpc_trainer.config.mesh import known_vocabulary
 from hpc_trainer.config.schema.model import GptConfig, Positions
 from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of
@@ -51,8 +51,11 @@ def least_bytes(plain: Mapping[str, Any], world_size: int) -> int | None:
 
 def _num_weights(plain: Mapping[str, Any]) -> int | None:
     model, data = plain["model"], plain["data"]
-    vocabulary = {"text_bytes": NUM_BYTES, "synthetic_tokens": data.get("vocab_size")}.get(data["name"])
-    if model["name"] != "gpt" or vocabulary is None:
+    if model["name"] != "gpt":
+        return None
+    kind: Any = variant_of("data", data)
+    vocabulary = known_vocabulary(kind(**data))
+    if vocabulary is None:
         return None
     gpt = section_from_plain(GptConfig, model)
     places = data["seq_len"] if gpt.positions is Positions.learned else 0

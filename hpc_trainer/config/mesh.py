@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpc_trainer.config.data_files.token_sources import vocabulary
 from hpc_trainer.config.schema.data import DataConfig, SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.data_records import HfDatasetConfig, TokensConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig, ResnetConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
@@ -103,7 +105,11 @@ def num_blocks(model: ModelConfig) -> int | None:
 
 
 def known_vocabulary(data: DataConfig) -> int | None:
-    """Ids of text that a model tells apart, where the configuration says how many."""
+    """Ids of text that a model tells apart, where the configuration, or a folder that it names, says how many."""
     if isinstance(data, TextBytesConfig):
         return NUM_BYTES
+    if isinstance(data, TokensConfig):
+        return vocabulary(data.path, data.sources)
+    if isinstance(data, HfDatasetConfig):
+        return data.vocab_size
     return data.vocab_size if isinstance(data, SyntheticTokensConfig) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.data import TextBytesConfig
+from hpc_trainer.datasets.digests import spread_digest
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
 from hpc_trainer.errors import ConfigError, DataError
 
 _BUILT_IN_TEXT = "pydoc_data.topics"
-_NUM_BLOCKS, _BLOCK = 64, 65_536
 
 
 class TextBytes:
@@ -55,19 +54,8 @@ class TextBytes:
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def fingerprint(self) -> str:
-        """SHA-256 (16 hex digits) of the part's size and of 64 blocks spread over it: at most 4 MB are read.
-
-        A file of up to 4 MB is read whole; of a larger one a change between the blocks is not seen.
-        """
-        size = self._stop - self._start
-        digest = hashlib.sha256(str(size).encode())
-        with self._path.open("rb") as file:
-            for number in range(_NUM_BLOCKS):
-                # Blocks of a small part overlap; the last one ends where the part ends.
-                offset = max(0, size - _BLOCK) * number // (_NUM_BLOCKS - 1)
-                file.seek(self._start + offset)
-                digest.update(file.read(min(_BLOCK, size)))
-        return digest.hexdigest()[:16]
+        """Of the part; see `spread_digest`."""
+        return spread_digest(self._path, self._start, self._stop)
 
     def __getstate__(self) -> dict[str, Any]:
         # A memmap pickles as a copy of all its bytes.

@@ -4,6 +4,7 @@ Each file holds one class, built as `Class(config, input_shape=..., num_classes=
 from the data set. `forward(inputs)` returns logits:
 
     images  float32 [batch, channels, height, width]  ->  [batch, num_classes]            all but
+    numbers float32 [batch, ...]                      ->  [batch, num_classes]            Mlp
     tokens  int64   [batch, seq_len]                  ->  [batch, seq_len, num_classes]   Gpt
 
 No model uses an operation whose CUDA backward pass is nondeterministic (adaptive pooling to more than 1x1,

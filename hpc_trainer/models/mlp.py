@@ -1,4 +1,4 @@
-"""A multilayer perceptron over flattened images: the smallest model that learns."""
+"""A multilayer perceptron over images or rows of numbers, flattened: the smallest model that learns."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import math
 from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model import MlpConfig
-from hpc_trainer.models import check_at_least, check_dropout, check_num_classes, image_shape
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.models import check_at_least, check_dropout, check_num_classes
 from hpc_trainer.models.channels import Channels
 
 
 class Mlp(nn.Module):
     """`num_layers` hidden layers of `hidden_dim` with ReLU and dropout, then a linear classifier.
 
-    Images float32 [batch, C, H, W], any size, to logits [batch, num_classes].
+    Inputs float32 [batch, ...], of any shape, to logits [batch, num_classes].
     Raises ConfigError where a value or the input shape cannot be.
     """
 
@@ -25,7 +26,11 @@ class Mlp(nn.Module):
         check_at_least("model.num_layers", config.num_layers, 0)
         check_dropout(config.dropout)
         check_num_classes(num_classes)
-        dim = math.prod(image_shape("mlp", input_shape, smallest=1))
+        if not input_shape or min(input_shape) < 1:
+            raise ConfigError(
+                f"model=mlp reads numbers, and the data's input_shape is {input_shape}. Give it one or more."
+            )
+        dim = math.prod(input_shape)
         layers: list[nn.Module] = [nn.Flatten()]
         for _ in range(config.num_layers):
             layers += [nn.Linear(dim, config.hidden_dim), nn.ReLU(), nn.Dropout(config.dropout)]
@@ -33,7 +38,12 @@ class Mlp(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(dim, num_classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images [batch, C, H, W] to logits [batch, num_classes]."""
+        """As the class says. Raises ConfigError: these are tokens."""
+        if not inputs.is_floating_point():
+            raise ConfigError(
+                f"model=mlp reads numbers, and these inputs are {inputs.dtype} of shape {tuple(inputs.shape[1:])}. For "
+                "tokens choose model=gpt; make other whole numbers float32."
+            )
         logits: Tensor = self.layers(inputs)
         return logits
 

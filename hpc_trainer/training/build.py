@@ -224,7 +224,8 @@ def build_dataset(config: TrainConfig, split: Split, task: Task) -> MapDataset:
     builder = locate("data._target_", config.data._target_, config.trust)
     if isinstance(config.data, CustomDataConfig):
         return as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split, task)
-    dataset: MapDataset = builder(config.data, split)
+    more = (config.task,) if config.data.takes_task else ()
+    dataset: MapDataset = builder(config.data, split, *more)
     return dataset
 
 

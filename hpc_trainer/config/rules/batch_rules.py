@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import LARGEST
+from hpc_trainer.config.data_files.array_files import num_train_rows
+from hpc_trainer.config.data_files.token_sources import num_train_samples
 from hpc_trainer.config.rules.text_file import num_train_windows
 from hpc_trainer.config.schema.data import (
     DataConfig,
@@ -15,6 +17,7 @@ from hpc_trainer.config.schema.data import (
     SyntheticTokensConfig,
     TextBytesConfig,
 )
+from hpc_trainer.config.schema.data_records import ArraysConfig, TokensConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -117,4 +120,8 @@ def _num_train_samples(data: DataConfig) -> int:
         return max(0, 1797 - data.num_eval)
     if isinstance(data, TextBytesConfig):
         return num_train_windows(data) or 0  # of none another rule tells
+    if isinstance(data, TokensConfig):
+        return num_train_samples(data) or 0
+    if isinstance(data, ArraysConfig):
+        return num_train_rows(data) or 0
     return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.batch import divisors, num_parts
-from hpc_trainer.config.mesh import NUM_BYTES, num_blocks
+from hpc_trainer.config.mesh import known_vocabulary, num_blocks
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.data_records import TokensConfig
 from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype
@@ -88,9 +89,12 @@ def _of_loss(config: TrainConfig) -> Iterator[tuple[Way, str, dict[str, Any]]]:
     model, data, micro = config.model, config.data, config.train.given_micro_batch_size
     if not isinstance(model, GptConfig) or config.train.loss_chunk_size is not None or micro is None:
         return
-    if not isinstance(data, (SyntheticTokensConfig, TextBytesConfig)) or micro * data.seq_len <= _CHUNK:
+    vocabulary = known_vocabulary(data)
+    if not isinstance(data, (SyntheticTokensConfig, TextBytesConfig, TokensConfig)) or vocabulary is None:
         return
-    num_rows = model.num_rows(data.vocab_size if isinstance(data, SyntheticTokensConfig) else NUM_BYTES)
+    if micro * data.seq_len <= _CHUNK:
+        return
+    num_rows = model.num_rows(vocabulary)
     # Bytes of a token, by the estimate of GPT-2 124M in bf16: 16 for each row of the vocabulary, most of which go, and
     # some 34 for each of the width of each block.
     logits = 16 * num_rows

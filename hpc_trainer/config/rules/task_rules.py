@@ -18,10 +18,11 @@ def task_problems(config: TrainConfig) -> Iterator[str]:
     task, train = config.task, config.train
     if train.main is not None:
         return
-    if isinstance(task, (RegressionConfig, MultiLabelConfig)) and not isinstance(config.data, CustomDataConfig):
+    has_own = config.data.takes_task or isinstance(config.data, CustomDataConfig)
+    if isinstance(task, (RegressionConfig, MultiLabelConfig)) and not has_own:
         yield (
             f"task={task.name} needs data of its own, and the targets of data={config.data.name} are classes. Use "
-            "data=custom, or task=classification."
+            "data=custom or arrays, or task=classification."
         )
     if isinstance(task, (RegressionConfig, MultiLabelConfig, CustomTaskConfig)) and train.label_smoothing:
         yield (

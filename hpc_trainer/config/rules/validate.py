@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config import script_words as words
@@ -16,6 +14,7 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems
 from hpc_trainer.config.rules.command_rules import command_problems, with_command
+from hpc_trainer.config.rules.data_rules import data_problems, home_problems, model_problems, with_absolute_paths
 from hpc_trainer.config.rules.effect_rules import effect_problems
 from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems
@@ -27,12 +26,7 @@ from hpc_trainer.config.rules.retention import retention_problems
 from hpc_trainer.config.rules.sbatch_options import sbatch_problems
 from hpc_trainer.config.rules.step_rules import step_problems
 from hpc_trainer.config.rules.task_rules import task_problems
-from hpc_trainer.config.rules.text_file import window_problems
-from hpc_trainer.config.schema.data import (
-    DataConfig,
-    DigitsConfig,
-    TextBytesConfig,
-)
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
@@ -69,20 +63,13 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
         return
     config.train = memo.of(with_batch, config.train, config.hardware, config.parallel)
     config.schedule = memo.of(with_schedule, config.schedule)
-    config.data = memo.of(_with_absolute_path, config.data)
+    config.data = memo.of(with_absolute_paths, config.data)
     config.checkpoint = memo.of(with_absolute_origin, config.checkpoint)
     fill_in(config, memo)
 
 
-def _with_absolute_path(data: DataConfig) -> DataConfig:
-    if isinstance(data, TextBytesConfig) and data.path is not None:
-        # The worker's working folder may be another one.
-        return dataclasses.replace(data, path=str(Path(data.path).expanduser().resolve()))
-    return data
-
-
 def find_problems(config: TrainConfig, memo: Memo | None = None) -> Iterator[str]:
-    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but `data.path`'s.
+    """Every rule that `config` breaks, a line each. Changes nothing, touches no file but the data's.
 
     With a `memo`, points that share all but their seed are looked at once.
     """
@@ -120,8 +107,8 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from task_problems(config)
     yield from _heads(config.model)
     yield from _patches(config.model, config.data)
-    if isinstance(config.data, TextBytesConfig):
-        yield from _text_bytes(config.data)
+    yield from memo.of(data_problems, config.data, config.task)
+    yield from model_problems(config)
     yield from target_problems(config)
     yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)
@@ -144,7 +131,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
         yield from at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
-    yield from _home("paths.runs_dir", config.paths.runs_dir)
+    yield from home_problems("paths.runs_dir", config.paths.runs_dir)
     yield from _tracker(config.tracker)
     for key, text in (("hardware.name", config.hardware.name), ("cluster.name", config.cluster.name)):
         if words.has_control(text):  # it is printed
@@ -154,13 +141,6 @@ def _general(config: TrainConfig) -> Iterator[str]:
         if name is not None and not words.NAME.fits(name):
             nearest = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100] or "my-sweep"
             yield f"{key}={name!r} names a folder: letters, digits and ._- only, at most 100. Use {nearest}."
-
-
-def _home(key: str, path: str | None) -> Iterator[str]:
-    try:
-        Path(path or "").expanduser()
-    except RuntimeError:
-        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
 
 
 def _hardware_problems(hardware: HardwareConfig) -> tuple[str, ...]:
@@ -238,15 +218,6 @@ def _patches(model: ModelConfig, data: DataConfig) -> Iterator[str]:
         problem = model.patch_problem(side, side)
         if problem is not None:
             yield problem
-
-
-def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
-    unknown = list(_home("data.path", data.path))
-    yield from unknown
-    if data.path is not None and not unknown and not Path(data.path).expanduser().is_file():
-        yield f"data.path={data.path} must be a readable file; there is none."
-    else:
-        yield from window_problems(data)
 
 
 def _snapshot(snapshot: SnapshotConfig) -> Iterator[str]:

@@ -6,7 +6,7 @@ A builder is called as `build(config, split)` with split `train` or `eval` and r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, SAFE, SCHEDULE, key
 
@@ -15,6 +15,8 @@ from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, ONCE_SET, SAFE,
 class DataConfig:
     """What every data set has. Not chosen itself."""
 
+    takes_task: ClassVar[bool] = False
+    """Its targets are read as the task takes them: the builder is called as `build(config, split, task)`."""
     name: str = key("???", ALWAYS, COUNTS)
     _target_: str = key("???", ALWAYS, COUNTS)
     num_workers: int = key(0, ALWAYS, APART, SAFE, limits="≥ 0")

@@ -77,11 +77,11 @@ CORE = (
         on="model=gpt",
         off="model=cnn",
         example="model=gpt",
-        excludes=(Row("data=digits|synthetic_images", "it reads text", use="data=text_bytes"),),
+        excludes=(Row("data=digits|synthetic_images|arrays|table", "it reads text", use="data=text_bytes"),),
     ),
     Feature(
         name="text",
-        on="data=text_bytes|synthetic_tokens",
+        on="data=text_bytes|synthetic_tokens|tokens",
         off="data=digits",
         example="data=text_bytes",
         excludes=(

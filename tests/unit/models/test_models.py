@@ -145,7 +145,8 @@ def test_no_buffers_to_keep_equal_between_ranks(name):
         (Mlp, MlpConfig(hidden_dim=0), IMAGE, ["model.hidden_dim=0", "≥ 1", "model.hidden_dim=1"]),
         (Mlp, MlpConfig(num_layers=-1), IMAGE, ["model.num_layers=-1", "≥ 0"]),
         (Mlp, MlpConfig(dropout=1.0), IMAGE, ["model.dropout=1.0", "[0, 1)", "model.dropout=0.9"]),
-        (Mlp, MlpConfig(), TOKENS, ["model=mlp", "(12,)", "model=gpt"]),
+        (Mlp, MlpConfig(), (3, 0), ["model=mlp", "(3, 0)"]),
+        (Mlp, MlpConfig(), (), ["model=mlp", "()"]),
         (Cnn, CnnConfig(num_channels=0), IMAGE, ["model.num_channels=0", "≥ 1"]),
         (Cnn, CnnConfig(dropout=-0.1), IMAGE, ["model.dropout=-0.1", "model.dropout=0.0"]),
         (Cnn, CnnConfig(dropout=float("nan")), IMAGE, ["model.dropout=nan"]),
@@ -187,6 +188,13 @@ def test_what_cannot_be_is_refused(model_class, config, input_shape, parts):
         model_class(config, input_shape=input_shape, num_classes=10)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_the_perceptron_takes_rows_of_numbers_and_no_tokens():
+    model = Mlp(MlpConfig(), input_shape=TOKENS, num_classes=10)
+    assert model(torch.zeros(2, *TOKENS)).shape == (2, 10)
+    with pytest.raises(ConfigError, match=r"model=mlp reads numbers, .* torch.int64 of shape \(12,\). .*model=gpt"):
+        model(torch.zeros(2, *TOKENS, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("name", MODELS)

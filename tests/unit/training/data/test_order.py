@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_trainer.errors import DataError
+from hpc_trainer.training.data import order
 from hpc_trainer.training.data.order import BatchOrder
+from tests.seeds import chosen_seed
 
 # BatchOrder(8, 8, seed 0), step 0, and seed 12345, step 3, by numpy 2.4.6.
 GOLDEN = [[1, 2, 3, 7, 0, 4, 5, 6], [0, 2, 3, 5, 4, 7, 1, 6]]
@@ -85,3 +87,13 @@ def test_a_part_outside_the_batch_is_refused(accum: int, rank: int) -> None:
         BatchOrder(16, 16, 0).micro_indices(0, accum=accum, rank=rank, world_size=2, micro_batch_size=4)
     with pytest.raises(ValueError, match="step=-1 must be"):
         BatchOrder(16, 16, 0).global_indices(-1)
+
+
+def test_equal_words_fall_as_a_stable_sort_has_them(monkeypatch):
+    monkeypatch.setattr(order, "_BLOCK", 7)
+    draws = np.random.default_rng(chosen_seed())
+    for _ in range(200):
+        words = draws.integers(0, draws.integers(1, 60), size=draws.integers(0, 50)).astype(np.uint64)
+        assert np.array_equal(order.stable_order(words), np.argsort(words, kind="stable"))
+    words = np.random.PCG64(3).random_raw(5000)
+    assert np.array_equal(order.stable_order(words), np.argsort(words, kind="stable"))

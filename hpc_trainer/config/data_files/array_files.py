@@ -1,0 +1,199 @@
+"""Arrays in a file or folder: names, dtypes and shapes, from headers alone, for `data=arrays`. No torch.
+
+.npz             arrays by their names in it
+.parquet         columns: numbers, or lists of one length
+a folder         NAME.npy each
+
+numpy and pyarrow are imported late: `plan` of other data needs neither.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpc_trainer.config.data_files.packages import optional
+from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.schema.data_records import ArraysConfig
+from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
+
+USUAL_FRACTION = ArraysConfig().eval_fraction
+_FLOATS, _WHOLE = "f", "iub"
+_PER_FILE = ".npz, .parquet or a folder of .npy files"
+
+
+class ArrayFacts(NamedTuple):
+    """What a header says of an array."""
+
+    kind: str
+    """numpy's letter: f, i, u, b; others we do not train on."""
+    dtype: str
+    shape: tuple[int | None, ...]
+    """[rows, ...]; None: the length of a list, which only reading tells."""
+
+
+def read_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
+    """Of the inputs and the targets.
+
+    Raises:
+        ConfigError: it is no file that we read, or has no such array.
+        DataError: it is missing or damaged; pyarrow is.
+    """
+    try:
+        if path.is_dir():
+            found: dict[str, Any] = {each.stem: each for each in sorted(path.glob("*.npy"))}
+            _check_names(path, names, found)
+            return _npy_facts(found[names[0]]), _npy_facts(found[names[1]])
+        if path.suffix == ".npz":
+            return _npz_facts(path, names)
+        if path.suffix == ".parquet":
+            return _parquet_facts(path, names)
+    except HpcTrainerError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
+    if path.suffix == ".npy":
+        raise ConfigError(
+            f"data.path={path} is one array. Name the folder that has inputs and targets as .npy files, "
+            f"data.path={path.parent} data.inputs={path.stem} data.targets=OTHER."
+        )
+    raise ConfigError(f"data.path={path} must be {_PER_FILE}; there is no such file. Check the path, on every node.")
+
+
+def array_problems(data: ArraysConfig, kind: TargetKind) -> Iterator[str]:
+    """What headers tell to be wrong."""
+    try:
+        check_headers(data, kind)
+    except HpcTrainerError as error:
+        yield str(error)
+
+
+def num_train_rows(data: ArraysConfig) -> int | None:
+    """Training samples; None where something is wrong, of which `array_problems` tells."""
+    if data.path is None:
+        return None
+    try:
+        num_rows = read_facts(Path(data.path).expanduser(), (data.inputs, data.targets))[0].shape[0] or 0
+    except HpcTrainerError:
+        return None
+    return num_rows - num_held_out(num_rows, data.eval_fraction if data.eval_path is None else 0.0)
+
+
+def num_held_out(num_rows: int, fraction: float) -> int:
+    """Rows for evaluation: the nearest whole number, one at least where a fraction is asked for."""
+    return max(1, round(num_rows * fraction)) if fraction else 0
+
+
+def check_headers(data: ArraysConfig, kind: TargetKind) -> None:
+    """What can be said without reading the arrays. Raises ConfigError, DataError."""
+    if data.path is None:
+        raise ConfigError(f"data=arrays needs data.path: {_PER_FILE}.")
+    check_parts(data.eval_path, data.eval_fraction, USUAL_FRACTION)
+    names = (data.inputs, data.targets)
+    train = Path(data.path).expanduser()
+    inputs, targets = read_facts(train, names)
+    _check_facts(train, names, inputs, targets, kind)
+    num_rows = inputs.shape[0] or 0
+    if data.eval_path is None and not 0 < num_held_out(num_rows, data.eval_fraction) < num_rows:
+        raise ConfigError(
+            f"data.path={train} has {num_rows} rows: with data.eval_fraction={data.eval_fraction:g} a part would be "
+            "empty. Give it more rows, or data.eval_path a file of its own."
+        )
+    if data.eval_path is not None:
+        held_out = Path(data.eval_path).expanduser()
+        others = read_facts(held_out, names)
+        _check_facts(held_out, names, *others, kind)
+        for name, here, there in zip(names, (inputs, targets), others, strict=True):
+            if here.shape[1:] != there.shape[1:] and None not in (*here.shape, *there.shape):
+                raise ConfigError(
+                    f"data.eval_path={held_out}: {name} is [rows, {_shown(there.shape)}], and that of data.path="
+                    f"{train} is [rows, {_shown(here.shape)}]. Make both alike."
+                )
+
+
+def check_parts(own: str | None, eval_fraction: float, usual: float, key: str = "eval_path") -> None:
+    """Raises ConfigError: both say what evaluations take."""
+    if own is not None and eval_fraction != usual:
+        raise ConfigError(
+            f"data.eval_fraction={eval_fraction:g} has no effect with data.{key}={own}. Use "
+            f"data.eval_fraction={usual:g}, its default, or data.{key}=null."
+        )
+
+
+def _check_facts(path: Path, names: tuple[str, str], inputs: ArrayFacts, targets: ArrayFacts, kind: TargetKind) -> None:
+    for name, each in zip(names, (inputs, targets), strict=True):
+        if each.kind not in _FLOATS + _WHOLE:
+            why = "which only unpickling could read: that runs code" if each.kind == "O" else "and must be numbers"
+            raise ConfigError(f"{path}: {name} has dtype {each.dtype}, {why}. Save it as numbers of one shape.")
+        if not each.shape or 0 in each.shape:
+            raise ConfigError(f"{path}: {name} has shape {list(each.shape)}: it holds no sample. Save [rows, ...].")
+    if len(inputs.shape) < 2:
+        raise ConfigError(
+            f"{path}: {names[0]} has shape {list(inputs.shape)}, and must be [rows, ...]. For one number a row save "
+            f"it as [{inputs.shape[0]}, 1]."
+        )
+    if inputs.shape[0] != targets.shape[0]:
+        raise ConfigError(
+            f"{path}: {names[0]} has {inputs.shape[0]} rows and {names[1]} {targets.shape[0]}; each input has "
+            "a target. Save as many of both."
+        )
+    if kind is TargetKind.classes and targets.kind == "f":
+        raise ConfigError(
+            f"{path}: {names[1]} has dtype {targets.dtype}, and classes are whole numbers. Save them as int64, or use "
+            "task=regression."
+        )
+
+
+def _check_names(path: Path, names: tuple[str, str], known: Any) -> None:
+    for key, name in zip(("inputs", "targets"), names, strict=True):
+        if name not in known:
+            has = valid(name, known) if known else "It has none."
+            raise ConfigError(f"data.{key}={name}: {path} has no array of this name. {has}")
+
+
+def _npy_facts(path: Path) -> ArrayFacts:
+    with path.open("rb") as file:
+        return _header(file)
+
+
+def _npz_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
+    with zipfile.ZipFile(path) as file:
+        members = {each.removesuffix(".npy"): each for each in file.namelist()}
+        _check_names(path, names, members)
+        with file.open(members[names[0]]) as inputs, file.open(members[names[1]]) as targets:
+            return _header(inputs), _header(targets)
+
+
+def _header(file: Any) -> ArrayFacts:
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return ArrayFacts(dtype.kind, str(dtype), tuple(shape))
+
+
+def _parquet_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
+    types = optional("pyarrow.types", "tables", str(path))
+    file = optional("pyarrow.parquet", "tables", str(path)).ParquetFile(path)
+    schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    _check_names(path, names, schema.names)
+    inputs, targets = (_column_facts(schema.field(name).type, num_rows, types) for name in names)
+    return inputs, targets
+
+
+def _column_facts(kind: Any, num_rows: int, types: Any) -> ArrayFacts:
+    shape: tuple[int | None, ...] = (num_rows,)
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        shape = (*shape, kind.list_size if types.is_fixed_size_list(kind) else None)
+        kind = kind.value_type
+    for letter, holds in (("f", types.is_floating), ("i", types.is_integer), ("b", types.is_boolean)):
+        if holds(kind):
+            return ArrayFacts(letter, str(kind), shape)
+    return ArrayFacts("U", str(kind), shape)
+
+
+def _shown(shape: tuple[int | None, ...]) -> str:
+    return ", ".join("?" if each is None else str(each) for each in shape[1:])

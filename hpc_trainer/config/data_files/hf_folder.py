@@ -1,0 +1,185 @@
+"""What a folder of Hugging Face's `save_to_disk` says of itself, for `data=hf_dataset`: JSON alone, no package.
+
+dataset_dict.json     the names of splits, each a folder beside it; missing where the folder is one split
+dataset_info.json     features: columns and their types
+state.json            names of the arrow files
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpc_trainer.config.data_files.array_files import check_parts
+from hpc_trainer.config.data_files.packages import check_installed
+from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.schema.data_records import HfDatasetConfig
+from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
+
+IMAGE, CLASSES, WHOLE, FLOAT, LIST, OTHER = "image", "classes", "whole numbers", "numbers", "lists", "other"
+_USUAL_FRACTION = HfDatasetConfig().eval_fraction
+_LISTS = frozenset({"List", "LargeList", "Sequence", "Array2D", "Array3D", "Array4D", "Array5D"})
+
+
+class Column(NamedTuple):
+    """`kind` is of the constants above; class names of `classes`; of lists what they hold is `inner`."""
+
+    name: str
+    kind: str
+    shown: str
+    classes: list[str] | None = None
+    inner: str | None = None
+
+
+class HfParts(NamedTuple):
+    """Where the splits are, and the columns."""
+
+    train: Path
+    evaluation: Path
+    input: Column
+    target: Column | None
+    """None: the token after each."""
+
+
+def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
+    """Raises ConfigError: a package, split or column is not there, or of no kind that could be used; DataError."""
+    if data.path is None:
+        raise ConfigError("data=hf_dataset needs data.path, a folder that Dataset.save_to_disk made.")
+    path = Path(data.path).expanduser()
+    check_installed("datasets", "hub", f"data=hf_dataset data.path={path}")
+    if data.eval_split is not None:
+        check_parts(data.eval_split, data.eval_fraction, _USUAL_FRACTION, key="eval_split")
+    train = _split_folder(path, "train_split", data.train_split)
+    evaluation = train if data.eval_split is None else _split_folder(path, "eval_split", data.eval_split)
+    _check_sizes(data)
+    columns = _columns(train)
+    if evaluation != train and columns != _columns(evaluation):
+        raise ConfigError(f"{evaluation} has other columns, types or classes than {train}. Make both alike.")
+    given = _column(columns, "input", data.input, train)
+    if data.seq_len is not None:
+        if given.kind != LIST or given.inner != WHOLE:
+            raise ConfigError(
+                f"data.seq_len is for lists of tokens, and column {given.name} of {train} is {given.shown}."
+            )
+        return HfParts(train, evaluation, given, None)
+    if given.kind not in (IMAGE, WHOLE, FLOAT, LIST) or (given.kind == LIST and given.inner not in (WHOLE, FLOAT)):
+        raise ConfigError(
+            f"data.input={given.name} is {given.shown} in {train}; read are images, numbers and lists of numbers. "
+            "Convert it before save_to_disk (a text: to tokens)."
+        )
+    if given.kind == IMAGE:
+        check_installed("PIL", "images", f"the images of data.path={path}")
+    target = _column(columns, "target", data.target or "label", train)
+    _check_target(target, kind, train)
+    return HfParts(train, evaluation, given, target)
+
+
+def hf_problems(data: HfDatasetConfig, kind: TargetKind) -> Iterator[str]:
+    """What `check_hf_folder` raises."""
+    try:
+        check_hf_folder(data, kind)
+    except HpcTrainerError as error:
+        yield str(error)
+
+
+def _check_sizes(data: HfDatasetConfig) -> None:
+    if (data.seq_len is None) != (data.vocab_size is None):
+        raise ConfigError("data.seq_len and data.vocab_size go together: set both for tokens, or neither.")
+    if data.seq_len is not None and data.target is not None:
+        raise ConfigError(
+            f"data.target={data.target} has no effect with data.seq_len: each token's target is the next one. Use "
+            "data.target=null."
+        )
+
+
+def _check_target(target: Column, kind: TargetKind, folder: Path) -> None:
+    fits = {
+        TargetKind.classes: target.kind in (CLASSES, WHOLE),
+        TargetKind.numbers: FLOAT in (target.kind, target.inner) or WHOLE in (target.kind, target.inner),
+        TargetKind.labels: target.kind == LIST and target.inner in (WHOLE, FLOAT),
+        TargetKind.any: target.kind in (CLASSES, WHOLE, FLOAT) or target.inner in (WHOLE, FLOAT),
+    }[kind]
+    if not fits:
+        wanted = {"classes": "ClassLabel or whole numbers", "labels": "lists of 0 and 1"}.get(kind.value, "numbers")
+        raise ConfigError(
+            f"data.target={target.name} is {target.shown} in {folder}, and the task takes {wanted}. Convert the column "
+            "before save_to_disk, name another, or choose another task."
+        )
+
+
+def _split_folder(path: Path, key: str, split: str) -> Path:
+    if (path / "dataset_dict.json").is_file():
+        splits = _json(path / "dataset_dict.json").get("splits", [])
+        if split not in splits:
+            raise ConfigError(f"data.{key}={split}: {path} has no such split. {valid(split, map(str, splits))}")
+        return path / split
+    if not (path / "state.json").is_file():
+        raise DataError(
+            f"{path} must be a folder that Dataset.save_to_disk made, and has no dataset_dict.json and no state.json. "
+            "Check the path, on every node."
+        )
+    if key == "eval_split":
+        raise ConfigError(f"data.eval_split={split}: {path} is one split by itself. Use data.eval_split=null.")
+    return path
+
+
+def _columns(folder: Path) -> dict[str, Column]:
+    for name in _files(folder):
+        if not (folder / name).is_file():
+            raise DataError(f"{folder} says that it has {name}, and it has not. Copy the folder again.")
+    features = _json(folder / "dataset_info.json").get("features")
+    if not isinstance(features, dict):
+        raise DataError(f"{folder / 'dataset_info.json'} names no features. Save the data set again.")
+    return {name: _of_feature(name, feature) for name, feature in features.items()}
+
+
+def _files(folder: Path) -> list[str]:
+    found = _json(folder / "state.json").get("_data_files") or []
+    return [str(each.get("filename")) for each in found if isinstance(each, dict)]
+
+
+def _of_feature(name: str, feature: Any) -> Column:
+    if isinstance(feature, list) and len(feature) == 1:  # older than 4.0
+        feature = {"_type": "List", "feature": feature[0]}
+    if not isinstance(feature, dict):
+        return Column(name, OTHER, "a structure")
+    kind = str(feature.get("_type"))
+    if kind == "Image":
+        return Column(name, IMAGE, "images")
+    if kind == "ClassLabel":
+        classes = [str(each) for each in feature.get("names", [])]
+        return Column(name, CLASSES, f"ClassLabel of {len(classes)} classes", classes)
+    if kind == "Value":
+        dtype = str(feature.get("dtype"))
+        return Column(name, _of_dtype(dtype), dtype)
+    if kind in _LISTS:
+        inner: Any = feature
+        while isinstance(inner, dict) and inner.get("_type") in _LISTS and "feature" in inner:
+            inner = inner["feature"]
+        dtype = str(inner.get("dtype")) if isinstance(inner, dict) else "structures"
+        return Column(name, LIST, f"{kind} of {dtype}", inner=_of_dtype(dtype))
+    return Column(name, OTHER, kind)
+
+
+def _of_dtype(dtype: str) -> str:
+    if dtype.startswith(("int", "uint", "bool")):
+        return WHOLE
+    return FLOAT if dtype.startswith("float") else OTHER
+
+
+def _column(columns: dict[str, Column], key: str, name: str, folder: Path) -> Column:
+    if name not in columns:
+        raise ConfigError(f"data.{key}={name}: {folder} has no such column. {valid(name, columns)}")
+    return columns[name]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Save the data set again, or name another.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is damaged: it is no mapping. Save the data set again.")
+    return found

@@ -1,0 +1,134 @@
+"""Columns of a table and what becomes of each, from the head of the file, for `data=table`. No torch; pyarrow late."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpc_trainer.config.data_files.array_files import check_parts
+from hpc_trainer.config.data_files.packages import optional
+from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.schema.data_records import TableConfig
+from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
+
+NUMBER, TEXT, OTHER = "number", "text", "other"
+_USUAL_FRACTION = TableConfig().eval_fraction
+_SUFFIXES = (".csv", ".parquet")
+
+
+class Columns(NamedTuple):
+    """What is read, and as what."""
+
+    target: str
+    target_is_text: bool
+    numeric: list[str]
+    categorical: list[str]
+
+
+class Head(NamedTuple):
+    """Of each column its kind and its type's name; rows, where the file says it."""
+
+    kinds: dict[str, tuple[str, str]]
+    num_rows: int | None
+
+
+def read_head(path: Path) -> Head:
+    """Of a .csv the types are those of its first megabyte.
+
+    Raises:
+        ConfigError: it is another kind of file, or pyarrow is missing; two columns have one name.
+        DataError: it is missing, empty or damaged.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"data.path={path} must be a file {' or '.join(_SUFFIXES)}. Convert it, or name another.")
+    what = f"data=table data.path={path}"
+    try:
+        if path.suffix == ".csv":
+            schema, num_rows = optional("pyarrow.csv", "tables", what).open_csv(path).schema, None
+        else:
+            file = optional("pyarrow.parquet", "tables", what).ParquetFile(path)
+            schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    except HpcTrainerError:
+        raise
+    except (OSError, ValueError) as error:  # pyarrow's own are both
+        raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{path} has several columns named {twice[0]!r}. Give each its own name.")
+    types = optional("pyarrow.types", "tables", what)
+    return Head({each.name: (_kind(each.type, types), str(each.type)) for each in schema}, num_rows)
+
+
+def choose_columns(data: TableConfig, kind: TargetKind, path: Path, head: Head) -> Columns:
+    """Who is what. Raises ConfigError: a column is not there, or of no kind that it could be used as."""
+    kinds = head.kinds
+    lists = {"numeric": data.numeric, "categorical": data.categorical}
+    named = [("target", data.target), *((key, each) for key, many in lists.items() for each in many or [])]
+    for key, name in named:
+        if name not in kinds:
+            raise ConfigError(f"data.{key}={name}: {path} has no such column. {valid(name, kinds)}")
+        if kinds[name][0] == OTHER:
+            raise ConfigError(f"data.{key}={name} is {kinds[name][1]} in {path}; numbers, texts and booleans are read.")
+    twice = [name for name, count in Counter(name for _, name in named).items() if count > 1]
+    if twice:
+        raise ConfigError(f"data.target, data.numeric and data.categorical name {twice[0]} twice. Name it once.")
+    wrong = next((each for each in data.numeric or [] if kinds[each][0] != NUMBER), None)
+    if wrong is not None:
+        raise ConfigError(f"data.numeric names {wrong}, which is {kinds[wrong][1]} in {path}. Use data.categorical.")
+    taken = {name for _, name in named}
+    free = [(name, found) for name, (found, _) in kinds.items() if name not in taken]
+    if None in lists.values():
+        odd = next((name for name, found in free if found == OTHER), None)
+        if odd is not None:
+            raise ConfigError(
+                f"{path}: column {odd} is {kinds[odd][1]}, which is neither number nor text. Name the columns that "
+                "count in data.numeric and data.categorical."
+            )
+    numeric = [name for name, found in free if found == NUMBER] if data.numeric is None else data.numeric
+    categorical = [name for name, found in free if found == TEXT] if data.categorical is None else data.categorical
+    if not numeric and not categorical:
+        raise ConfigError(f"{path} has no column besides data.target={data.target} to predict it from. Name some.")
+    is_text = kinds[data.target][0] == TEXT
+    if kind is TargetKind.labels or (is_text and kind is not TargetKind.classes):
+        told = f"is {kinds[data.target][1]}" if is_text else "is one column"
+        raise ConfigError(
+            f"data.target={data.target} {told} in {path}, and the task takes others. Use task=classification."
+        )
+    return Columns(data.target, is_text, list(numeric), list(categorical))
+
+
+def check_table(data: TableConfig, kind: TargetKind) -> Columns:
+    """What the heads of the files tell. Raises ConfigError, DataError."""
+    if data.path is None:
+        raise ConfigError("data=table needs data.path, a .csv or .parquet file.")
+    check_parts(data.eval_path, data.eval_fraction, _USUAL_FRACTION)
+    path = Path(data.path).expanduser()
+    head = read_head(path)
+    columns = choose_columns(data, kind, path, head)
+    if head.num_rows is not None and head.num_rows < 2:
+        raise ConfigError(f"{path} has {head.num_rows} rows, and training and evaluation need one each. Give it more.")
+    if data.eval_path is not None:
+        held_out = Path(data.eval_path).expanduser()
+        others = read_head(held_out).kinds
+        for name in (columns.target, *columns.numeric, *columns.categorical):
+            if name not in others:
+                raise ConfigError(f"data.eval_path={held_out} has no column {name}, which {path} has. Add it.")
+    return columns
+
+
+def table_problems(data: TableConfig, kind: TargetKind) -> Iterator[str]:
+    """What `check_table` raises."""
+    try:
+        check_table(data, kind)
+    except HpcTrainerError as error:
+        yield str(error)
+
+
+def _kind(kind: Any, types: Any) -> str:
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return NUMBER
+    return TEXT if types.is_string(kind) or types.is_large_string(kind) or types.is_boolean(kind) else OTHER

@@ -1,0 +1,166 @@
+"""Which tokens `data=tokens` trains on and evaluates: parts of folders, and what each has of an epoch. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hpc_trainer.config.data_files.token_meta import META, TokenMeta, read_meta
+from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+
+LONGEST_EPOCH = 2**31
+"""Samples; the order of an epoch takes 8 bytes of each rank's memory for each."""
+_USUAL_FRACTION = TokensConfig().eval_fraction
+
+
+class Source(NamedTuple):
+    """Tokens `start` to `stop` of a folder, in windows of seq_len + 1 that overlap by one."""
+
+    folder: Path
+    meta: TokenMeta
+    start: int
+    stop: int
+    weight: float
+
+    def num_windows(self, seq_len: int) -> int:
+        return max(0, (self.stop - self.start - 1) // seq_len)
+
+
+def find_sources(data: TokensConfig, split: Literal["train", "eval"]) -> list[Source]:
+    """The sources of a split, in the order of their paths, as a run's identity knows no other.
+
+    Raises:
+        ConfigError: none or too much is named, tokenizers differ, or a part has no window.
+        DataError: a folder is missing, unfinished or damaged.
+    """
+    found = [_source(Path(path), weight, data, split) for path, weight in _named(data).items()]
+    _check_alike(found)
+    if data.eval_fraction != _USUAL_FRACTION and all(_has_eval(Path(path)) for path in _named(data)):
+        raise ConfigError(
+            f"data.eval_fraction={data.eval_fraction:g} has no effect: each source has a part eval/. Use "
+            f"data.eval_fraction={_USUAL_FRACTION:g}, its default."
+        )
+    for each in found:
+        if not each.num_windows(data.seq_len):
+            size = each.stop - each.start
+            fix = f"data.seq_len={size - 1} or less" if size > 2 else "a larger one"
+            raise ConfigError(
+                f"data.seq_len={data.seq_len} is too long for {each.folder}: it has {size} tokens for split={split}, "
+                f"and a window needs data.seq_len + 1. Use {fix}."
+            )
+        if data.mask_document_starts and each.meta.end_of_document is None:
+            raise ConfigError(
+                f"data.mask_document_starts needs an end-of-document token, and {each.folder} has none. Prepare it "
+                "with one, or use data.mask_document_starts=false."
+            )
+    return found
+
+
+def epoch_shares(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Samples of each source in an epoch: as their weights, to the nearest whole number, and no less than its size.
+
+    So each window of each source comes once or more in an epoch, and of one source those of its shortest epoch.
+    """
+    parts = [Fraction(weight) for weight in weights]
+    total = sum(parts)
+    length = max(math.ceil(size * total / part) for size, part in zip(sizes, parts, strict=True))
+    exact = [length * part / total for part in parts]
+    shares = [math.floor(each) for each in exact]
+    by_rest = sorted(range(len(shares)), key=lambda index: (shares[index] - exact[index], index))
+    for index in by_rest[: length - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def num_train_samples(data: TokensConfig) -> int | None:
+    """Samples of an epoch; None where something is wrong, of which `token_problems` tells."""
+    try:
+        found = find_sources(data, "train")
+    except HpcTrainerError:
+        return None
+    if any(not 0 < each.weight < math.inf for each in found):
+        return None
+    return sum(epoch_shares([each.num_windows(data.seq_len) for each in found], [each.weight for each in found]))
+
+
+def vocabulary(path: str | None, sources: Mapping[str, float]) -> int | None:
+    """Tokens that the first source tells apart; None where it cannot be read."""
+    try:
+        return next(iter(_folders(path, sources))).vocab_size
+    except (StopIteration, HpcTrainerError):
+        return None
+
+
+def _folders(path: str | None, sources: Mapping[str, float]) -> Iterator[TokenMeta]:
+    for each in [path] if path is not None else sorted(sources):
+        yield read_meta(_train_part(Path(each)))
+
+
+def token_problems(data: TokensConfig) -> Iterator[str]:
+    """What `find_sources` raises, and an epoch that is too long."""
+    try:
+        for split in ("train", "eval"):
+            find_sources(data, split)
+    except HpcTrainerError as error:
+        yield str(error)
+        return
+    length = num_train_samples(data) or 0
+    if length > LONGEST_EPOCH:
+        yield (
+            f"data.sources: an epoch in which each source comes whole and as its weight says has {length} samples; at "
+            f"most {LONGEST_EPOCH} are possible. Give the largest source a larger weight, or leave the smallest out."
+        )
+
+
+def _named(data: TokensConfig) -> dict[str, float]:
+    if data.path is not None and data.sources:
+        raise ConfigError("data.path and data.sources both say where tokens are. Keep one of them: data.path=null.")
+    if data.path is None and not data.sources:
+        raise ConfigError(
+            "data=tokens needs data.path, a folder that `hpc-trainer data prepare` made, or +data.sources={FOLDER: "
+            "WEIGHT, ..}."
+        )
+    places = [Path(path).expanduser().resolve() for path in data.sources]
+    if len(set(places)) < len(places):
+        raise ConfigError(f"data.sources names a folder twice: {', '.join(data.sources)}. Name each once.")
+    return {data.path: 1.0} if data.path is not None else dict(sorted(data.sources.items()))
+
+
+def _source(path: Path, weight: float, data: TokensConfig, split: Literal["train", "eval"]) -> Source:
+    train = _train_part(path)
+    if _has_eval(path):
+        folder = train if split == "train" else path / "eval"
+        meta = read_meta(folder)
+        return Source(folder, meta, 0, meta.num_tokens, weight)
+    meta = read_meta(train)
+    cut = meta.num_tokens - round(meta.num_tokens * data.eval_fraction)
+    return Source(train, meta, *((0, cut) if split == "train" else (cut, meta.num_tokens)), weight)
+
+
+def _train_part(path: Path) -> Path:
+    path = path.expanduser()
+    return path / "train" if (path / "train").is_dir() and not (path / META).exists() else path
+
+
+def _has_eval(path: Path) -> bool:
+    return (path.expanduser() / "eval").is_dir() and _train_part(path) != path.expanduser()
+
+
+def _check_alike(found: Sequence[Source]) -> None:
+    first = found[0]
+    for name, what in (
+        ("vocab_size", "vocabulary"), ("tokenizer_sha256", "tokenizer (SHA-256)"), ("tokenizer", "tokenizer"),
+        ("end_of_document", "end-of-document token"),
+    ):  # fmt: skip
+        wanted = getattr(first.meta, name)
+        other = next((each for each in found if getattr(each.meta, name) != wanted), None)
+        if other is not None:
+            raise ConfigError(
+                f"data.sources: {first.folder} and {other.folder} have another {what}: {wanted} and "
+                f"{getattr(other.meta, name)}. All must come from one tokenizer. Prepare them again with one, or leave "
+                "one out."
+            )

@@ -1,0 +1,92 @@
+"""Rules of `data/` that look at the files it names, as far as this machine sees them; and their absolute paths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.data_files.array_files import array_problems
+from hpc_trainer.config.data_files.hf_folder import hf_problems
+from hpc_trainer.config.data_files.table_files import table_problems
+from hpc_trainer.config.data_files.target_kind import target_kind
+from hpc_trainer.config.data_files.token_sources import token_problems
+from hpc_trainer.config.rules.text_file import window_problems
+from hpc_trainer.config.schema.data import DataConfig, TextBytesConfig
+from hpc_trainer.config.schema.data_records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
+from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.train import TrainConfig
+
+_PATHS = ("path", "eval_path", "sources")
+"""Keys that name files or folders, whatever the data set."""
+
+
+def model_problems(config: TrainConfig) -> Iterator[str]:
+    """A model that does not read what the data set's keys say it holds."""
+    data, model = config.data, config.model
+    reads_images = isinstance(model, (CnnConfig, ResnetConfig))
+    if isinstance(data, TableConfig) and reads_images:
+        yield f"model={model.name} does not go with data=table: its rows are no images. Use model=mlp."
+    if isinstance(data, HfDatasetConfig) and data.seq_len is None and isinstance(model, GptConfig):
+        yield "model=gpt reads tokens, and data=hf_dataset has them with data.seq_len and data.vocab_size. Set both."
+    if (
+        isinstance(data, HfDatasetConfig)
+        and data.seq_len is not None
+        and (reads_images or isinstance(model, MlpConfig))
+    ):
+        yield f"model={model.name} does not read tokens (data.seq_len={data.seq_len}). Use model=gpt."
+
+
+def data_problems(data: DataConfig, task: TaskConfig) -> tuple[str, ...]:
+    """What is wrong with the files of a data set, a line each; of data without files nothing."""
+    unknown = tuple(line for key, path in _named(data) for line in home_problems(key, path))
+    return unknown or tuple(_of_files(data, task))
+
+
+def with_absolute_paths(data: DataConfig) -> DataConfig:
+    """A copy whose files and folders are absolute: the worker's working folder may be another one."""
+    found: dict[str, Any] = {key: getattr(data, key) for key in _PATHS if getattr(data, key, None)}
+    for key, value in found.items():
+        is_many = isinstance(value, dict)
+        found[key] = {_absolute(path): each for path, each in value.items()} if is_many else _absolute(value)
+    return dataclasses.replace(data, **found) if found else data
+
+
+def home_problems(key: str, path: str | None) -> Iterator[str]:
+    """A path below the home of a user whom this machine does not know."""
+    try:
+        Path(path or "").expanduser()
+    except RuntimeError:
+        yield f"{key}={path!r} begins with the home of a user who is not known here. Write the folder out."
+
+
+def _named(data: DataConfig) -> Iterator[tuple[str, str | None]]:
+    for key in _PATHS:
+        value = getattr(data, key, None)
+        yield from (((f"data.{key}", path) for path in value) if isinstance(value, dict) else ((f"data.{key}", value),))
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
+    if isinstance(data, TextBytesConfig):
+        yield from _text_bytes(data)
+    elif isinstance(data, TokensConfig):
+        yield from token_problems(data)
+    elif isinstance(data, ArraysConfig):
+        yield from array_problems(data, target_kind(task))
+    elif isinstance(data, TableConfig):
+        yield from table_problems(data, target_kind(task))
+    elif isinstance(data, HfDatasetConfig):
+        yield from hf_problems(data, target_kind(task))
+
+
+def _text_bytes(data: TextBytesConfig) -> Iterator[str]:
+    if data.path is not None and not Path(data.path).expanduser().is_file():
+        yield f"data.path={data.path} must be a readable file; there is none."
+    else:
+        yield from window_problems(data)

@@ -1,0 +1,190 @@
+"""A folder of Hugging Face's `save_to_disk` (`data=hf_dataset`): images, numbers or tokens, by sample number."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.data_files.hf_folder import CLASSES, IMAGE, WHOLE, HfParts, check_hf_folder
+from hpc_trainer.config.data_files.packages import optional
+from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
+from hpc_trainer.config.schema.data_records import HfDatasetConfig
+from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.datasets.digests import digest_of_files
+from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.splits import part_of
+from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.tasks.cross_entropy import IGNORED
+
+_FIX = "Mend the data set and save it again."
+
+
+class HfDataset:
+    """Rows of one split. A pickled copy opens the folder itself when first asked."""
+
+    def __init__(self, folder: Path, parts: HfParts, config: HfDatasetConfig, kind: TargetKind, split: Split) -> None:
+        self._folder, self._parts, self._config, self._kind = folder, parts, config, kind
+        self._source: Any = None
+        count = len(self._open())
+        is_part = config.eval_split is None
+        if count < 1 + is_part:
+            raise ConfigError(f"{folder} has {count} rows, and training and evaluation need one each. Give it more.")
+        self._rows = part_of(count, config.eval_fraction, split) if is_part else np.arange(count)
+        self.classes = None if parts.target is None else parts.target.classes
+        self.all_targets_count = parts.target is not None
+        self.input_shape: tuple[int, ...] = ()
+        self.input_shape = (config.seq_len,) if config.seq_len else tuple(self._inputs([int(self._rows[0])]).shape[1:])
+        self.num_classes = self._count_classes()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images float32 [batch, channels, height, width] in 0..1, numbers float32 [batch, ...], or tokens int64
+        [batch, seq_len]; and targets.
+
+        Raises DataError, with the row: an image cannot be decoded or has another size, a value is none or not finite.
+        """
+        rows = self._rows[index_array(indices, len(self))].tolist()
+        if self._parts.target is None:
+            return self._tokens(rows)
+        targets = self._column(rows, self._parts.target.name)
+        is_whole = self._kind is TargetKind.classes
+        if self._kind is TargetKind.any:
+            is_whole = self._parts.target.kind in (CLASSES, WHOLE)
+        wanted = torch.from_numpy(targets.astype(np.int64 if is_whole else np.float32))
+        return torch.from_numpy(self._inputs(rows)), wanted
+
+    def fingerprint(self) -> str:
+        """SHA-256 (16 hex digits) of blocks spread over the arrow files, and of what is read of them how."""
+        config, files = self._config, [Path(each["filename"]) for each in self._open().cache_files]
+        facts = (config.input, config.target, config.image_size, config.num_channels, config.seq_len, config.vocab_size)
+        return digest_of_files(files, (facts, self._kind.value, len(self._rows), int(self._rows[0])))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+    def _open(self) -> Any:
+        """The columns that count, memory-mapped; images as bytes: decoding them is ours, which asks no network."""
+        if self._source is None:
+            datasets = optional("datasets", "hub", f"data.path={self._folder}")
+            try:
+                found = datasets.load_from_disk(str(self._folder), keep_in_memory=False)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{self._folder} cannot be read: {error}. Save the data set again.") from error
+            target = self._parts.target
+            found = found.select_columns([self._parts.input.name, *([] if target is None else [target.name])])
+            if self._parts.input.kind == IMAGE:
+                found = found.cast_column(self._parts.input.name, datasets.Image(decode=False))
+            self._source = found.with_format(None)
+        return self._source
+
+    def _count_classes(self) -> int | None:
+        """Classes, or how many numbers a target has; looks at all targets that are classes."""
+        target, config = self._parts.target, self._config
+        if target is None:
+            return config.vocab_size
+        if self._kind is not TargetKind.classes:
+            first = self._column([int(self._rows[0])], target.name)
+            return int(np.prod(first.shape[1:], dtype=np.int64))
+        found = self._open().data.column(target.name).to_numpy()
+        known = len(target.classes) if target.classes else int(np.nanmax(found)) + 1
+        # Texts and None make no whole numbers; one column of them is NaN where nothing is.
+        is_wrong = ~((found >= 0) & (found < known) | (found == IGNORED))
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise ConfigError(
+                f"{self._folder}: {target.name} is {found[row]} in row {row} (in the order of the files), and classes "
+                f"are 0 to {known - 1}. {_FIX}"
+            )
+        self.all_targets_count = not bool((found == IGNORED).any())
+        if known < 2:
+            raise ConfigError(f"{self._folder}: all of {target.name} is one class, and two are needed. {_FIX}")
+        return known
+
+    def _column(self, rows: list[int], name: str) -> NDArray[Any]:
+        """Numbers [rows, ...]. Raises DataError: shapes differ, or one is none or not finite."""
+        values = self._open()[rows][name]
+        try:
+            found = np.array(values, dtype=np.float64 if any(each is None for each in values) else None)
+        except ValueError:
+            found = np.array([], dtype=object)
+        if found.dtype == object:
+            raise DataError(f"{self._folder}: {name} has rows of unlike shapes, or a value that is none. {_FIX}")
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            wrong = np.flatnonzero(~np.isfinite(found.reshape(len(rows), -1)).all(axis=1))[0]
+            raise DataError(f"{self._folder}: {name} is missing or not finite in row {rows[wrong]}. {_FIX}")
+        return found
+
+    def _inputs(self, rows: list[int]) -> NDArray[np.float32]:
+        name = self._parts.input.name
+        if self._parts.input.kind != IMAGE:
+            found = self._column(rows, name).astype(np.float32)
+            found = found[:, None] if found.ndim == 1 else found
+        else:
+            images = [self._image(row, cell) for row, cell in zip(rows, self._open()[rows][name], strict=True)]
+            found = np.stack(images)
+        if self.input_shape and found.shape[1:] != self.input_shape:
+            raise DataError(
+                f"{self._folder}: {name} has the shape {list(found.shape[1:])} in rows {rows[:3]}.., and "
+                f"{list(self.input_shape)} in the first one. {_FIX}"
+            )
+        return found
+
+    def _image(self, row: int, cell: Any) -> NDArray[np.float32]:
+        """[channels, height, width] in 0..1. Raises DataError: it cannot be decoded, or has another size."""
+        pillow, config = optional("PIL.Image", "images", f"data.path={self._folder}"), self._config
+        where = f"{self._folder}: {self._parts.input.name} of row {row}"
+        content = (cell or {}).get("bytes")
+        if content is None:
+            raise DataError(f"{where} has no bytes of an image in it. Save the data set with the images embedded.")
+        try:
+            with pillow.open(io.BytesIO(content)) as opened:
+                image = opened.convert("L" if config.num_channels == 1 else "RGB")
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            raise DataError(f"{where} cannot be decoded: {error}. {_FIX}") from error
+        if config.image_size is not None and image.size != (config.image_size, config.image_size):
+            image = image.resize((config.image_size, config.image_size), pillow.Resampling.BILINEAR)
+        if self.input_shape and image.size != (self.input_shape[2], self.input_shape[1]):
+            raise DataError(
+                f"{where} is {image.size[0]} x {image.size[1]} pixels, and the first one {self.input_shape[2]} x "
+                f"{self.input_shape[1]}. Use data.image_size, to which all are resized."
+            )
+        pixels = np.asarray(image, dtype=np.float32).reshape(image.size[1], image.size[0], -1) / np.float32(255)
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def _tokens(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Cut after seq_len + 1; what is shorter is padded by token 0, and by targets that count nothing."""
+        name, (seq_len,) = self._parts.input.name, self.input_shape
+        inputs = np.zeros((len(rows), seq_len), dtype=np.int64)
+        targets = np.full((len(rows), seq_len), IGNORED, dtype=np.int64)
+        for slot, (row, cell) in enumerate(zip(rows, self._open()[rows][name], strict=True)):
+            tokens = np.array((cell or [])[: seq_len + 1], dtype=np.int64)
+            if tokens.size and not 0 <= tokens.min() <= tokens.max() < (self._config.vocab_size or 0):
+                raise DataError(
+                    f"{self._folder}: {name} of row {row} has tokens {tokens.min()} to {tokens.max()}, and "
+                    f"data.vocab_size={self._config.vocab_size}. Use the vocabulary of its tokenizer."
+                )
+            inputs[slot, : len(tokens[:-1])] = tokens[:-1]
+            targets[slot, : len(tokens[1:])] = tokens[1:]
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def build(config: HfDatasetConfig, split: Split, task: TaskConfig) -> HfDataset:
+    """The train or the eval rows, with targets as `task` takes them.
+
+    Raises:
+        ConfigError: a package, split or column is not there, or targets do not fit the task.
+        DataError: the folder is missing or damaged.
+    """
+    check_split(split)
+    kind = target_kind(task)
+    parts = check_hf_folder(config, kind)
+    return HfDataset(parts.train if split == "train" else parts.evaluation, parts, config, kind, split)

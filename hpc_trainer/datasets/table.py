@@ -1,0 +1,227 @@
+"""Rows of a .csv or .parquet file: numbers standardised and categories encoded by the training rows (`data=table`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.data_files.packages import optional
+from hpc_trainer.config.data_files.table_files import Columns, check_table
+from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
+from hpc_trainer.config.schema.data_records import Encoding, Missing, TableConfig
+from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.datasets.digests import digest_of_files
+from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.splits import part_of
+from hpc_trainer.errors import ConfigError, DataError
+
+LARGEST_ONE_HOT = 10_000
+"""Categories of a column that become an input each; more are most likely a name or an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A file's columns: numbers float64, texts as they are, None or NaN where nothing is."""
+
+    path: Path
+    columns: dict[str, NDArray[Any]]
+
+    def part(self, rows: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        return {name: values[rows] for name, values in self.columns.items()}
+
+
+class Table:
+    """Inputs float32 [inputs]: numeric columns in their order, mean 0 and standard deviation 1 over the training rows,
+    then the categorical ones.
+
+    `input_names` has a name for each input, `classes` one for each class.
+    """
+
+    all_targets_count = True
+
+    def __init__(
+        self, numbers: NDArray[np.float32], codes: NDArray[np.int32], targets: Tensor, *, num_codes: Sequence[int],
+        is_one_hot: bool, input_names: list[str], classes: list[str] | None, digest: str,
+    ) -> None:  # fmt: skip
+        self.input_names, self.classes = input_names, classes
+        self.input_shape = (len(input_names),)
+        self.num_classes = 1 if classes is None else len(classes)
+        self._numbers, self._codes, self._targets, self._digest = numbers, codes, targets, digest
+        self._num_codes = np.array(num_codes, dtype=np.int64)
+        self._starts = np.concatenate(([0], np.cumsum(self._num_codes)))[:-1] if is_one_hot else None
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs [batch, inputs] and targets: int64 [batch] of classes, float32 [batch] of numbers."""
+        rows = index_array(indices, len(self))
+        inputs = np.zeros((len(rows), *self.input_shape), dtype=np.float32)
+        split = self._numbers.shape[1]
+        inputs[:, :split] = self._numbers[rows]
+        codes = self._codes[rows]
+        if self._starts is None:
+            inputs[:, split:] = codes / np.maximum(self._num_codes - 1, 1)
+        else:
+            inputs[np.arange(len(rows))[:, None], split + self._starts + codes] = 1.0
+        return torch.from_numpy(inputs), self._targets[torch.from_numpy(rows)]
+
+    def fingerprint(self) -> str:
+        """SHA-256 (16 hex digits) of blocks spread over the files, and of what is read of them how."""
+        return self._digest
+
+
+def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
+    """The train or the eval rows. Statistics, categories and classes are those of the training rows.
+
+    Raises:
+        ConfigError: a column or a value does not fit; the message has the file, the column and the row.
+        DataError: a file is missing or damaged.
+    """
+    check_split(split)
+    kind = target_kind(task)
+    columns = check_table(config, kind)
+    assert config.path is not None
+    source = _read(Path(config.path).expanduser(), columns)
+    count = len(source.columns[columns.target])
+    if count < 2:
+        raise ConfigError(f"{source.path} has {count} rows, and training and evaluation need one each. Give it more.")
+    _check_values(source, columns, config)
+    train_rows = np.arange(count) if config.eval_path else part_of(count, config.eval_fraction, "train")
+    train = source.part(train_rows)
+    files, mine = [source.path], train
+    if split == "eval" and config.eval_path is not None:
+        held_out = _read(Path(config.eval_path).expanduser(), columns)
+        _check_values(held_out, columns, config)
+        files.append(held_out.path)
+        if not len(held_out.columns[columns.target]):
+            raise ConfigError(f"data.eval_path={held_out.path} has no row. Give it some.")
+        source, mine = held_out, held_out.columns
+    elif split == "eval":
+        mine = source.part(part_of(count, config.eval_fraction, "eval"))
+    classes, targets = _targets(train[columns.target], mine[columns.target], columns, kind, source.path)
+    categories = {name: _categories(train[name], name, source.path, config) for name in columns.categorical}
+    names = list(columns.numeric)
+    for name, known in categories.items():
+        is_one_hot = config.encoding is Encoding.one_hot
+        names += [f"{name}={each}" for each in [*known, "?"]] if is_one_hot else [name]
+    facts = (columns, config.encoding.value, config.missing.value, classes, split, len(targets))
+    return Table(
+        _stacked([_standardised(train[name], mine[name]) for name in columns.numeric], len(targets), np.float32),
+        _stacked([_codes(mine[name], known) for name, known in categories.items()], len(targets), np.int32),
+        targets,
+        num_codes=[len(known) + 1 for known in categories.values()],
+        is_one_hot=config.encoding is Encoding.one_hot,
+        input_names=names,
+        classes=classes,
+        digest=digest_of_files(files, facts),
+    )
+
+
+def _read(path: Path, columns: Columns) -> _Rows:
+    """Raises ConfigError: a value is not of its column's type. DataError."""
+    arrow = optional("pyarrow", "tables", str(path))
+    wanted = {name: arrow.float64() for name in columns.numeric} | {
+        name: arrow.string() for name in columns.categorical
+    }
+    wanted[columns.target] = arrow.string() if columns.target_is_text else arrow.float64()
+    try:
+        if path.suffix == ".csv":
+            csv = optional("pyarrow.csv", "tables", str(path))
+            table = csv.read_csv(
+                path,
+                read_options=csv.ReadOptions(use_threads=False),  # only so messages have the row
+                convert_options=csv.ConvertOptions(
+                    column_types=wanted, include_columns=list(wanted), strings_can_be_null=True
+                ),
+            )
+        else:
+            found = optional("pyarrow.parquet", "tables", str(path)).read_table(path, columns=list(wanted))
+            table = arrow.table({name: found.column(name).cast(kind) for name, kind in wanted.items()})
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error
+    except ValueError as error:  # pyarrow's ArrowInvalid
+        raise ConfigError(f"{path} cannot be read as the start of its columns says: {error}. Mend that row.") from error
+    return _Rows(path, {name: table.column(name).to_numpy() for name in wanted})
+
+
+def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
+    """Raises ConfigError: a value is missing and may not be, or is infinite."""
+    for name, values in rows.columns.items():
+        is_number = values.dtype.kind == "f"
+        is_missing = np.isnan(values) if is_number else np.array([each is None for each in values], dtype=bool)
+        if is_missing.any() and (name == columns.target or config.missing is Missing.refuse):
+            row = int(is_missing.argmax())
+            fix = "" if name == columns.target else ", or use data.missing=mean"
+            raise ConfigError(
+                f"{rows.path}: column {name} has no value in row {row} (the first is 0; NaN is none), and "
+                f"{int(is_missing.sum())} such rows in all. Fill them in, leave the column out{fix}."
+            )
+        if is_number and np.isinf(values).any():
+            row = int(np.isinf(values).argmax())
+            raise ConfigError(f"{rows.path}: column {name} is infinite in row {row} (the first is 0). Mend it.")
+
+
+def _targets(
+    train: NDArray[Any], mine: NDArray[Any], columns: Columns, kind: TargetKind, path: Path
+) -> tuple[list[str] | None, Tensor]:
+    """(names of the classes in their order, targets); of numbers (None, targets)."""
+    if kind is not TargetKind.classes:
+        return None, torch.from_numpy(mine.astype(np.float32))
+    known = sorted(set(train.tolist()))
+    numbers = {value: number for number, value in enumerate(known)}
+    unknown = next((row for row, value in enumerate(mine.tolist()) if value not in numbers), None)
+    names = [value if columns.target_is_text else f"{value:g}" for value in known]
+    if unknown is not None:
+        raise ConfigError(
+            f"{path}: of the rows held out one has {columns.target}={mine[unknown]}, which no training row has. "
+            f"Classes are {', '.join(names[:10])}{', ..' if len(names) > 10 else ''}. Add training rows of it, or "
+            "leave it out."
+        )
+    if len(known) < 2:
+        raise ConfigError(
+            f"{path}: all training rows have {columns.target}={names[0]}; a classification needs two classes or more."
+        )
+    if not columns.target_is_text and any(value != int(value) for value in known):
+        raise ConfigError(
+            f"{path}: column {columns.target} has {next(v for v in known if v != int(v)):g}, and classes are whole "
+            "numbers or texts. Use task=regression."
+        )
+    return names, torch.tensor([numbers[value] for value in mine.tolist()], dtype=torch.int64)
+
+
+def _standardised(train: NDArray[np.float64], mine: NDArray[np.float64]) -> NDArray[np.float32]:
+    """By the training rows that have a value; what is missing becomes 0, their mean."""
+    known = train[~np.isnan(train)]
+    # fsum rounds once: the same bits on every machine, whatever way numpy orders its sums.
+    mean = math.fsum(known) / len(known) if len(known) else 0.0
+    std = math.sqrt(math.fsum((known - mean) ** 2) / len(known)) if len(known) else 0.0
+    return np.nan_to_num((mine - mean) / (std or 1.0), nan=0.0).astype(np.float32)
+
+
+def _categories(train: NDArray[Any], name: str, path: Path, config: TableConfig) -> list[str]:
+    known = sorted({value for value in train.tolist() if value is not None})
+    if len(known) > LARGEST_ONE_HOT and config.encoding is Encoding.one_hot:
+        raise ConfigError(
+            f"{path}: column {name} has {len(known)} categories, and at most {LARGEST_ONE_HOT} become an input each. "
+            "Leave it out of data.categorical, or use data.encoding=ordinal."
+        )
+    return known
+
+
+def _codes(mine: NDArray[Any], known: Sequence[str]) -> NDArray[np.int32]:
+    """The number of each category; one more for what no training row has, and for what is missing."""
+    numbers = {value: number for number, value in enumerate(known)}
+    return np.array([numbers.get(value, len(known)) for value in mine.tolist()], dtype=np.int32)
+
+
+def _stacked(columns: list[NDArray[Any]], num_rows: int, dtype: Any) -> NDArray[Any]:
+    return np.stack(columns, axis=1) if columns else np.zeros((num_rows, 0), dtype=dtype)

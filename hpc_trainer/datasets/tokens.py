@@ -1,0 +1,93 @@
+"""Windows of tokens of prepared folders (`token_files.py`), memory-mapped: documents packed without padding."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
+from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
+from hpc_trainer.datasets.token_files import read_tokens
+from hpc_trainer.errors import DataError
+from hpc_trainer.tasks.cross_entropy import IGNORED
+
+
+class Tokens:
+    """Sample i belongs to the source whose share of the epoch it falls into, a function of i alone; so proportions are
+    exact in each epoch. A source with a larger share than it has windows begins again with its first one.
+
+    A pickled copy holds no tokens; it maps the files itself when first asked, as loader processes need.
+    """
+
+    def __init__(self, sources: Sequence[Source], shares: Sequence[int], *, seq_len: int, mask_starts: bool) -> None:
+        self.input_shape = (seq_len,)
+        self.num_classes = sources[0].meta.vocab_size
+        self.all_targets_count = not mask_starts
+        self._end = sources[0].meta.end_of_document if mask_starts else None
+        self._sources = sources
+        self._stops = np.cumsum(shares)
+        self._num_windows = np.array([each.num_windows(seq_len) for each in sources])
+        self._tokens: list[NDArray[np.unsignedinteger[Any]]] = []
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [batch, seq_len] and targets of the same shape: each token's target is the one after it.
+
+        Raises DataError: a file has gone, or has a token outside the vocabulary.
+        """
+        rows = index_array(indices, len(self))
+        if not self._tokens:
+            self._tokens = [read_tokens(each.folder).tokens for each in self._sources]
+        numbers = np.searchsorted(self._stops, rows, side="right")
+        firsts = (rows - np.concatenate(([0], self._stops))[numbers]) % self._num_windows[numbers]
+        (seq_len,) = self.input_shape
+        windows = np.empty((len(rows), seq_len + 1), dtype=np.int64)
+        for slot, (number, window) in enumerate(zip(numbers.tolist(), firsts.tolist(), strict=True)):
+            first = self._sources[number].start + window * seq_len
+            windows[slot] = self._tokens[number][first : first + seq_len + 1]
+        if windows.size and int(windows.max()) >= self.num_classes:
+            slot = int(windows.max(axis=1).argmax())
+            raise DataError(
+                f"{self._sources[numbers[slot]].folder} has the token {int(windows.max())}, and a vocabulary of "
+                f"{self.num_classes}: it is damaged. Prepare it again, then go on."
+            )
+        tokens = torch.from_numpy(windows)
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if self._end is not None:
+            targets = targets.masked_fill(inputs == self._end, IGNORED)  # a single row is one storage with its inputs
+        return inputs, targets
+
+    def fingerprint(self) -> str:
+        """SHA-256 (16 hex digits) of what the folders say of their content, the parts that are used, and the shares."""
+        facts = [[*each.meta.to_json().items(), each.start, each.stop] for each in self._sources]
+        return hashlib.sha256(json.dumps([facts, self._stops.tolist()]).encode()).hexdigest()[:16]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A memmap pickles as a copy of all its bytes.
+        return {**self.__dict__, "_tokens": []}
+
+
+def build(config: TokensConfig, split: Split) -> Tokens:
+    """The windows of the train or the eval parts. An evaluation has each window of each source once.
+
+    Raises ConfigError for bad values, other tokenizers, and parts too small for a window; DataError for a folder that
+    is missing, unfinished or damaged.
+    """
+    check_split(split)
+    check_range("data.seq_len", config.seq_len, 2)
+    sources = find_sources(config, split)
+    for each in sources:
+        read_tokens(each.folder)
+    sizes = [each.num_windows(config.seq_len) for each in sources]
+    shares = epoch_shares(sizes, [each.weight for each in sources]) if split == "train" else sizes
+    return Tokens(sources, shares, seq_len=config.seq_len, mask_starts=config.mask_document_starts)
