@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hpc_trainer.errors import ConfigError
+
+if TYPE_CHECKING:  # the command line indexes and checks data, and never imports torch
+    from torch import Tensor
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, Split] = ("train", "eval")

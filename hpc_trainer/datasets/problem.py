@@ -1,0 +1,27 @@
+"""What is wrong with a file of a data set, as `data check` and a start tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One file that cannot be used as it is. `offset`: the byte in it at which that shows, where there is one."""
+
+    file: str
+    cause: str
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        place = self.file if self.offset is None else f"{self.file} at byte {self.offset}"
+        return f"{place}: {self.cause}"
+
+
+def told(problems: Sequence[Problem]) -> str:
+    """The first few, for a message, and how many there are."""
+    more = f"; and {len(problems) - _TOLD} more" if len(problems) > _TOLD else ""
+    return "; ".join(map(str, problems[:_TOLD])) + more
