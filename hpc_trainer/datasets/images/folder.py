@@ -94,6 +94,10 @@ class FolderSource:
         """Nothing: what is not there was not listed."""
         return iter(())
 
+    def damaged(self) -> Iterator[Problem]:
+        """Nothing: nobody has recorded what a file must hold."""
+        return iter(())
+
     def _names_and_sizes(self, start: int) -> bytes:
         folder, found = os.fsencode(self._folder), []
         for row in range(start, min(start + _STAT_AT_ONCE, len(self))):
