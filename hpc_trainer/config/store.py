@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import data, data_records, hf_model, model, optim, task, vision_model
+from hpc_trainer.config.schema import data, data_images, data_records, hf_model, model, optim, task, vision_model
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
@@ -31,7 +31,7 @@ _NAMES: dict[type, str] = {
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
     "model": _variants(model.ModelConfig, model, vision_model, hf_model),
-    "data": _variants(data.DataConfig, data, data_records),
+    "data": _variants(data.DataConfig, data, data_images, data_records),
     "task": _variants(task.TaskConfig, task),
     "optim": _variants(optim.OptimConfig, optim),
 }

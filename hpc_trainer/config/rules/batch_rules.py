@@ -9,6 +9,7 @@ from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import LARGEST
 from hpc_trainer.config.data_files.array_files import num_train_rows
 from hpc_trainer.config.data_files.token_sources import num_train_samples
+from hpc_trainer.config.rules.image_rules import num_train_images
 from hpc_trainer.config.rules.text_file import num_train_windows
 from hpc_trainer.config.schema.data import (
     DataConfig,
@@ -17,6 +18,7 @@ from hpc_trainer.config.schema.data import (
     SyntheticTokensConfig,
     TextBytesConfig,
 )
+from hpc_trainer.config.schema.data_images import ImagesConfig
 from hpc_trainer.config.schema.data_records import ArraysConfig, TokensConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
@@ -124,4 +126,6 @@ def _num_train_samples(data: DataConfig) -> int:
         return num_train_samples(data) or 0
     if isinstance(data, ArraysConfig):
         return num_train_rows(data) or 0
+    if isinstance(data, ImagesConfig):
+        return num_train_images(data) or 0
     return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

@@ -12,8 +12,10 @@ from hpc_trainer.config.data_files.hf_folder import hf_problems
 from hpc_trainer.config.data_files.table_files import table_problems
 from hpc_trainer.config.data_files.target_kind import target_kind
 from hpc_trainer.config.data_files.token_sources import token_problems
+from hpc_trainer.config.rules.image_rules import image_problems
 from hpc_trainer.config.rules.text_file import window_problems
 from hpc_trainer.config.schema.data import DataConfig, TextBytesConfig
+from hpc_trainer.config.schema.data_images import ImagesConfig
 from hpc_trainer.config.schema.data_records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.task import TaskConfig
@@ -75,6 +77,8 @@ def _absolute(path: str) -> str:
 def _of_files(data: DataConfig, task: TaskConfig) -> Iterator[str]:
     if isinstance(data, TextBytesConfig):
         yield from _text_bytes(data)
+    elif isinstance(data, ImagesConfig):
+        yield from image_problems(data)
     elif isinstance(data, TokensConfig):
         yield from token_problems(data)
     elif isinstance(data, ArraysConfig):

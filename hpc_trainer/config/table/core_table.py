@@ -77,7 +77,13 @@ CORE = (
         on="model=gpt",
         off="model=cnn",
         example="model=gpt",
-        excludes=(Row("data=digits|synthetic_images|arrays|table", "it reads text", use="data=text_bytes"),),
+        excludes=(
+            Row(
+                "data=digits|synthetic_images|image_folder|image_shards|arrays|table",
+                "it reads text",
+                use="data=text_bytes",
+            ),
+        ),
     ),
     Feature(
         name="text",

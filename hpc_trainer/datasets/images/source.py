@@ -1,0 +1,56 @@
+"""What a source of pictures is: bytes and a class for each number. No torch: `data check` reads it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.config.schema.data_images import ImagesConfig, ImageShardsConfig
+from hpc_trainer.datasets.images.folder import FolderSource
+from hpc_trainer.datasets.images.shards import ShardSource
+from hpc_trainer.datasets.problem import Problem
+
+
+class PictureSource(Protocol):
+    """Pictures of one split, numbered from 0: the same ones on every node."""
+
+    num_classes: int
+
+    def __len__(self) -> int: ...
+
+    def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Class numbers, 0 to num_classes - 1."""
+        ...
+
+    def place(self, row: int) -> tuple[str, int | None]:
+        """Which file, and the byte in it from which on the picture lies; None: the file is the picture."""
+        ...
+
+    def read(self, row: int) -> bytes:
+        """The file's bytes as they are stored. Raises DataError: they cannot be read."""
+        ...
+
+    def digest(self) -> str:
+        """SHA-256: the same where names, sizes and classes are the same."""
+        ...
+
+    def missing(self) -> Iterator[Problem]:
+        """Files that are known to be missing on this node. Quick: reads no picture."""
+        ...
+
+    def damaged(self) -> Iterator[Problem]:
+        """Files that are missing, or whose bytes are not those of a recorded checksum. Reads all of them."""
+        ...
+
+
+def open_source(config: ImagesConfig, split: str) -> PictureSource:
+    """The pictures of one split, `train` or `eval`.
+
+    Raises DataError: a folder, an index or a shard is missing, or has not what it must have.
+    """
+    if isinstance(config, ImageShardsConfig):
+        return ShardSource(config, split)
+    return FolderSource(config, split)
