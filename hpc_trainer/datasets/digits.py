@@ -21,6 +21,7 @@ from hpc_trainer.errors import DataError
 
 NUM_IMAGES = 1797
 _SPLIT_SEED = 0
+_WHITE = 16
 
 
 class Digits:
@@ -30,9 +31,11 @@ class Digits:
     num_classes = 10
     all_targets_count = True
 
-    def __init__(self, images: Tensor, targets: Tensor) -> None:
+    def __init__(self, images: Tensor, targets: Tensor, mean: float, std: float) -> None:
+        """`mean` and `std`: of the pixels, 0 to 16, that were subtracted and divided by."""
         self.images = images
         self.targets = targets
+        self.pixel_mean, self.pixel_std = (mean / _WHITE,), (std / _WHITE,)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -53,8 +56,8 @@ class ShiftedDigits(Digits):
     What moves out is lost; what moves in has the value of the image's corner pixel, which is background.
     """
 
-    def __init__(self, images: Tensor, targets: Tensor, max_shift: int) -> None:
-        super().__init__(images, targets)
+    def __init__(self, images: Tensor, targets: Tensor, mean: float, std: float, max_shift: int) -> None:
+        super().__init__(images, targets, mean, std)
         self.max_shift = max_shift
 
     def augment(self, inputs: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
@@ -98,7 +101,9 @@ def build(config: DigitsConfig, split: Split) -> Digits:
     rows = train if split == "train" else held_out
     images = torch.from_numpy(((pixels[rows] - mean) / std).astype(np.float32)).unsqueeze(1)
     targets = torch.from_numpy(labels[rows])
-    return ShiftedDigits(images, targets, config.max_shift) if config.max_shift else Digits(images, targets)
+    if config.max_shift:
+        return ShiftedDigits(images, targets, mean, std, config.max_shift)
+    return Digits(images, targets, mean, std)
 
 
 def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:
