@@ -59,7 +59,7 @@ def _package(augment: AugmentConfig) -> Iterator[str]:
 
 FEATURE = Feature(
     on=f"{_IMAGES} or augment.label_noise",
-    example="augment.crop=padded augment.crop_padding=1 augment.flip=0.5",
+    example="augment.crop=padded augment.crop_padding=1 augment.flip=0.5 augment.mixup_alpha=0.2",
     excludes=(
         OF_SHARED_LOOP,
         Row("data=text_bytes|synthetic_tokens", "it is for images, and these are tokens"),

@@ -128,7 +128,21 @@ class AugmentedSamples(Cropped):
             inputs, targets = self._by_epoch.training_batch(samples, seed)
         else:
             inputs, targets = self._source.__getitems__([sample for _, sample in samples])
+        self._check(inputs, targets)
         return inputs, targets
+
+    def _check(self, inputs: Tensor, targets: Tensor) -> None:
+        shape, said = list(inputs.shape[1:]), list(self._source.input_shape or ())
+        if self._shape is not None and (inputs.dtype is not torch.float32 or shape != said):
+            raise ConfigError(
+                f"augment changes images of float32, {said} as the data's input_shape says, and these are "
+                f"{inputs.dtype} {shape}. Make them so in the data set, or use augment=none."
+            )
+        if (self._config.has_mixes or self._config.label_noise) and targets.ndim != 1:
+            raise ConfigError(
+                f"augment.mixup_alpha, cutmix_alpha and label_noise are for one class a sample, and these targets are "
+                f"{list(targets.shape)}. Use augment.mixup_alpha=0 augment.cutmix_alpha=0 augment.label_noise=0."
+            )
 
     def _noisy(self, targets: Tensor, samples: Sequence[tuple[int, int]], seed: int) -> Tensor:
         share, num_classes = self._config.label_noise, self.num_classes

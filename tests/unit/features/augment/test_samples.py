@@ -210,6 +210,19 @@ def test_data_that_cannot_be_augmented_are_refused_by_what_they_lack(
         AugmentedSamples(source, AugmentConfig(**keys))
 
 
+def test_batches_of_another_form_are_refused_when_they_come() -> None:
+    class Doubles(_Own):
+        def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+            images, targets = super().__getitems__(indices)
+            return images.double(), targets.unsqueeze(1)
+
+    source = Doubles(3, 8, 8)
+    with pytest.raises(ConfigError, match=r"float32, \[3, 8, 8\] .* these are torch.float64 \[3, 8, 8\]"):
+        AugmentedSamples(source, AugmentConfig(flip=0.5)).training_batch([(0, 0)], 0)
+    with pytest.raises(ConfigError, match=r"one class a sample, and these targets are \[1, 1\]"):
+        AugmentedSamples(source, AugmentConfig(label_noise=0.5)).training_batch([(0, 0)], 0)
+
+
 def test_labels_alone_need_no_images() -> None:
     dataset = AugmentedSamples(_Own(5), AugmentConfig(label_noise=0.9))
     inputs, targets = dataset.training_batch([(0, sample % 4) for sample in range(4)], 1)
