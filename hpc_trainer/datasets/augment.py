@@ -8,37 +8,47 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpc_trainer.datasets.protocol import AugmentedDataset
+from hpc_trainer.datasets.protocol import AugmentedDataset, EpochDataset, MapDataset
 
 # Keeps these streams apart from others that are made from the same seed.
 _STREAM = 0x6175676D656E74  # "augment"
 
 
-def generator_of(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The generator of one sample in one epoch; takes 15 µs.
+def bits_of(seed: int, epoch: int, sample: int, use: int = 0) -> np.random.Philox:
+    """The random bits of one sample in one epoch; takes 10 µs.
 
-    Philox computes any stream directly, from its key (seed, sample) and its counter (epoch, stream): two cannot meet.
+    Philox computes any stream directly, from its key (seed, sample) and its counter (use, epoch, stream): two cannot
+    meet. `use`: 0 to 2**64 - 1, another stream for each; 0 is that of a data set's own `augment`.
     """
     key = np.array([seed, sample], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, epoch, _STREAM]))
+    return np.random.Philox(key=key, counter=[0, use, epoch, _STREAM])
+
+
+def generator_of(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """The generator that `augment` of a data set is given; takes 15 µs."""
+    return np.random.Generator(bits_of(seed, epoch, sample))
+
+
+def by_epoch(dataset: MapDataset) -> EpochDataset | None:
+    """`dataset` as one whose training batches are other ones in each epoch; None if they are not."""
+    if isinstance(dataset, EpochDataset):
+        return dataset
+    return Augmented(dataset) if isinstance(dataset, AugmentedDataset) else None
 
 
 class Augmented:
-    """A data set whose batches are augmented: `__getitems__` takes (epoch, sample) where `dataset` takes samples."""
+    """The training batches of a data set with a method `augment`."""
 
-    def __init__(self, dataset: AugmentedDataset, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
+    def __init__(self, dataset: AugmentedDataset) -> None:
+        self._dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitems__(self, samples: Sequence[tuple[int, int]]) -> Any:
+    def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> Any:
         """A batch. Of (inputs, targets) `augment` is given the inputs, else all of it.
 
         Raises ValueError: `augment` changed the shape of the inputs.
         """
         batch = self._dataset.__getitems__([sample for _, sample in samples])
-        generators = [generator_of(self._seed, epoch, sample) for epoch, sample in samples]
+        generators = [generator_of(seed, epoch, sample) for epoch, sample in samples]
         if not (isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], Tensor)):
             return self._dataset.augment(batch, generators)
         inputs, targets = batch
@@ -49,3 +59,14 @@ class Augmented:
                 "leave the shape as it is: the model is built for it."
             )
         return changed, targets
+
+
+class Seeded:
+    """What torch's DataLoader asks: `__getitems__` takes (epoch, sample)."""
+
+    def __init__(self, dataset: EpochDataset, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitems__(self, samples: Sequence[tuple[int, int]]) -> Any:
+        """A batch."""
+        return self._dataset.training_batch(samples, self._seed)

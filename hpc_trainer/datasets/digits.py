@@ -7,9 +7,8 @@ import gzip
 import importlib.util
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from hpc_trainer.errors import DataError
 
 NUM_IMAGES = 1797
 _SPLIT_SEED = 0
+_WHITE = 16
 
 
 class Digits:
@@ -32,10 +32,11 @@ class Digits:
     all_targets_count = True
     classes = tuple(map(str, range(10)))
 
-    def __init__(self, images: Tensor, targets: Tensor, preprocessing: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, images: Tensor, targets: Tensor, mean: float, std: float) -> None:
+        """`mean` and `std`: of the pixels, 0 to 16, that were subtracted and divided by."""
         self.images = images
         self.targets = targets
-        self.preprocessing = preprocessing
+        self.pixel_mean, self.pixel_std = (mean / _WHITE,), (std / _WHITE,)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -56,8 +57,8 @@ class ShiftedDigits(Digits):
     What moves out is lost; what moves in has the value of the image's corner pixel, which is background.
     """
 
-    def __init__(self, images: Tensor, targets: Tensor, max_shift: int, preprocessing: Mapping[str, Any]) -> None:
-        super().__init__(images, targets, preprocessing)
+    def __init__(self, images: Tensor, targets: Tensor, mean: float, std: float, max_shift: int) -> None:
+        super().__init__(images, targets, mean, std)
         self.max_shift = max_shift
 
     def augment(self, inputs: Tensor, generators: Sequence[np.random.Generator]) -> Tensor:
@@ -101,10 +102,9 @@ def build(config: DigitsConfig, split: Split) -> Digits:
     rows = train if split == "train" else held_out
     images = torch.from_numpy(((pixels[rows] - mean) / std).astype(np.float32)).unsqueeze(1)
     targets = torch.from_numpy(labels[rows])
-    preprocessing = {"pixels": "0 to 16", "mean": [mean], "std": [std], "inputs": "(pixels - mean) / std"}
     if config.max_shift:
-        return ShiftedDigits(images, targets, config.max_shift, preprocessing)
-    return Digits(images, targets, preprocessing)
+        return ShiftedDigits(images, targets, mean, std, config.max_shift)
+    return Digits(images, targets, mean, std)
 
 
 def _statistics(pixels: NDArray[np.int64]) -> tuple[float, float]:

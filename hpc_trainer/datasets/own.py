@@ -166,7 +166,7 @@ class OwnDataset:
 
 
 def _take_over(own: Any, source: Any) -> None:
-    for name in ("augment", "fingerprint", "all_targets_count", "classes", "preprocessing"):
+    for name in ("augment", "fingerprint", "all_targets_count", "classes", "preprocessing", "pixel_mean", "pixel_std"):
         if hasattr(source, name):
             setattr(own, name, getattr(source, name))
 

@@ -31,6 +31,9 @@ class MapDataset(Protocol):
     mean and std), are written into the card of an exported model.
 
     An attribute `all_targets_count = True` says that no target of it is ever -100: then nobody need count them.
+
+    Images may have attributes `pixel_mean` and `pixel_std`, a number for each channel: inputs × pixel_std + pixel_mean
+    are pixels from 0 (black) to 1. Whoever changes colours must know, and the card says it as preprocessing.
     """
 
     @property
@@ -70,6 +73,17 @@ class AugmentedDataset(MapDataset, Protocol):
         The loop calls it with what `__getitems__` gave, for training and never for evaluation. Row i draws from
         `generators[i]` alone, which is a function of (seed, epoch, sample): so a sample is changed alike whichever rank
         or loader process makes it, and after a resume. Whoever draws from a global generator loses that.
+        """
+        ...
+
+
+@runtime_checkable
+class EpochDataset(Protocol):
+    """Training batches that are other ones in each epoch, as a function of (seed, epoch, sample) alone."""
+
+    def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> Any:
+        """The batch of these (epoch, sample), as of `MapDataset.__getitems__`. Row i hangs on `samples[i]` and `seed`,
+        not on the rows beside it.
         """
         ...
 

@@ -21,6 +21,7 @@ SMALLEST_IMAGE, LARGEST_IMAGE = 8, 224
 _CELLS = 8  # cells a side in a class pattern
 _HALF_POWER = 0.5**0.5  # pattern and noise have half the variance each: images have mean 0, deviation 1
 _BYTE_MEAN, _BYTE_STD = 127.5, ((256**2 - 1) / 12) ** 0.5  # of a uniform byte
+_LARGEST = 2 * _HALF_POWER * _BYTE_MEAN / _BYTE_STD  # pattern and noise both at their brightest
 _PATTERN_STREAM = 0
 
 
@@ -35,6 +36,7 @@ class SyntheticImages:
     def __init__(self, config: SyntheticImagesConfig, split: Split) -> None:
         self.input_shape = (config.num_channels, config.image_size, config.image_size)
         self.num_classes = config.num_classes
+        self.pixel_mean, self.pixel_std = (0.5,) * config.num_channels, (0.5 / _LARGEST,) * config.num_channels
         self._length = config.num_samples if split == "train" else config.num_eval
         self._seed = config.data_seed
         self._stream = STREAMS[split]

@@ -29,6 +29,9 @@ def build_language_model(config: TrainConfig) -> LanguageModel:
 class CrossEntropy(PairTask):
     """Outputs are logits [batch, ..., classes], targets class ids [batch, ...] in int64; -100 (padding) counts nothing.
 
+    In training targets may be shares of classes instead, [batch, classes] in a float format, of mixed samples: rows add
+    up to 1, and a row of zeros counts nothing.
+
     Evaluations tell `eval_loss` (nats, without label smoothing) and `eval_accuracy` (share of right ones, 0 to 1).
     """
 
@@ -41,13 +44,16 @@ class CrossEntropy(PairTask):
 
     def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Nats."""
+        if targets.is_floating_point():
+            return _of_shares(outputs, targets, self.label_smoothing)
         if outputs.ndim > 2:  # asked, as flattening what is flat takes 14 µs
             outputs, targets = outputs.flatten(0, -2), targets.flatten()
         return functional.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
     def num_targets(self, batch: Any) -> int:
         """Those that are not -100."""
-        return int((batch[1] != IGNORED).sum())
+        targets: torch.Tensor = batch[1]
+        return int((_have_shares(targets) if targets.is_floating_point() else targets != IGNORED).sum())
 
     def sums_of(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sequence[torch.Tensor]:
         """The cross entropies, the right predictions, and the targets that count, each added up."""
@@ -81,3 +87,15 @@ class LanguageModel(CrossEntropy):
             return {**found, "eval_perplexity": math.exp(found["eval_loss"])}
         except OverflowError:
             return {**found, "eval_perplexity": math.inf}
+
+
+def _of_shares(logits: torch.Tensor, shares: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """Of two classes with weights w and 1 - w it is w times the loss of one and 1 - w times that of the other."""
+    losses = functional.cross_entropy(logits, shares, reduction="none", label_smoothing=label_smoothing)
+    counted = _have_shares(shares)
+    return torch.where(counted, losses, 0.0).sum() / counted.sum()
+
+
+def _have_shares(shares: torch.Tensor) -> torch.Tensor:
+    """Which rows count, [batch]."""
+    return shares.sum(-1) > 0.5

@@ -20,7 +20,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.training.memory import RankMemory, Shares
 
 if TYPE_CHECKING:
-    from hpc_trainer.datasets.protocol import MapDataset
+    from hpc_trainer.datasets.protocol import MapDataset, Split
     from hpc_trainer.tasks.protocol import Task
     from hpc_trainer.training.context import RunContext
     from hpc_trainer.training.data.batch_sizes import BatchSizes
@@ -81,6 +81,12 @@ class Ability:
         Raises ConfigError: it cannot be done.
         """
 
+    def samples(self, dataset: MapDataset, split: Split) -> MapDataset:
+        """What the samples of `split` are read from: `dataset`, or one around it. Raises ConfigError: it is none for
+        this feature.
+        """
+        return dataset
+
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """`model` is whole, on the CPU, and has its first weights. Raises ConfigError: it is none for this feature."""
 
@@ -137,8 +143,8 @@ class Ability:
         """The state is that of a checkpoint, or the first; once an attempt. Collective."""
 
     def inputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the model is given in training, [batch, ...] on the device; of the same shape. Not called where the task
-        takes batches of another form than (inputs, targets).
+        """What the model is given in training, [batch, ...] on the device; as it takes them. Not called
+        where the task takes batches of another form than (inputs, targets).
         """
         return inputs
 

@@ -92,7 +92,7 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
     for each in active:
         each.begin(mesh, run)
     task = build_task(config)
-    train_set, eval_set = (build_dataset(config, split, task) for split in SPLITS)
+    train_set, eval_set = (build_dataset(config, split, task, active) for split in SPLITS)
     run.describe(dataset=train_set, eval_dataset=eval_set)
     building = Building(
         config=config, device=run.device, task=task, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run,
@@ -216,16 +216,21 @@ def build_task(config: TrainConfig) -> Task:
     return task
 
 
-def build_dataset(config: TrainConfig, split: Split, task: Task) -> MapDataset:
-    """The data set that `data=` chose, with batches as `task` takes them; `split` is `train` or `eval`.
+def build_dataset(config: TrainConfig, split: Split, task: Task, active: Sequence[Ability] = ()) -> MapDataset:
+    """The data set that `data=` chose, with batches as `task` takes them, and what features make of it; `split` is
+    `train` or `eval`.
 
-    Raises ConfigError: a person's own is none that the loop can take (datasets/own.py).
+    Raises ConfigError: a person's own is none that the loop can take (datasets/own.py), or none for a feature.
     """
     builder = locate("data._target_", config.data._target_, config.trust)
+    dataset: MapDataset
     if isinstance(config.data, CustomDataConfig):
-        return as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split, task)
-    more = (config.task,) if config.data.takes_task else ()
-    dataset: MapDataset = builder(config.data, split, *more)
+        dataset = as_map_dataset(builder(split=split, **config.data.kwargs), config.data._target_, split, task)
+    else:
+        more = (config.task,) if config.data.takes_task else ()
+        dataset = builder(config.data, split, *more)
+    for each in active:
+        dataset = each.samples(dataset, split)
     return dataset
 
 

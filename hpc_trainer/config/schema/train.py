@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_trainer.config.schema.augment import AugmentConfig
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
@@ -235,6 +236,7 @@ class TrainConfig:
     cluster: ClusterConfig = section(ClusterConfig, APART, SAFE, in_graph=False)
     model: ModelConfig = section(ModelConfig, resume=INCOMPATIBLE, in_graph=True)
     data: DataConfig = section(DataConfig, resume=INCOMPATIBLE, in_graph=True)
+    augment: AugmentConfig = section(AugmentConfig, ONCE_SET, SCHEDULE, in_graph=False)
     task: TaskConfig = section(TaskConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
     optim: OptimConfig = section(OptimConfig, resume=SCHEDULE, in_graph=False)
     schedule: ScheduleConfig = section(ScheduleConfig, resume=SCHEDULE, in_graph=False)

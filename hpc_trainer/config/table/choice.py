@@ -115,9 +115,13 @@ def state(config: TrainConfig, choice: str) -> str:
 
     Where the choice holds, of the ways in which it does.
     """
+    return " ".join(_stated(config, key) for key in keys_of(held(config, choice)))
+
+
+def held(config: TrainConfig, choice: str) -> str:
+    """Of a choice the ways in which `config` makes it; all of them if it does not."""
     ways = choice.split(" or ")
-    held = [way for way in ways if holds(config, way)] or ways
-    return " ".join(_stated(config, key) for key in keys_of(" or ".join(held)))
+    return " or ".join([way for way in ways if holds(config, way)] or ways)
 
 
 def _stated(config: TrainConfig, key: str) -> str:

@@ -66,7 +66,7 @@ def _pairs(config: TrainConfig, feature: Feature) -> Iterator[str]:
             verb = f"does not go with {other}" if are_excluded else f"needs {_in_words(row.what)}, and this is {other}"
             use = row.use(config) if callable(row.use) else row.use or way_out(row, are_excluded)
             # What is said of one value of a feature names another value of it.
-            off = "" if row.when and row.use else feature.without
+            off = "" if row.when and row.use else feature.without_in(config)
             ways = ", or ".join(dict.fromkeys(each for each in (use, off) if each))
             yield f"{named} {verb}: {row.why}. Use {ways}."
 

@@ -12,7 +12,7 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
-from hpc_trainer.config.table.choice import defaults_of, holds
+from hpc_trainer.config.table.choice import defaults_of, held, holds
 
 
 def _no_rules(config: TrainConfig) -> Iterator[str]:
@@ -79,6 +79,10 @@ class Feature:
     def without(self) -> str:
         """What one types to be without it."""
         return self.off or defaults_of(self.on)
+
+    def without_in(self, config: TrainConfig) -> str:
+        """The same where `config` has it on: of several ways to turn it on those that it takes."""
+        return self.off or defaults_of(held(config, self.on))
 
     def is_on(self, config: TrainConfig) -> bool:
         return not self.on or holds(config, self.on)

@@ -83,7 +83,7 @@ def estimate(config: TrainConfig, dataset: MapDataset | None = None) -> MemoryEs
     """
     shape = mesh_shape(config.parallel, config.hardware.world_size)
     task = build_task(config)
-    dataset = dataset or build_dataset(config, "train", task)
+    dataset = dataset or build_dataset(config, "train", task, abilities(config))
     samples = dataset.__getitems__(range(1))  # really: a data set may look at its numbers
     firsts = range(0, shape.world_size, shape.world_size // shape.pp)  # of each stage the first rank
     found = [_on_rank(_building(config, task, dataset, samples, Mesh(shape=shape, rank=rank))) for rank in firsts]
@@ -195,7 +195,7 @@ def with_evaluation(config: TrainConfig, found: MemoryEstimate) -> MemoryEstimat
     if shape.pp > 1:
         return found
     task = build_task(config)
-    dataset = build_dataset(config, "eval", task)
+    dataset = build_dataset(config, "eval", task, abilities(config))
     samples = dataset.__getitems__(range(1))
     building = _building(config, task, dataset, samples, Mesh(shape=shape, rank=0))
     building.eval_set = dataset

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hpc_trainer.datasets.augment import Augmented
+from hpc_trainer.datasets.augment import Seeded, by_epoch
 from hpc_trainer.datasets.batch_trees import map_tensors
-from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
+from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.training.data.order import BatchOrder
 
@@ -127,7 +127,8 @@ def train_batches(
     """Micro-batches of one rank for the steps first_step to num_steps - 1, `grad_accum_steps` for each step.
 
     With `num_shares`, for each step those of this rank's logical ranks, one logical rank after the other. A data set
-    with a method `augment` (datasets/protocol.py) is asked for it here, in the rank or in its workers alike.
+    with a method `augment` or `training_batch` (datasets/protocol.py) is asked for it here, in the rank or in its
+    workers alike.
     Draws nothing from the global random state of this process. Not collective.
 
     Args:
@@ -154,11 +155,11 @@ def train_batches(
             f"{micro_batch_size * grad_accum_steps * num_parts}."
         )
     steps, parts = range(first_step, num_steps), shares_of(rank, world_size, num_parts)
-    is_augmented = isinstance(dataset, AugmentedDataset)
-    indices = _Indices(order, steps, parts, num_parts, micro_batch_size, grad_accum_steps, with_epoch=is_augmented)
-    source: Any = dataset
-    if is_augmented:
-        source = Augmented(source, order.seed)
+    changing = by_epoch(dataset)
+    indices = _Indices(
+        order, steps, parts, num_parts, micro_batch_size, grad_accum_steps, with_epoch=changing is not None
+    )
+    source: Any = dataset if changing is None else Seeded(changing, order.seed)
     if num_workers == 0:
         return BatchIterator((source.__getitems__(each) for each in indices), [])
     return _start_workers(source, indices, num_workers)
@@ -187,7 +188,7 @@ def stream_batches(
 class _Indices:
     """DataLoader's batch sampler: the indices of each micro-batch, in the order in which they are used.
 
-    `with_epoch`: (epoch, index) for each, as `Augmented` takes them.
+    `with_epoch`: (epoch, index) for each, as `Seeded` takes them.
     """
 
     def __init__(

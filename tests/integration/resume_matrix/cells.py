@@ -187,6 +187,14 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         (*_ROLLBACK, "prune.method=n_m", "prune.end_step=14", "prune.every_steps=5"),
     ),
     "qat": ({"precision": "bf16", "ranks": "2"}, ("qat.to=dynamic_int8", "qat.start_step=7")),
+    "augmented": (
+        {"precision": "bf16", "ranks": "2", "model": "resnet18", "workers": "2"},
+        ("augment=flip_crop", "augment.mixup_alpha=0.2", "augment.label_noise=0.1", "train.label_smoothing=0.1"),
+    ),
+    "augmented_on_device": (
+        {"precision": "fp16", "ranks": "4", "point": "epoch_edge", "model": "cnn"},
+        ("augment=randaugment", "augment.run_on=device", "augment.cutmix_alpha=1", "train.channels_last=true"),
+    ),
     "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
     "offload_fsdp": (
         {"precision": "bf16", "ranks": "2", "model": "resnet18"},

@@ -26,7 +26,7 @@ def test_an_export_runs_by_itself_and_says_the_same(local: LocalDriver) -> None:
     assert (card["weights"], card["classes"], card["preprocessing"]["pixels"]) == (
         "average",
         list("0123456789"),
-        "0 to 16",
+        "0 to 1",
     )
     was, now = (card["measured"][side] for side in ("original", "exported"))
     assert was["metrics"] == pytest.approx(run["metrics"], abs=1e-6), "of the weights that the run evaluated"

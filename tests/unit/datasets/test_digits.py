@@ -120,3 +120,12 @@ def test_without_scikit_learn_says_what_to_install(monkeypatch):
     with pytest.raises(DataError) as caught:
         build("train")
     assert "pip install scikit-learn" in str(caught.value)
+
+
+@pytest.mark.parametrize("max_shift", [0, 1])
+def test_values_are_pixels_by_the_mean_and_deviation_that_are_told(max_shift: int) -> None:
+    dataset = digits.build(DigitsConfig(max_shift=max_shift), "eval")
+    pixels = dataset.images * dataset.pixel_std[0] + dataset.pixel_mean[0]
+    assert torch.allclose(pixels * 16, (pixels * 16).round(), atol=1e-4)
+    assert abs(float(pixels.min())) < 1e-6
+    assert abs(float(pixels.max()) - 1) < 1e-6

@@ -28,6 +28,10 @@ def test_shape_and_scale(size, num_channels):
     assert targets.dtype == torch.int64
     assert abs(images.mean().item()) < 0.15
     assert 0.85 < images.std().item() < 1.15
+    pixels = images * data.pixel_std[0] + data.pixel_mean[0]
+    assert -1e-6 < pixels.min().item() < 0.2
+    assert 0.8 < pixels.max().item() < 1 + 1e-6
+    assert len(data.pixel_mean) == len(data.pixel_std) == num_channels
 
 
 @pytest.mark.parametrize("size", [9, 32])

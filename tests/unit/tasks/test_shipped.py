@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torchmetrics.classification import MultilabelAccuracy, MultilabelF1Score
 
 from hpc_trainer.config.schema.task import RegressionConfig, RegressionLoss
@@ -15,6 +16,7 @@ from hpc_trainer.tasks.cross_entropy import CrossEntropy, LanguageModel
 from hpc_trainer.tasks.multi_label import MultiLabel
 from hpc_trainer.tasks.pairs import PairTask
 from hpc_trainer.tasks.regression import Regression
+from hpc_trainer.training.data.target_shares import by_share
 
 OUTPUTS, TARGETS = torch.tensor([[1.0], [2.0], [-4.0]]), torch.tensor([1.5, 2.0, 0.0])
 
@@ -123,3 +125,45 @@ def test_predictions_of_each_task() -> None:
     labels = MultiLabel().predictions(_Same(), (torch.tensor([[-1.0, 2.0]]), torch.zeros(1, 2)))
     assert labels["labels"].tolist() == [[0, 1]]
     assert labels["probabilities"][0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)))
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor, num_classes: int) -> torch.Tensor:
+    rows = [functional.one_hot(each, num_classes).float() for each in (one, other)]
+    return weights[:, None] * rows[0] + (1 - weights[:, None]) * rows[1]
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_the_loss_of_a_mixed_target_is_that_of_both_by_their_weights(label_smoothing: float) -> None:
+    torch.manual_seed(0)
+    logits, weights = torch.randn(9, 5), torch.rand(9)
+    one, other = torch.randint(5, (9,)), torch.randint(5, (9,))
+    task = CrossEntropy(label_smoothing)
+    found = task.loss(_Same(), (logits, _shares(one, other, weights, 5)))
+    each = [
+        functional.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+        for labels in (one, other)
+    ]
+    assert found.item() == pytest.approx((weights * each[0] + (1 - weights) * each[1]).mean().item(), rel=1e-5)
+    unmixed = task.loss(_Same(), (logits, functional.one_hot(one, 5).float()))
+    assert unmixed.item() == pytest.approx(task.loss(_Same(), (logits, one)).item(), rel=1e-6)
+    in_bf16 = task.loss(_Same(), (logits.bfloat16(), _shares(one, other, weights, 5)))
+    assert in_bf16.item() == pytest.approx(found.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_a_row_without_shares_counts_nothing_however_the_batch_is_cut(label_smoothing: float) -> None:
+    """By the weights of `target_shares`: a micro-batch counts by the targets that count in it."""
+    torch.manual_seed(1)
+    logits, one, other = torch.randn(8, 5), torch.randint(5, (8,)), torch.randint(5, (8,))
+    targets = _shares(one, other, torch.rand(8), 5)
+    targets[[1, 2, 3]] = 0.0
+    task, counted = CrossEntropy(label_smoothing), [0, 4, 5, 6, 7]
+    whole = task.loss(_Same(), (logits, targets))
+    assert whole.item() == pytest.approx(task.loss(_Same(), (logits[counted], targets[counted])).item(), rel=1e-6)
+    assert task.num_targets((logits, targets)) == 5
+    parts = []
+    for start in (0, 2, 4, 6):
+        part = logits[start : start + 2], targets[start : start + 2]
+        share = torch.tensor([task.num_targets(part) * 4, 5])
+        parts.append(by_share(task.loss(_Same(), part), share) / 4)
+    assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-6)  # type: ignore[union-attr]

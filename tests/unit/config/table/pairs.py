@@ -136,8 +136,8 @@ _WITHOUT = {"parallel=ddp": "parallel=fsdp", "data=custom": "data=digits", "para
 # What one types for a choice that names no value.
 _WITH = {"train.main": "mine.main", "train.label_smoothing": "0.1", "train.grad_accum_steps": "2",
          "train.max_grad_norm": "1.0", "train.batch_per_rank": "true", "train.max_skipped_steps": "10",
-         "train.compile_mode": "max_autotune", "optim.layer_decay": "0.5",
-         "checkpoint.resume_from": "runs/a"}  # fmt: skip
+         "train.compile_mode": "max_autotune", "optim.layer_decay": "0.5", "checkpoint.resume_from": "runs/a",
+         "augment.mixup_alpha": "0.2", "augment.label_noise": "0.1"}  # fmt: skip
 _OTHER = {"precision": ("fp32", "bf16", "fp16")}
 
 

@@ -1,0 +1,94 @@
+"""`augment`: how training samples are changed at random (docs/augment.md). Evaluation samples never are."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from hpc_trainer.config.schema.key import ALWAYS, INCOMPATIBLE, RULED, key, only_with
+
+
+class RunOn(str, enum.Enum):
+    """Where pixels are changed."""
+
+    workers = "workers"
+    device = "device"
+
+
+class Crop(str, enum.Enum):
+    """Which part of an image is taken."""
+
+    none = "none"
+    resized = "resized"
+    padded = "padded"
+
+
+OF_IMAGES = (
+    "augment.crop", "augment.flip", "augment.brightness", "augment.contrast", "augment.saturation", "augment.hue",
+    "augment.randaugment_ops", "augment.erasing", "augment.mixup_alpha", "augment.cutmix_alpha",
+)  # fmt: skip
+"""Keys that change pixels, where they are not at their default."""
+OF_COLOURS = ("brightness", "contrast", "saturation", "hue")
+_WITH_CROP = only_with("augment.crop=resized", "augment.crop=padded")
+_WITH_MIXES = only_with("augment.mixup_alpha", "augment.cutmix_alpha")
+
+
+@dataclass(kw_only=True, slots=True)
+class AugmentConfig:
+    """What is drawn follows from (seed, epoch, sample): alike on any number of ranks, and after a resume."""
+
+    run_on: RunOn = key(RunOn.workers, RULED)
+    """workers: in loader processes (`data.num_workers`; with 0 in the rank), on the CPU. device: where the model is, a
+    micro-batch at a time. What is drawn is the same."""
+    crop: Crop = key(Crop.none, ALWAYS)
+    """resized: a part of random area and aspect ratio, resized to `size`. padded: `size` pixels of the image with a
+    border of `crop_padding` around it."""
+    size: int | None = key(None, _WITH_CROP, resume=INCOMPATIBLE, in_graph=True, limits="≥ 1")
+    """Side of the model's images in pixels; evaluations take the middle of the loaded ones. null: as loaded."""
+    crop_area: float = key(0.08, only_with("augment.crop=resized"), limits="(0, 1]")
+    """Least share of the image's area that a resized crop takes; at most it takes all."""
+    crop_aspect: float = key(4 / 3, only_with("augment.crop=resized"), limits="[1, 10]")
+    """Most that such a crop is wider than high, or higher than wide, before it is resized."""
+    crop_padding: int = key(4, only_with("augment.crop=padded"), limits="≥ 0")
+    """Pixels of border on each side: black where the data say what black is, else 0."""
+    flip: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """Share of images that are turned left to right."""
+    brightness: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """Pixels times a factor from 1 - this to 1 + this. 0: off, as for the next two."""
+    contrast: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """The same of the distance from the image's mean grey."""
+    saturation: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """The same of the distance from each pixel's grey. Colour images."""
+    hue: float = key(0.0, ALWAYS, limits="[0, 0.5]")
+    """Share of the colour circle by which hues are turned at most, either way. Colour images."""
+    randaugment_ops: int = key(0, ALWAYS, limits="0 to 10")
+    """RandAugment: so many of its 14 operators, one after the other, drawn for each image. 0: off."""
+    randaugment_magnitude: int = key(9, only_with("augment.randaugment_ops"), limits="0 to 30")
+    """How strong they are."""
+    erasing: float = key(0.0, ALWAYS, limits="[0, 1]")
+    """Share of images of which a rectangle, 2 to 33 % of the area, becomes 0, after all else but mixes."""
+    mixup_alpha: float = key(0.0, ALWAYS, in_graph=True, limits="[0, 100]")
+    """Images and targets are mixed with those of another sample, by a weight from Beta(this, this). 0: off."""
+    cutmix_alpha: float = key(0.0, ALWAYS, in_graph=True, limits="[0, 100]")
+    """A rectangle is taken from another sample, its share of the area from such a Beta. With both, each mixed sample
+    takes one of them at even odds. 0: off."""
+    mix_share: float = key(1.0, _WITH_MIXES, limits="(0, 1]")
+    """Share of samples that are mixed."""
+    label_noise: float = key(0.0, ALWAYS, limits="[0, 1)")
+    """Share of training samples whose class is replaced by another one, the same in each epoch."""
+
+    @property
+    def has_mixes(self) -> bool:
+        """Targets are shares of classes."""
+        return bool(self.mixup_alpha or self.cutmix_alpha)
+
+    @property
+    def changes_colours(self) -> bool:
+        """Colours are changed by value, so it must be known what black and white are."""
+        return bool(self.randaugment_ops or any(getattr(self, name) for name in OF_COLOURS))
+
+    @property
+    def changes_images(self) -> bool:
+        """Some of `OF_IMAGES` is on."""
+        of_place = self.crop is not Crop.none or self.flip or self.erasing
+        return bool(of_place or self.changes_colours or self.has_mixes)

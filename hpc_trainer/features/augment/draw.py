@@ -1,0 +1,257 @@
+"""What is drawn for each sample, on the host: which operators change it, and by what numbers. No pixel is touched here.
+
+Uniform numbers come from raw bits, which numpy promises to leave as they are (NEP 19). Each operator has its own places
+among a sample's numbers: to turn one on changes nothing of what others draw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.schema.augment import AugmentConfig, Crop
+from hpc_trainer.datasets.augment import bits_of
+from hpc_trainer.features.augment import rand_augment
+
+Numbers = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+_PIXELS, _LABEL, _WEIGHT = 1, 2, 3
+"""Streams of a sample; 0 is for its data set's own `augment`."""
+_TRIES = 10
+"""Boxes that are drawn until one fits, as torchvision does."""
+_BOX = 2 * _TRIES + 2
+_CROP = slice(0, _BOX)
+_FLIP = _CROP.stop
+_COLOURS = slice(_FLIP + 1, _FLIP + 5)
+_ERASE = slice(_COLOURS.stop, _COLOURS.stop + _BOX)
+_IS_ERASED, _IS_MIXED, _IS_CUT, _CUT_Y, _CUT_X = range(_ERASE.stop, _ERASE.stop + 5)
+_FIRST_OP = _CUT_X + 1
+_ERASED_AREA, _ERASED_ASPECT = (0.02, 0.33), (math.log(0.3), math.log(3.3))
+"""Zhong et al. 2020, as torchvision's defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of loaded images, and of those that the model sees; pixels."""
+
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+
+
+class Program:
+    """Which operator changes which rows of a batch, in order; `count` rows each, by `width` numbers a row.
+
+    A plain class: what goes through a batch for its tensors (`batch_trees`) passes over it.
+    """
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: tuple[tuple[str, int, int], ...]) -> None:
+        self.steps = steps
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Images with what was drawn for them, on their way to where pixels are changed. Two small tensors travel with
+    them, whatever was drawn: a copy of each to a GPU costs as much as its start.
+
+    `images`: the batch's, then partners of those that are mixed. `rows` (int64) and `numbers` (float32): what the
+    operators of `program` take, one after the other. `num_samples`: images of the batch.
+    """
+
+    images: Tensor
+    rows: Tensor
+    numbers: Tensor
+    program: Program
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mixes:
+    """Samples of a batch that are mixed: their `rows`, the number of each one's `partners` in the data set, `places` of
+    these among the images that are read, `weights` of the sample itself, and the `boxes` (top, left, height, width)
+    that come from the partner, where `is_cut`.
+    """
+
+    rows: Rows
+    partners: Rows
+    places: Rows
+    weights: Numbers
+    boxes: Numbers
+    is_cut: NDArray[np.bool_]
+
+    def only(self, kept: NDArray[np.bool_]) -> Mixes:
+        """Those of them."""
+        return Mixes(*(getattr(self, each.name)[kept] for each in dataclasses.fields(self)))
+
+    def moved(self, start: int, stop: int) -> Mixes:
+        """In a batch of the samples `start` to `stop` - 1, and then these partners alone."""
+        return dataclasses.replace(self, rows=self.rows - start, places=stop - start + np.arange(len(self.rows)))
+
+
+class Builder:
+    """Gathers the steps of a program, (operator, rows, numbers) each."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, Rows, Numbers]] = []
+
+    def add(self, name: str, rows: Rows, numbers: Numbers) -> None:
+        """Operator `name` by `numbers` [k, width] for `rows`, [k], or [2 k] for one that takes partners too."""
+        if len(numbers):
+            self.steps.append((name, rows, numbers))
+
+    def drawn(self, images: Tensor, num_samples: int) -> Drawn:
+        """With `images` all that operators need."""
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *(rows for _, rows, _ in self.steps)])
+        numbers = np.concatenate([np.empty(0), *(numbers.ravel() for *_, numbers in self.steps)]).astype(np.float32)
+        program = Program(tuple((name, *numbers.shape) for name, _, numbers in self.steps))
+        return Drawn(images, torch.from_numpy(rows), torch.from_numpy(numbers), program, num_samples)
+
+
+def uniforms(
+    config: AugmentConfig, seed: int, samples: Sequence[tuple[int, int]]
+) -> tuple[Numbers, NDArray[np.uint64]]:
+    """Of each (epoch, sample) its numbers in [0, 1), [n, count], and one word more, [n]."""
+    count = _FIRST_OP + 2 * config.randaugment_ops
+    words = np.empty((len(samples), 1 + count), dtype=np.uint64)
+    for row, (epoch, sample) in enumerate(samples):
+        words[row] = bits_of(seed, epoch, sample, _PIXELS).random_raw(1 + count)
+    numbers: Numbers = (words[:, 1:] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers, words[:, 0]
+
+
+def new_class(seed: int, sample: int, share: float, num_classes: int, label: int) -> int:
+    """`label`, or for a share of samples another class: a function of (seed, sample), alike in all epochs."""
+    first, second = map(int, bits_of(seed, 0, sample, _LABEL).random_raw(2))
+    if (first >> 11) * 2.0**-53 >= share:
+        return label
+    return (label + 1 + second % (num_classes - 1)) % num_classes
+
+
+def mixes(
+    config: AugmentConfig, seed: int, samples: Sequence[tuple[int, int]], u: Numbers, words: NDArray[np.uint64],
+    num_samples: int, shape: Shape,
+) -> Mixes:  # fmt: skip
+    """Whom a batch's samples are mixed with. `num_samples`: of the data set, any of which may be a partner."""
+    rows = np.flatnonzero(u[:, _IS_MIXED] < config.mix_share)
+    is_cut = u[rows, _IS_CUT] >= (0.5 if config.mixup_alpha else 0.0)
+    if not config.cutmix_alpha:
+        is_cut[:] = False
+    weights = np.empty(len(rows))
+    for place, row in enumerate(rows.tolist()):
+        alpha = config.cutmix_alpha if is_cut[place] else config.mixup_alpha
+        epoch, sample = samples[row]
+        weights[place] = np.random.Generator(bits_of(seed, epoch, sample, _WEIGHT)).beta(alpha, alpha)
+    boxes = _cut_boxes(weights, u[rows, _CUT_Y], u[rows, _CUT_X], shape)
+    kept = 1.0 - boxes[:, 2] * boxes[:, 3] / (shape.out_height * shape.out_width)
+    partners = (words[rows] % np.uint64(num_samples)).astype(np.int64)
+    return Mixes(
+        rows=rows, partners=partners, places=len(samples) + np.arange(len(rows)),
+        weights=np.where(is_cut, kept, weights), boxes=boxes, is_cut=is_cut,
+    )  # fmt: skip
+
+
+def add_images(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, *, has_colours: bool) -> None:
+    """What changes each image by itself: crop, flip, RandAugment, colours, erasing."""
+    everyone = np.arange(len(u))
+    _add_crop(config, u, shape, build, everyone)
+    if config.randaugment_ops:
+        for number in range(config.randaugment_ops):
+            first = _FIRST_OP + 2 * number
+            operators = rand_augment.of_one_round(
+                u[:, first], u[:, first + 1], config.randaugment_magnitude, shape.out_height, shape.out_width,
+                has_colours=has_colours,
+            )  # fmt: skip
+            for name, rows, numbers in operators:
+                build.add(name, rows, numbers)
+    around = 2.0 * u[:, _COLOURS] - 1.0
+    for place, name in enumerate(("brightness", "contrast", "saturation")):
+        strength = getattr(config, name)
+        if strength:
+            build.add(name, everyone, 1.0 + strength * around[:, [place]])
+    if config.hue:
+        build.add("hue", everyone, 2.0 * math.pi * config.hue * around[:, [3]])
+    if config.erasing:
+        boxes, fits = _boxes(u[:, _ERASE], shape.out_height - 1, shape.out_width - 1, _ERASED_AREA, _ERASED_ASPECT)
+        rows = np.flatnonzero(fits & (u[:, _IS_ERASED] < config.erasing))
+        boxes = _placed(boxes, u[:, _ERASE], shape.out_height, shape.out_width)
+        build.add("erase", rows, boxes[rows])
+
+
+def add_mixes(found: Mixes, build: Builder) -> None:
+    """What puts two images together."""
+    for name, chosen, numbers in (
+        ("mixup", ~found.is_cut, found.weights[:, None]),
+        ("cutmix", found.is_cut, found.boxes),
+    ):
+        build.add(name, np.concatenate([found.rows[chosen], found.places[chosen]]), numbers[chosen])
+
+
+def _add_crop(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, everyone: Rows) -> None:
+    is_flipped = u[:, _FLIP] < config.flip
+    if config.crop is Crop.resized:
+        log_aspect = math.log(config.crop_aspect)
+        boxes, fits = _boxes(u[:, _CROP], shape.height, shape.width, (config.crop_area, 1.0), (-log_aspect, log_aspect))
+        boxes[~fits, 2:] = _middle(shape, config.crop_aspect)
+        boxes = _placed(boxes, u[:, _CROP], shape.height, shape.width)
+        boxes[~fits, :2] = (np.array([shape.height, shape.width]) - boxes[~fits, 2:]) // 2
+        top, left, height, width = boxes.T
+        # Where a pixel of the new image lies in the old one, both counted from their middles.
+        zero, sign = np.zeros(len(u)), np.where(is_flipped, -1.0, 1.0)
+        across = [sign * width / shape.out_width, zero, left + width / 2 - shape.width / 2]
+        down = [zero, height / shape.out_height, top + height / 2 - shape.height / 2]
+        build.add("resized_crop", everyone, np.stack([*across, *down], axis=1))
+    elif config.crop is Crop.padded:
+        border = 2 * config.crop_padding
+        top = np.floor(u[:, _CROP.stop - 2] * (shape.height + border - shape.out_height + 1))
+        left = np.floor(u[:, _CROP.stop - 1] * (shape.width + border - shape.out_width + 1))
+        build.add("padded_crop", everyone, np.stack([top, left, is_flipped], axis=1))
+    else:
+        build.add("flip", np.flatnonzero(is_flipped), np.empty((int(is_flipped.sum()), 0)))
+
+
+def _boxes(
+    u: Numbers, height: int, width: int, area: tuple[float, float], log_aspect: tuple[float, float]
+) -> tuple[Numbers, NDArray[np.bool_]]:
+    """(the first of the boxes drawn that is no larger, [n, 4], its place still 0; whether there is one)."""
+    areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :_TRIES])
+    aspects = np.exp(log_aspect[0] + (log_aspect[1] - log_aspect[0]) * u[:, _TRIES : 2 * _TRIES])
+    widths, heights = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))
+    fit = np.logical_and.reduce([widths >= 1, widths <= width, heights >= 1, heights <= height])
+    everyone, first = np.arange(len(u)), fit.argmax(axis=1)
+    boxes = np.zeros((len(u), 4))
+    boxes[:, 2], boxes[:, 3] = heights[everyone, first], widths[everyone, first]
+    return boxes, fit[everyone, first]
+
+
+def _placed(boxes: Numbers, u: Numbers, height: int, width: int) -> Numbers:
+    """At random inside of an image."""
+    boxes[:, 0] = np.floor(u[:, -2] * (height - boxes[:, 2] + 1))
+    boxes[:, 1] = np.floor(u[:, -1] * (width - boxes[:, 3] + 1))
+    return boxes
+
+
+def _middle(shape: Shape, aspect: float) -> tuple[float, float]:
+    """(height, width) of the largest box of a legal aspect ratio."""
+    return min(shape.height, round(shape.width * aspect)), min(shape.width, round(shape.height * aspect))
+
+
+def _cut_boxes(weights: Numbers, u_y: Numbers, u_x: Numbers, shape: Shape) -> Numbers:
+    """(top, left, height, width) of what a partner gives, around a place drawn, as far as it lies in the image."""
+    found = []
+    for u, size in ((u_y, shape.out_height), (u_x, shape.out_width)):
+        side, middle = np.floor(size * np.sqrt(1.0 - weights)), np.floor(u * size)
+        low = np.maximum(middle - side // 2, 0)
+        found.append((low, np.minimum(middle - side // 2 + side, size) - low))
+    (top, height), (left, width) = found
+    return np.stack([top, left, height, width], axis=1)

@@ -1,0 +1,204 @@
+"""Data sets around the run's own: training batches augmented by epoch, and images cropped to what the model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpc_trainer.config.schema.augment import AugmentConfig, RunOn
+from hpc_trainer.datasets.augment import by_epoch
+from hpc_trainer.datasets.protocol import MapDataset
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.augment import draw
+from hpc_trainer.features.augment.draw import Drawn, Shape
+from hpc_trainer.features.augment.operators import Operators
+from hpc_trainer.tasks.cross_entropy import IGNORED
+
+_CACHED_BYTES = 2**20
+"""Of images that operators see at a time on a CPU: what lies in its second cache is changed in half the time."""
+
+
+class Cropped:
+    """The samples of `source`, of images the middle [C, size, size]: what evaluations see.
+
+    Raises ConfigError: they are no images, or too small.
+    """
+
+    def __init__(self, source: MapDataset, config: AugmentConfig) -> None:
+        self._source, self._config = source, config
+        self.input_shape = source.input_shape
+        self.num_classes = source.num_classes
+        for name in ("fingerprint", "all_targets_count", "pixel_mean", "pixel_std"):
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
+        self._shape = _shape(source, config) if config.changes_images else None
+        if self._shape is not None and source.input_shape is not None:
+            self.input_shape = (source.input_shape[0], self._shape.out_height, self._shape.out_width)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A batch as `source` has it, cropped; nothing is drawn."""
+        inputs, targets = self._source.__getitems__(indices)
+        return self._middle(inputs), targets
+
+    def _middle(self, inputs: Tensor) -> Tensor:
+        shape = self._shape
+        if shape is None or (shape.height, shape.width) == (shape.out_height, shape.out_width):
+            return inputs
+        top, left = (shape.height - shape.out_height) // 2, (shape.width - shape.out_width) // 2
+        return inputs[..., top : top + shape.out_height, left : left + shape.out_width].contiguous()
+
+
+class AugmentedSamples(Cropped):
+    """The training samples. Raises ConfigError as `Cropped`, and where colours or classes are not as operators need."""
+
+    def __init__(self, source: MapDataset, config: AugmentConfig) -> None:
+        super().__init__(source, config)
+        if getattr(source, "stream", None) is not None:
+            raise ConfigError(
+                "augment draws by a sample's number, and a stream has none. Use augment=none, and change samples in "
+                "the stream itself, by a generator whose state is in its state_dict()."
+            )
+        self._by_epoch = by_epoch(source)
+        self._operators = self._made_operators() if self._shape is not None else None
+
+    @property
+    def operators(self) -> Operators | None:
+        """What changes pixels; None: nothing does."""
+        return self._operators
+
+    def training_batch(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Any, Tensor]:
+        """As the protocol says. With `run_on=device` inputs are `Drawn`; with mixes targets are shares of classes
+        [batch, num_classes], float32; a row of zeros counts nothing.
+
+        A sample's partner is any sample of the data set, as it is in this epoch: a function of (seed, epoch, sample)
+        too, so it must be read besides.
+        """
+        config, shape, num = self._config, self._shape, len(samples)
+        if shape is None:
+            inputs, targets = self._read(samples, seed)
+            return inputs, self._noisy(targets, samples, seed)
+        u, words = draw.uniforms(config, seed, samples)
+        mixes = None
+        if config.has_mixes:
+            mixes = draw.mixes(config, seed, samples, u, words, len(self), shape)
+            partners = [
+                (samples[row][0], other) for row, other in zip(mixes.rows, mixes.partners.tolist(), strict=True)
+            ]
+            samples = [*samples, *partners]
+            u = np.concatenate([u, draw.uniforms(config, seed, partners)[0]])
+        inputs, targets = self._read(samples, seed)
+        targets = self._noisy(targets, samples, seed)
+        if mixes is not None:
+            # What has no class is mixed with nothing.
+            mixes = mixes.only((targets[mixes.rows] != IGNORED).numpy() & (targets[mixes.places] != IGNORED).numpy())
+            targets = self._shares(targets, num, mixes)
+        if config.run_on is RunOn.device:
+            return self._drawn(inputs, u, mixes, 0, num), targets
+        assert self._operators is not None
+        images = inputs.new_empty(num, inputs.shape[1], shape.out_height, shape.out_width)
+        at_once = max(1, _CACHED_BYTES // max(1, inputs[:1].nbytes))
+        for start in range(0, num, at_once):
+            stop = min(num, start + at_once)
+            images[start:stop] = self._operators(self._drawn(inputs, u, mixes, start, stop))
+        return images, targets
+
+    def _drawn(self, inputs: Tensor, u: draw.Numbers, mixes: draw.Mixes | None, start: int, stop: int) -> Drawn:
+        """Of a batch's samples `start` to `stop` - 1, with their partners."""
+        assert self._shape is not None
+        build, images, u_here = draw.Builder(), inputs[start:stop], u[start:stop]
+        if mixes is not None:
+            mixes = mixes.only((mixes.rows >= start) & (mixes.rows < stop))
+            images = torch.cat([images, inputs[mixes.places]])
+            u_here = np.concatenate([u_here, u[mixes.places]])
+            mixes = mixes.moved(start, stop)
+        draw.add_images(self._config, u_here, self._shape, build, has_colours=inputs.shape[1] > 1)
+        if mixes is not None:
+            draw.add_mixes(mixes, build)
+        return build.drawn(images, stop - start)
+
+    def _read(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor]:
+        if self._by_epoch is not None:
+            inputs, targets = self._by_epoch.training_batch(samples, seed)
+        else:
+            inputs, targets = self._source.__getitems__([sample for _, sample in samples])
+        self._check(inputs, targets)
+        return inputs, targets
+
+    def _check(self, inputs: Tensor, targets: Tensor) -> None:
+        shape, said = list(inputs.shape[1:]), list(self._source.input_shape or ())
+        if self._shape is not None and (inputs.dtype is not torch.float32 or shape != said):
+            raise ConfigError(
+                f"augment changes images of float32, {said} as the data's input_shape says, and these are "
+                f"{inputs.dtype} {shape}. Make them so in the data set, or use augment=none."
+            )
+        if (self._config.has_mixes or self._config.label_noise) and targets.ndim != 1:
+            raise ConfigError(
+                f"augment.mixup_alpha, cutmix_alpha and label_noise are for one class a sample, and these targets are "
+                f"{list(targets.shape)}. Use augment.mixup_alpha=0 augment.cutmix_alpha=0 augment.label_noise=0."
+            )
+
+    def _noisy(self, targets: Tensor, samples: Sequence[tuple[int, int]], seed: int) -> Tensor:
+        share, num_classes = self._config.label_noise, self.num_classes
+        if not share:
+            return targets
+        assert num_classes is not None
+        labels = [
+            label if label == IGNORED else draw.new_class(seed, sample, share, num_classes, label)
+            for (_, sample), label in zip(samples, targets.tolist(), strict=True)
+        ]
+        return torch.tensor(labels)
+
+    def _shares(self, targets: Tensor, num_samples: int, mixes: draw.Mixes) -> Tensor:
+        """[num_samples, num_classes] of the targets of these samples, then of the partners that `mixes` names."""
+        assert self.num_classes is not None
+        mixed, weights = torch.from_numpy(mixes.rows), torch.from_numpy(mixes.weights).float()
+        own = torch.ones(num_samples)
+        own[mixed] = weights
+        shares = torch.zeros(num_samples, self.num_classes)
+        (counted,) = torch.where(targets[:num_samples] != IGNORED)
+        shares[counted, targets[counted]] = own[counted]
+        shares[mixed, targets[mixes.places]] += 1.0 - weights
+        return shares
+
+    def _made_operators(self) -> Operators:
+        config, shape = self._config, self._shape
+        assert shape is not None
+        assert self.input_shape is not None
+        pixels = None
+        if hasattr(self, "pixel_mean") and hasattr(self, "pixel_std"):
+            pixels = tuple(map(float, self.pixel_mean)), tuple(map(float, self.pixel_std))
+        if config.changes_colours and pixels is None:
+            raise ConfigError(
+                "augment changes colours (brightness, contrast, saturation, hue, randaugment_ops), and the data do not "
+                "say what black and white are. Give the data set attributes pixel_mean and pixel_std, a number for "
+                "each channel: values × pixel_std + pixel_mean are pixels from 0 to 1 (docs/augment.md)."
+            )
+        if (config.saturation or config.hue) and self.input_shape[0] != 3:
+            raise ConfigError(
+                f"augment.saturation and augment.hue are for images of 3 channels, and these have "
+                f"{self.input_shape[0]}. Use augment.saturation=0 augment.hue=0."
+            )
+        return Operators(config, shape, pixels)
+
+
+def _shape(source: MapDataset, config: AugmentConfig) -> Shape:
+    if source.input_shape is None or len(source.input_shape) != 3:
+        raise ConfigError(
+            f"augment changes images, [channels, height, width], and the data's input_shape is {source.input_shape}. "
+            "Use augment=none."
+        )
+    _, height, width = source.input_shape
+    smallest = min(height, width)
+    if config.size is not None and config.size > smallest:
+        raise ConfigError(
+            f"augment.size={config.size} must be at most {smallest}, the smaller side of the loaded images: "
+            f"evaluations take the middle of them. Use augment.size={smallest}."
+        )
+    return Shape(height, width, config.size or height, config.size or width)
