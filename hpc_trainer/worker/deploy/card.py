@@ -22,8 +22,9 @@ def data_facts(samples: MapDataset | None) -> dict[str, Any]:
     """Names of classes, and how raw data become inputs, where the data set says so (datasets/protocol.py)."""
     classes = getattr(samples, "classes", None)
     preprocessing = getattr(samples, "preprocessing", None)
-    if preprocessing is None and hasattr(samples, "pixel_mean") and hasattr(samples, "pixel_std"):
-        mean, std = ([float(each) for each in values] for values in (samples.pixel_mean, samples.pixel_std))
+    mean, std = getattr(samples, "pixel_mean", None), getattr(samples, "pixel_std", None)
+    if preprocessing is None and mean is not None and std is not None:
+        mean, std = ([float(each) for each in values] for values in (mean, std))
         preprocessing = {"pixels": "0 to 1", "mean": mean, "std": std, "inputs": "(pixels - mean) / std"}
     return {
         "classes": [str(each) for each in classes] if isinstance(classes, Sequence) else None,

@@ -66,7 +66,8 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
         shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
         card["built_for"] = None if shape is None else dataclasses.asdict(shape)
         told: dict[str, Any] = {"inputs": None, "outputs": None, "same": None, "measured": None, **data_facts(None)}
-        state, kept, lines = taken.state, None, weights_lines(asked["title"], config, to, None, shape)
+        state: Mapping[str, Any] = taken.state
+        kept, lines = None, weights_lines(asked["title"], config, to, None, shape)
     else:
         state = subject.state
         card["built_for"] = dataclasses.asdict(subject.shape)
