@@ -31,11 +31,12 @@ class Arrays:
     """Rows of two arrays. A pickled copy maps or reads the files itself when first asked."""
 
     def __init__(
-        self, path: Path, config: ArraysConfig, kind: TargetKind, rows: NDArray[Any] | None, num_classes: int | None
-    ) -> None:
+        self, path: Path, config: ArraysConfig, kind: TargetKind, rows: NDArray[Any] | None, num_classes: int | None,
+        pair: tuple[NDArray[Any], NDArray[Any]],
+    ) -> None:  # fmt: skip
         self._path, self._config, self._kind, self._rows = path, config, kind, rows
-        self._pair: tuple[NDArray[Any], NDArray[Any]] | None = None
-        inputs, targets = self._arrays()
+        self._pair: tuple[NDArray[Any], NDArray[Any]] | None = pair
+        inputs, targets = pair
         self.input_shape: tuple[int, ...] = tuple(inputs.shape[1:])
         self.num_classes = num_classes
         self.all_targets_count = kind is not TargetKind.classes or not _has(targets, IGNORED)
@@ -97,15 +98,15 @@ def build(config: ArraysConfig, split: Split, task: TaskConfig) -> Arrays:
     inputs, targets = _read(path, config)
     if len(inputs) != len(targets):  # of headers that do not say so
         raise ConfigError(f"{path}: {config.inputs} has {len(inputs)} rows, {config.targets} {len(targets)}.")
-    first = targets if path == train else _read(train, config)[1]
+    others, first = (inputs, targets) if path == train else _read(train, config)
     num_classes = _num_classes(config, first, kind, train)
     _check_targets(targets, kind, num_classes, path, config)
-    if path != train and inputs.shape[1:] != _read(train, config)[0].shape[1:]:
+    if inputs.shape[1:] != others.shape[1:]:
         raise ConfigError(f"data.eval_path={path}: {config.inputs} has another shape than in data.path={train}.")
     if inputs.nbytes <= _CHECKED_AT_START and (split == "train" or path != train):
         _check_finite(inputs, path, config.inputs)
     rows = None if config.eval_path is not None else part_of(len(targets), config.eval_fraction, split)
-    return Arrays(path, config, kind, rows, num_classes)
+    return Arrays(path, config, kind, rows, num_classes, (inputs, targets))
 
 
 def _num_classes(config: ArraysConfig, targets: NDArray[Any], kind: TargetKind, path: Path) -> int | None:

@@ -162,8 +162,8 @@ def _check_values(rows: _Rows, columns: Columns, config: TableConfig) -> None:
             row = int(is_missing.argmax())
             fix = "" if name == columns.target else ", or use data.missing=mean"
             raise ConfigError(
-                f"{rows.path}: column {name} has no value in row {row} (the first is 0; NaN is none), and "
-                f"{int(is_missing.sum())} such rows in all. Fill them in, leave the column out{fix}."
+                f"{rows.path}: column {name} has no value in row {row} (the first is 0; NaN is none), one of "
+                f"{int(is_missing.sum())}. Fill in what is missing, leave the column out{fix}."
             )
         if is_number and np.isinf(values).any():
             row = int(np.isinf(values).argmax())

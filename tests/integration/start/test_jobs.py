@@ -19,6 +19,7 @@ import pytest
 from hpc_trainer.cli.main import app
 from hpc_trainer.errors import ConfigError
 from tests import warm
+from tests.starting_records import write_records
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("jobs/*.md")])
@@ -164,6 +165,14 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that docs/data_records.md names."""
+    folder = tmp_path_factory.mktemp("records")
+    write_records(folder)
+    return folder
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page.stem}: {' '.join(each.words)}"[:90])
 def test_documented_commands_compose(
     command: Command,
@@ -179,6 +188,8 @@ def test_documented_commands_compose(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     _write_files_of(ROOT / "docs" / "site.md", tmp_path)  # the site that other pages name
     _write_files_of(command.page, tmp_path)
+    if command.page.name == "data_records.md":
+        monkeypatch.chdir(request.getfixturevalue("records"))
     words = ["plan", *_plan_words(command.words)]
     if command.next_line.startswith("error: "):
         with pytest.raises(ConfigError) as caught:

@@ -156,7 +156,7 @@ READ: dict[str, Case] = {
         {"rooms": NAN},
         {},
         NUMBERS,
-        "column rooms has no value in row 7 (the first is 0; NaN is none), and 2 such",
+        "column rooms has no value in row 7 (the first is 0; NaN is none), one of 2.",
     ),
     "no target": ({"price": NAN}, {"missing": Missing.mean}, NUMBERS, "column price has no value in row 7"),
     "no text": ({"town": ["a"] * 19 + [None]}, {}, NUMBERS, "column town has no value in row 19"),

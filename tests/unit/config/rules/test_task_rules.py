@@ -25,8 +25,8 @@ def test_numbers_need_data_of_their_own(task: TaskConfig) -> None:
     config.task = task
     (problem,) = task_problems(config)
     assert problem == (
-        f"task={task.name} needs data of its own, and the targets of data=digits are classes. Use data=custom, or "
-        "task=classification."
+        f"task={task.name} needs data of its own, and the targets of data=digits are classes. Use data=custom or "
+        "arrays, or task=classification."
     )
     config.train.main = "lab.main"
     assert list(task_problems(config)) == []
