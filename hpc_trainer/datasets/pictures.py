@@ -61,22 +61,25 @@ def decode(data: bytes, name: str, num_channels: int, least: int | None = None) 
 def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint8]:
     """The centre of the picture, [size, size, channels], of what it is with a shorter side of `short_side` pixels.
 
-    Bilinear with antialiasing, in one pass: pixels that would be cut off are not made.
+    Bilinear with antialiasing, in one pass: pixels that would be cut off are not made. A picture that has this size
+    already is only cut.
     """
     from PIL import Image
 
-    box = centre_box(image.size, short_side, size)
-    if short_side != size or image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return to_array(image)
+    width, height = _resized(image.size, short_side)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    if (width, height) == image.size:
+        return to_array(image.crop((left, top, left + size, top + size)))
+    across, down = image.width / width, image.height / height
+    box = (left * across, top * down, (left + size) * across, (top + size) * down)
+    return to_array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def centre_box(image_size: tuple[int, int], short_side: int, size: int) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of that centre, in pixels of the picture as it is."""
-    width, height = image_size
-    side = min(width, height) * size / short_side
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+def _resized(image_size: tuple[int, int], short_side: int) -> tuple[int, int]:
+    """(width, height) with such a shorter side; rounded as torchvision's Resize does."""
+    shorter = min(image_size)
+    width, height = (short_side if each == shorter else int(short_side * each / shorter) for each in image_size)
+    return width, height
 
 
 def to_array(image: Image) -> NDArray[np.uint8]:

@@ -85,7 +85,7 @@ def as_torchvision_does(data: bytes) -> torch.Tensor:
     """Its recipe for evaluation, step by step."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     scale = SHORT / min(image.size)
-    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
+    image = image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.BILINEAR)
     left, top = round((image.width - SIZE) / 2), round((image.height - SIZE) / 2)
     image = image.crop((left, top, left + SIZE, top + SIZE))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from hpc_trainer.datasets.pictures import centre_box, decode, default_resize, read_picture, resize_and_crop, to_array
+from hpc_trainer.datasets.pictures import decode, default_resize, read_picture, resize_and_crop, to_array
 from hpc_trainer.errors import BrokenPictureError
 from tests.unit.datasets.images.making import encoded, pixels
 
@@ -36,8 +36,8 @@ def test_the_centre_is_cut_out():
     array = pixels(0, 0, (16, 20))
     found = read_picture(encoded(array), "a", num_channels=3, short_side=16, size=8)
     assert np.array_equal(found, array[4:12, 6:14])
-    assert centre_box((20, 16), 16, 8) == (6, 4, 14, 12)
-    assert centre_box((400, 200), 100, 50) == (150, 50, 250, 150)
+    wide = pixels(0, 0, (16, 21))  # no pixel lies in the middle: nothing is blurred for that
+    assert np.array_equal(read_picture(encoded(wide), "a", num_channels=3, short_side=16, size=8), wide[4:12, 6:14])
 
 
 @pytest.mark.parametrize(("width", "height", "short", "size"), [(88, 60, 30, 24), (64, 64, 16, 16), (60, 100, 24, 20)])

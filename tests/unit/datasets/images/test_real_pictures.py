@@ -35,7 +35,7 @@ def test_a_small_resnet_tells_four_photographs_apart(tmp_path: Path) -> None:
 def test_resnet18_tells_seventeen_photographs_apart(tmp_path: Path) -> None:
     counts = write_tiles(tmp_path / "tiles", ALL, size=32, most=300)
     found = accuracy(
-        tmp_path / "run", f"data.path={tmp_path / 'tiles'}", "model.width=16", "train.num_steps=500",
+        tmp_path / "run", f"data.path={tmp_path / 'tiles'}", "model.width=16", "train.num_steps=200",
         "train.global_batch_size=64", "train.eval_every_steps=0",
     )  # fmt: skip
     print(f"accuracy {found:.3f} on {counts[1]} held-out tiles of {len(ALL)} photographs, {counts[0]} to train on")
