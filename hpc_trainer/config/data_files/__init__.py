@@ -1,0 +1,1 @@
+"""What data files say of themselves, as far as it is read at plan time: no torch."""

@@ -1,0 +1,154 @@
+"""A folder of tokens: documents one after the other in one file that is memory-mapped. numpy only, no torch.
+
+tokens.bin     all tokens, little-endian; uint16 where vocab_size ≤ 65,536, else uint32
+documents.npy  uint64 [num_documents + 1]: where each document starts, and the end; its end token belongs to it
+meta.json      what they are (`config/data_files/token_meta.py`); written last, so a folder without it is unfinished
+
+Splits are folders of this kind: `train/` and `eval/` below the prepared folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.config.data_files.token_meta import BYTES, DOCUMENTS, META, TOKENS, TokenMeta, dtype_of, read_meta
+from hpc_trainer.errors import DataError
+from hpc_trainer.runs.files import fsync_folder, write_json
+
+_BLOCK = 1 << 22
+_REMAKE = "Prepare the folder again, or name another."
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFolder:
+    """One folder, memory-mapped: nothing of it is read before it is asked for."""
+
+    path: Path
+    meta: TokenMeta
+    tokens: NDArray[np.unsignedinteger[Any]]
+    """[num_tokens]."""
+    documents: NDArray[np.uint64]
+    """[num_documents + 1], see above."""
+
+
+def read_tokens(folder: Path) -> TokenFolder:
+    """The folder, after checks that read its first and last bytes only; `check_tokens` reads all.
+
+    Raises DataError: it is missing, unfinished or damaged, or has no token.
+    """
+    meta = read_meta(folder)
+    if not meta.num_tokens:
+        raise DataError(f"{folder} holds no token. {_REMAKE}")
+    try:
+        # Plain arrays over the maps: slicing np.memmap itself makes a memmap object each time.
+        tokens = np.asarray(np.memmap(folder / TOKENS, dtype=stored_dtype(meta.vocab_size), mode="r"))
+        documents = np.asarray(np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{folder} cannot be read: {str(error).rstrip('.')}. {_REMAKE}") from error
+    is_ours = documents.dtype == np.uint64 and documents.shape == (meta.num_documents + 1,)
+    if not is_ours or documents[0] != 0 or documents[-1] != meta.num_tokens:
+        raise DataError(
+            f"{folder / DOCUMENTS} must be uint64 [{meta.num_documents + 1}], from 0 to {meta.num_tokens}; it is "
+            f"{documents.dtype} {list(documents.shape)}. {_REMAKE}"
+        )
+    return TokenFolder(folder, meta, tokens, documents)
+
+
+def write_tokens(
+    folder: Path,
+    documents: Iterable[NDArray[np.integer]],
+    *,
+    vocab_size: int,
+    end_of_document: int | None = None,
+    tokenizer: str = BYTES,
+    tokenizer_sha256: str | None = None,
+) -> TokenMeta:
+    """Writes a folder, document by document; killed at any time it is there whole, or refused by `read_tokens`.
+
+    Args:
+        folder: is made where it is missing. A finished one is not written over.
+        documents: [length] each, whole numbers 0 .. vocab_size - 1, without an end token.
+        end_of_document: added after each document.
+
+    Raises:
+        DataError: the folder is finished already, or a token is outside the vocabulary: then nothing counts as written.
+    """
+    if (folder / META).exists():
+        raise DataError(f"{folder} holds tokens already, and is not written over. Delete it, or name another.")
+    if not 2 <= vocab_size <= 2**31 or not 0 <= (end_of_document or 0) < vocab_size:
+        raise DataError(f"vocab_size={vocab_size} must be 2 to 2147483648, and end_of_document={end_of_document} less.")
+    folder.mkdir(parents=True, exist_ok=True)
+    digest, starts = hashlib.sha256(), [0]
+    end = np.array([] if end_of_document is None else [end_of_document], dtype=stored_dtype(vocab_size))
+    with (folder / TOKENS).open("wb") as file:
+        for number, document in enumerate(documents):
+            data = as_stored(document, vocab_size, f"document {number} of {folder}").tobytes() + end.tobytes()
+            file.write(data)
+            digest.update(data)
+            starts.append(starts[-1] + len(data) // end.itemsize)
+    return finish(
+        folder,
+        np.array(starts, dtype=np.uint64),
+        TokenMeta(
+            vocab_size=vocab_size, tokenizer=tokenizer, tokenizer_sha256=tokenizer_sha256,
+            end_of_document=end_of_document, num_documents=len(starts) - 1, num_tokens=starts[-1],
+            tokens_sha256=digest.hexdigest(),
+        ),
+    )  # fmt: skip
+
+
+def finish(folder: Path, documents: NDArray[np.uint64], meta: TokenMeta) -> TokenMeta:
+    """Ends the writing of a folder whose `tokens.bin` is there: everything reaches the disk, `meta.json` last."""
+    np.save(folder / DOCUMENTS, documents, allow_pickle=False)
+    for name in (TOKENS, DOCUMENTS):
+        with (folder / name).open("rb+") as file:
+            os.fsync(file.fileno())
+    fsync_folder(folder)
+    write_json(folder / META, meta.to_json())
+    return meta
+
+
+def as_stored(document: NDArray[np.integer], vocab_size: int, what: str) -> NDArray[np.unsignedinteger[Any]]:
+    """Tokens [length] in the file's dtype. Raises DataError, naming `what`: one lies outside the vocabulary."""
+    tokens = np.asarray(document)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "ui"):
+        raise DataError(f"{what} must be whole numbers [length]; it is {tokens.dtype} {list(tokens.shape)}.")
+    if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size):
+        wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+        raise DataError(f"{what} has the token {wrong}; the vocabulary has 0 to {vocab_size - 1}. Use its tokenizer.")
+    return tokens.astype(stored_dtype(vocab_size))
+
+
+def check_tokens(folder: Path) -> TokenFolder:
+    """`read_tokens` that reads everything: the checksum, the order of documents, tokens within the vocabulary.
+
+    Raises DataError: the first thing that is wrong.
+    """
+    found = read_tokens(folder)
+    digest = hashlib.sha256()
+    for start in range(0, found.meta.num_tokens, _BLOCK):
+        block = found.tokens[start : start + _BLOCK]
+        digest.update(block.tobytes())
+        if int(block.max()) >= found.meta.vocab_size:
+            raise DataError(
+                f"{folder / TOKENS} has the token {int(block.max())}, and a vocabulary of {found.meta.vocab_size}. "
+                f"{_REMAKE}"
+            )
+    if digest.hexdigest() != found.meta.tokens_sha256:
+        raise DataError(f"{folder / TOKENS} has changed since it was written (SHA-256). {_REMAKE}")
+    if np.any(found.documents[1:] < found.documents[:-1]):
+        raise DataError(f"{folder / DOCUMENTS} is damaged: a document ends before it starts. {_REMAKE}")
+    return found
+
+
+def stored_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Of tokens in the file, on a machine of either byte order."""
+    return np.dtype(dtype_of(vocab_size)).newbyteorder("<")
