@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from hpc_trainer.cli.complete import complete_names, complete_runs
+from hpc_trainer.cli.data_app import data
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
@@ -375,6 +376,9 @@ def export(
 
     wanted = Wanted(to=to, best=best, step=step, raw=raw, name=name, output=output)
     run_export(run, sweep, runs_dir, wanted, as_json=as_json)
+
+
+app.add_typer(data)
 
 
 @app.callback(invoke_without_command=True)
