@@ -20,6 +20,7 @@
     │   ├── CorruptCheckpointError   exit 74   bytes differ from what the manifest says
     │   └── StorageError             exit 74   the file system refused: full, over quota, broken
     ├── DataError                    exit 74   a data set is missing or unreadable
+    │   └── BrokenPictureError       exit 74   what a picture's file holds cannot be decoded
     ├── PeerLostError                exit 74   another rank, or its node, is gone
     ├── StuckError                   exit 74   a rank showed no sign of life
     └── NoProgressError              exit 76   started again and again without a new step
@@ -147,6 +148,10 @@ class DataError(HpcTrainerError):
     """A data set is missing, unreadable, or smaller than the configuration needs."""
 
     exit_code = ExitCode.STORAGE
+
+
+class BrokenPictureError(DataError):
+    """A file was read, and is no picture that can be decoded: it is truncated, damaged, or of another format."""
 
 
 class PeerLostError(HpcTrainerError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import data, model, optim, task
+from hpc_trainer.config.schema import data, data_images, model, optim, task
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
@@ -28,7 +28,7 @@ _NAMES: dict[type, str] = {model.ResnetConfig: "resnet"}
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
     "model": _variants(model, model.ModelConfig),
-    "data": _variants(data, data.DataConfig),
+    "data": _variants(data, data.DataConfig) | _variants(data_images, data.DataConfig),
     "task": _variants(task, task.TaskConfig),
     "optim": _variants(optim, optim.OptimConfig),
 }

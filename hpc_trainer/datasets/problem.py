@@ -17,8 +17,12 @@ class Problem:
     offset: int | None = None
 
     def __str__(self) -> str:
-        place = self.file if self.offset is None else f"{self.file} at byte {self.offset}"
-        return f"{place}: {self.cause}"
+        return f"{name_of(self.file, self.offset)}: {self.cause}"
+
+
+def name_of(file: str, offset: int | None) -> str:
+    """A place in a file, as messages name it."""
+    return file if offset is None else f"{file} at byte {offset}"
 
 
 def told(problems: Sequence[Problem]) -> str:

@@ -276,7 +276,7 @@ class _Scan:
         key, members = "", dict[str, _Member]()
         labels: dict[str, bytes] = {}
         while (info := tar.next()) is not None:
-            tar.members = []  # else it keeps all of them
+            tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
             folder, _, name = info.name.rpartition("/")
             stem, dot, extension = name.partition(".")
             if not (info.isreg() and dot and stem) or info.issparse():
@@ -333,7 +333,7 @@ class _Scan:
 
 
 def _sha256_of_rows(rows: NDArray[Any]) -> str:
-    return hashlib.sha256(rows.view(np.uint8)).hexdigest()
+    return hashlib.sha256(rows.view(np.uint8).data).hexdigest()
 
 
 def _or(names: Sequence[str]) -> str:

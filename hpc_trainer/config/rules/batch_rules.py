@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import LARGEST
+from hpc_trainer.config.rules.image_rules import num_train_images
 from hpc_trainer.config.rules.text_file import num_train_windows
 from hpc_trainer.config.schema.data import (
     DataConfig,
@@ -15,6 +16,7 @@ from hpc_trainer.config.schema.data import (
     SyntheticTokensConfig,
     TextBytesConfig,
 )
+from hpc_trainer.config.schema.data_images import ImagesConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 
@@ -117,4 +119,6 @@ def _num_train_samples(data: DataConfig) -> int:
         return max(0, 1797 - data.num_eval)
     if isinstance(data, TextBytesConfig):
         return num_train_windows(data) or 0  # of none another rule tells
+    if isinstance(data, ImagesConfig):
+        return num_train_images(data) or 0
     return max(0, data.num_samples) if isinstance(data, (SyntheticImagesConfig, SyntheticTokensConfig)) else 0

@@ -17,6 +17,7 @@ from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems
 from hpc_trainer.config.rules.command_rules import command_problems, with_command
 from hpc_trainer.config.rules.effect_rules import effect_problems
+from hpc_trainer.config.rules.image_rules import image_problems
 from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems
 from hpc_trainer.config.rules.mesh_rules import mesh_problems
@@ -32,6 +33,7 @@ from hpc_trainer.config.schema.data import (
     DataConfig,
     TextBytesConfig,
 )
+from hpc_trainer.config.schema.data_images import ImagesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.model import GptConfig, ModelConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
@@ -72,7 +74,7 @@ def validate(config: TrainConfig, memo: Memo | None = None) -> None:
 
 
 def _with_absolute_path(data: DataConfig) -> DataConfig:
-    if isinstance(data, TextBytesConfig) and data.path is not None:
+    if isinstance(data, (TextBytesConfig, ImagesConfig)) and data.path is not None:
         # The worker's working folder may be another one.
         return dataclasses.replace(data, path=str(Path(data.path).expanduser().resolve()))
     return data
@@ -118,6 +120,8 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _heads(config.model)
     if isinstance(config.data, TextBytesConfig):
         yield from _text_bytes(config.data)
+    if isinstance(config.data, ImagesConfig):
+        yield from memo.of(image_problems, config.data)
     yield from target_problems(config)
     yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)

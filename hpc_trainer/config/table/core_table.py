@@ -77,7 +77,9 @@ CORE = (
         on="model=gpt",
         off="model=cnn",
         example="model=gpt",
-        excludes=(Row("data=digits|synthetic_images", "it reads text", use="data=text_bytes"),),
+        excludes=(
+            Row("data=digits|synthetic_images|image_folder|image_shards", "it reads text", use="data=text_bytes"),
+        ),
     ),
     Feature(
         name="text",

@@ -1,0 +1,105 @@
+"""Pictures, as far as this machine can tell without reading them: the data set itself is built on the nodes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpc_trainer.config.schema.data_images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
+
+_INDEX = "index.json"
+
+
+def image_problems(data: ImagesConfig) -> tuple[str, ...]:
+    """Everything that is wrong with the values, and with the folder as it is seen from here; a line each."""
+    return (*_values(data), *_folders(data))
+
+
+def num_train_images(data: ImagesConfig) -> int | None:
+    """Training pictures, where an index beside them says how many; None of all others, which would be listed."""
+    if not isinstance(data, ImageShardsConfig) or data.eval_fraction is not None:
+        return None
+    try:
+        index = data.folder / "train" / _INDEX
+        return _num_samples(str(index), index.stat().st_mtime_ns)
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _values(data: ImagesConfig) -> Iterator[str]:
+    if importlib.util.find_spec("PIL") is None:
+        yield f"data={data.name} needs a package: pip install 'hpc_trainer[images]'"
+    if data.resize is not None and data.resize < data.image_size:
+        yield (
+            f"data.resize={data.resize} is less than data.image_size={data.image_size}, which is cut out of it. "
+            f"Use {data.image_size}."
+        )
+    for key, values in (("mean", data.mean), ("std", data.std)):
+        if values is None:
+            continue
+        if len(values) != data.num_channels:
+            yield (
+                f"data.{key} has {len(values)} numbers, and must have one for each of data.num_channels="
+                f"{data.num_channels}. Use {[0.5] * data.num_channels} or null."
+            )
+        wrong = next((each for each in values if not math.isfinite(each) or (key == "std" and each <= 0)), None)
+        if wrong is not None:
+            yield f"data.{key} holds {wrong:g}; it must be finite{', and greater than 0' * (key == 'std')}. Use 0.5."
+
+
+def _folders(data: ImagesConfig) -> Iterator[str]:
+    if data.path is None:
+        yield f"data={data.name} needs data.path, the folder of the pictures, as data.path=/data/flowers."
+        return
+    try:
+        path = data.folder
+    except RuntimeError:
+        yield f"data.path={data.path!r} begins with the home of a user who is not known here. Write the folder out."
+        return
+    if not path.is_dir():
+        yield f"data.path={data.path} must be a readable folder; there is none."
+        return
+    folders = [path]
+    if data.eval_fraction is None:
+        found = next((path / name for name in EVAL_FOLDERS if (path / name).is_dir()), None)
+        if found is None or not (path / "train").is_dir():
+            yield (
+                f"data.path={data.path} must hold the folders train and eval (data.eval_fraction=null); "
+                f"{'train' if found else 'eval'} is not there. Make it, or hold out a share of all pictures: "
+                "data.eval_fraction=0.1."
+            )
+            return
+        folders = [path / "train", found]
+    yield from _shards(folders) if isinstance(data, ImageShardsConfig) else _classes(folders[0], data)
+
+
+def _shards(folders: list[Path]) -> Iterator[str]:
+    for folder in folders:
+        if not (folder / _INDEX).is_file():
+            yield (
+                f"{folder} must hold tar shards and their index; {_INDEX} is not there. Write it once with: "
+                f"hpc-trainer data index {folder}"
+            )
+
+
+def _classes(folder: Path, data: ImagesConfig) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            count = sum(each.is_dir() and not each.name.startswith(".") for each in entries)
+    except OSError as error:
+        yield f"data.path: {folder} must be a readable folder: {error.strerror}. Use another."
+        return
+    if count < 2:
+        way = "" if data.eval_fraction is None else " With train and eval in it, use data.eval_fraction=null."
+        yield f"{folder} must hold a folder for each class, two or more; it has {count}. Use another data.path.{way}"
+
+
+@functools.lru_cache(maxsize=64)
+def _num_samples(index: str, changed_ns: int) -> int:
+    del changed_ns  # a file that was written anew is read anew
+    return int(json.loads(Path(index).read_text(encoding="utf-8"))["num_samples"])

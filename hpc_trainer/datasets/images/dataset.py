@@ -1,0 +1,136 @@
+"""The data set of pictures: float32 images that are resized, cut from the centre and normalised."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpc_trainer.config.schema.data_images import ImagesConfig, OnBroken
+from hpc_trainer.datasets.images.normalisation import Normalisation, normalisation_of
+from hpc_trainer.datasets.images.source import PictureSource, open_source
+from hpc_trainer.datasets.pictures import default_resize, read_picture
+from hpc_trainer.datasets.problem import name_of, told
+from hpc_trainer.datasets.protocol import Split, check_split, index_array
+from hpc_trainer.datasets.random_bits import random_words
+from hpc_trainer.errors import BrokenPictureError, DataError
+
+_STAND_INS = 100  # samples that are tried in place of a broken one
+_SEED, _STREAM = 0x62726F6B656E, 0  # "broken"
+
+
+class Images:
+    """Picture i of a source; float32 [channels, size, size], (pixels in 0 to 1 - mean) / std.
+
+    A picture that cannot be decoded is refused, or another one stands in for it: the first that can be of up to 100,
+    which are drawn from its number alone. So it is the same one in each epoch, on each rank and after a resume.
+    """
+
+    all_targets_count = True
+
+    def __init__(
+        self, config: ImagesConfig, source: PictureSource, normalisation: Normalisation, *, num_threads: int = 1
+    ) -> None:
+        self.input_shape = (config.num_channels, config.image_size, config.image_size)
+        self.num_classes = source.num_classes
+        self._config, self._source, self._normalisation = config, source, normalisation
+        self._short_side = config.resize or default_resize(config.image_size)
+        self._num_threads, self._pid = num_threads, os.getpid()
+        self._threads: ThreadPoolExecutor | None = None
+        self._stand_ins: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images [batch, channels, size, size] and targets [batch].
+
+        Raises:
+            BrokenPictureError: a picture cannot be decoded, and `data.on_broken=refuse`.
+            DataError: a file cannot be read, whatever `data.on_broken` says: it may be there again later.
+        """
+        rows = index_array(indices, len(self))
+        channels, size, _ = self.input_shape
+        pixels = np.empty((len(rows), size, size, channels), dtype=np.uint8)
+        taken = np.empty(len(rows), dtype=np.int64)
+
+        def fill(slot: int) -> None:
+            taken[slot], pixels[slot] = self._picture(int(rows[slot]))
+
+        for _ in self._each(fill, range(len(rows))):
+            pass
+        return self._normalisation(torch.from_numpy(pixels)), torch.from_numpy(self._source.labels(taken))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of names, sizes and classes of the files, and what pixels are normalised by. Asks for no picture's bytes."""
+        return {"content": self._source.digest(), **self._normalisation.facts()}
+
+    def _each(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
+        if self._num_threads < 2 or os.getpid() != self._pid:  # threads do not come along into a forked process
+            return map(do, slots)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
+        return self._threads.map(do, slots)
+
+    def _picture(self, row: int) -> tuple[int, NDArray[np.uint8]]:
+        """(the number of the picture that is used, its pixels)."""
+        row = self._stand_ins.get(row, row)
+        try:
+            return row, self._read(row)
+        except BrokenPictureError as error:
+            if self._config.on_broken is OnBroken.refuse:
+                raise BrokenPictureError(
+                    f"{error}. Fix: restore or remove the file (hpc-trainer data check names all such files), or let "
+                    "another picture stand in for it: data.on_broken=skip."
+                ) from error
+            return self._stand_in(row, error)
+
+    def _read(self, row: int) -> NDArray[np.uint8]:
+        _, size, _ = self.input_shape
+        name, channels = name_of(*self._source.place(row)), self._config.num_channels
+        return read_picture(self._source.read(row), name, num_channels=channels, short_side=self._short_side, size=size)
+
+    def _stand_in(self, row: int, error: BrokenPictureError) -> tuple[int, NDArray[np.uint8]]:
+        for word in random_words(_SEED, _STREAM, row, _STAND_INS).tolist():
+            other = word % len(self)
+            try:
+                pixels = self._read(other)
+            except BrokenPictureError:
+                continue
+            self._stand_ins[row] = other
+            # No warning: those are errors where a person wants them to be. Standard error is the rank's log.
+            sys.stderr.write(
+                f"data.on_broken=skip: {error}. {name_of(*self._source.place(other))} stands in for it, in each epoch; "
+                f"so far this process has met {len(self._stand_ins)} broken picture(s) of {len(self)}.\n"
+            )
+            sys.stderr.flush()
+            return other, pixels
+        raise DataError(
+            f"{error}; so cannot {_STAND_INS} others, drawn from {len(self)}: this is no data set with a few broken "
+            "pictures. Fix: run hpc-trainer data check."
+        ) from error
+
+
+def build(config: ImagesConfig, split: Split) -> Images:
+    """The train or the eval pictures of `data=image_folder` or `image_shards`.
+
+    Raises DataError: a folder, an index, a shard or statistics.json is missing or not what it must be; with its name.
+    """
+    check_split(split)
+    source = open_source(config, split)
+    missing = list(source.missing())
+    if missing:
+        raise DataError(
+            f"{len(missing)} shard(s) of data.path={config.path} are not as they were indexed: {told(missing)}. Fix: "
+            "copy them again, or index the folder anew with: hpc-trainer data index."
+        )
+    # Evaluations are made in the rank itself, and the loader processes rest meanwhile: their cores are free.
+    num_threads = max(1, config.num_workers) if split == "eval" else 1
+    return Images(config, source, normalisation_of(config), num_threads=num_threads)

@@ -1,0 +1,164 @@
+"""Pictures in a folder for each class. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.config.schema.data_images import ImagesConfig
+from hpc_trainer.datasets.images.splits import is_held_out, split_folder
+from hpc_trainer.datasets.pictures import EXTENSIONS
+from hpc_trainer.datasets.problem import Problem
+from hpc_trainer.errors import DataError
+
+_STAT_THREADS = 16  # a shared file system answers many at once
+
+
+class FolderSource:
+    """Files of the class folders, by class and then by name. Folders inside a class folder count to it."""
+
+    def __init__(self, config: ImagesConfig, split: str) -> None:
+        self._folder = split_folder(config, split)
+        of_training = self._folder if split == "train" else split_folder(config, "train")
+        self.classes = _class_folders(of_training)
+        self.num_classes = len(self.classes)
+        if self._folder != of_training:
+            _check_known(self._folder, self.classes)
+        names: list[str] = []
+        counts = []
+        for name in self.classes:
+            found = _pictures_below(self._folder, name)
+            if config.eval_fraction is not None:
+                wanted = split == "eval"
+                found = [each for each in found if is_held_out(each, config.eval_fraction) is wanted]
+            names += found
+            counts.append(len(found))
+        self._check(config, split, counts)
+        # One text and numbers: each string of a list would be copied into each loader process when it is looked at.
+        self._ends = np.cumsum([len(os.fsencode(name)) for name in names])
+        self._names = b"".join(map(os.fsencode, names))
+        self._labels = np.repeat(np.arange(len(self.classes)), counts)
+
+    def _check(self, config: ImagesConfig, split: str, counts: list[int]) -> None:
+        empty = [name for name, count in zip(self.classes, counts, strict=True) if not count]
+        if split == "train" and empty and any(counts):
+            fix = "put some there, or take the folder away"
+            fix += "" if config.eval_fraction is None else ", or make data.eval_fraction smaller"
+            raise DataError(
+                f"{self._folder / empty[0]} holds no picture for training ({', '.join(EXTENSIONS)}), and is a class by "
+                f"its name{_more(empty)}. Fix: {fix}."
+            )
+        if not any(counts):
+            raise DataError(
+                f"{self._folder} holds no picture ({', '.join(EXTENSIONS)}) for split={split} in its {len(counts)} "
+                "class folders. Fix: check data.path and data.eval_fraction; a class is a folder of pictures."
+            )
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `PictureSource`."""
+        return self._labels[rows]
+
+    def place(self, row: int) -> tuple[str, None]:
+        """See `PictureSource`."""
+        return str(self._path(row)), None
+
+    def read(self, row: int) -> bytes:
+        """See `PictureSource`."""
+        path = self._path(row)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read on {socket.gethostname()}: {error.strerror}. It was there when the run began. "
+                "Fix: restore it."
+            ) from error
+
+    def digest(self) -> str:
+        """See `PictureSource`. Asks for the size of each file."""
+        names = (self._name(row) for row in range(len(self)))
+        with ThreadPoolExecutor(_STAT_THREADS) as threads:
+            sizes = list(threads.map(self._size, range(len(self)), chunksize=256))
+        digest = hashlib.sha256()
+        for name, size in zip(names, sizes, strict=True):
+            digest.update(b"%s\0%d\0" % (name, size))
+        return digest.hexdigest()
+
+    def missing(self) -> Iterator[Problem]:
+        """Nothing: what is not there was not listed."""
+        return iter(())
+
+    def _size(self, row: int) -> int:
+        try:
+            return self._path(row).stat().st_size
+        except OSError:
+            return -1  # whoever reads it says so
+
+    def _name(self, row: int) -> bytes:
+        start = int(self._ends[row - 1]) if row else 0
+        return self._names[start : int(self._ends[row])]
+
+    def _path(self, row: int) -> Path:
+        return self._folder / os.fsdecode(self._name(row))
+
+
+def _class_folders(folder: Path) -> list[str]:
+    """Names of the folders in `folder`, sorted. Raises DataError: it cannot be read, or has fewer than two."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(each.name for each in entries if each.is_dir() and not each.name.startswith("."))
+    except OSError as error:
+        raise DataError(
+            f"data.path: {folder} must be a folder that this user can read on every node: {error.strerror} (on "
+            f"{socket.gethostname()}). Fix: check the path and its permissions."
+        ) from error
+    if len(found) < 2:
+        raise DataError(
+            f"{folder} must hold a folder for each class, and two classes or more; it has {len(found)}. Fix: check "
+            "data.path. Where it holds the folders train and eval, leave out data.eval_fraction."
+        )
+    return found
+
+
+def _check_known(folder: Path, classes: list[str]) -> None:
+    unknown = [name for name in _class_folders(folder) if name not in set(classes)]
+    if unknown:
+        raise DataError(
+            f"{folder / unknown[0]} is a class that the training folder does not have{_more(unknown)}. Fix: rename it, "
+            "or take it away."
+        )
+
+
+def _pictures_below(folder: Path, name: str) -> list[str]:
+    """Pictures of a class, as paths below `folder`, sorted."""
+    found: list[str] = []
+    waiting = [name]
+    while waiting:
+        part = waiting.pop()
+        try:
+            with os.scandir(folder / part) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.name.rpartition(".")[2].lower() in EXTENSIONS and entry.is_file():
+                        found.append(f"{part}/{entry.name}")
+                    elif entry.is_dir():
+                        waiting.append(f"{part}/{entry.name}")
+        except FileNotFoundError:  # a class without a folder in the eval split
+            continue
+        except OSError as error:
+            raise DataError(f"{folder / part} cannot be read: {error.strerror}. Fix: check its permissions.") from error
+    return sorted(found)
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,77 @@
+"""What pixels are normalised by, from the configuration or from statistics.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpc_trainer.config.schema.data_images import ImagesConfig
+from hpc_trainer.errors import DataError
+
+STATISTICS = "statistics.json"
+_USUAL = 0.5
+
+
+class Normalisation:
+    """(pixel / 255 - mean) / std, for each channel."""
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        self._mean, self._std = mean, std
+        self._shift = torch.tensor([255 * each for each in mean]).view(-1, 1, 1)
+        self._scale = torch.tensor([1 / (255 * each) for each in std]).view(-1, 1, 1)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Of uint8 [batch, height, width, channels] float32 [batch, channels, height, width].
+
+        One operation at a time: a fused one rounds differently at the end of a vector, and then a pixel would depend
+        on its place in the batch.
+        """
+        return pixels.permute(0, 3, 1, 2).contiguous().float().sub_(self._shift).mul_(self._scale)
+
+    def facts(self) -> dict[str, list[float]]:
+        """For the fingerprint of the data."""
+        return {"mean": self._mean, "std": self._std}
+
+
+def normalisation_of(config: ImagesConfig) -> Normalisation:
+    """By `data.mean` and `data.std`; where these are null by statistics.json in `data.path` or its folder `train`,
+    and without one by 0.5 each.
+
+    Raises DataError: statistics.json has not such numbers, one for each channel.
+    """
+    found = _statistics(config) if config.mean is None or config.std is None else {}
+    usual = [_USUAL] * config.num_channels
+    mean = config.mean if config.mean is not None else found.get("mean", usual)
+    std = config.std if config.std is not None else found.get("std", usual)
+    return Normalisation([float(each) for each in mean], [float(each) for each in std])
+
+
+def _statistics(config: ImagesConfig) -> dict[str, Any]:
+    folder = config.folder
+    path = next((each / STATISTICS for each in (folder, folder / "train") if (each / STATISTICS).is_file()), None)
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        wrong = [key for key in ("mean", "std") if not _are_numbers(found[key], config.num_channels)]
+        if wrong or min(found["std"]) <= 0:
+            raise ValueError(f"{(wrong or ['std'])[0]} must be {config.num_channels} number(s), std greater than 0")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{path} must be a JSON object with mean and std, lists of a number for each of "
+            f"data.num_channels={config.num_channels}: {type(error).__name__} {error}. Fix: write it anew with "
+            "hpc-trainer data prepare, or set data.mean and data.std."
+        ) from error
+    return dict(found)
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(isinstance(each, (int, float)) and math.isfinite(each) for each in values)
+    )

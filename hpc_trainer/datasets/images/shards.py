@@ -1,0 +1,122 @@
+"""Pictures in tar shards, read by their offset. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.config.schema.data_images import ImageShardsConfig
+from hpc_trainer.datasets.images.splits import held_out_rows, split_folder
+from hpc_trainer.datasets.problem import Problem
+from hpc_trainer.datasets.shard_index import ShardIndex, missing_shards, read_index
+from hpc_trainer.errors import DataError
+
+_MOST_OPEN = 256  # of the 1,024 files that a process may usually have open
+
+
+class ShardSource:
+    """Samples of an index. Each process opens shards when it first reads from them, and the index is memory-mapped.
+
+    A fork may use its parent's files: reading at an offset moves no position that they would share.
+    """
+
+    def __init__(self, config: ImageShardsConfig, split: str) -> None:
+        self._index = read_index(split_folder(config, split))
+        self._folder = self._index.folder
+        self.num_classes = self._index.num_classes
+        self._rows: NDArray[np.uint32] | None = None
+        self._part = "all"
+        if split == "eval":
+            self._check_classes(config)
+        if config.eval_fraction is not None:
+            names = [shard.name for shard in self._index.shards]
+            is_eval = held_out_rows(self._index.rows, names, config.eval_fraction)
+            self._rows = np.flatnonzero(is_eval if split == "eval" else ~is_eval).astype(np.uint32)
+            self._part = f"{split} {config.eval_fraction!r}"
+            if not len(self._rows):
+                raise DataError(
+                    f"data.eval_fraction={config.eval_fraction:g} leaves no picture for split={split}: "
+                    f"{self._index.folder} has {len(self._index.rows)}. Fix: choose another share."
+                )
+        self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def _check_classes(self, config: ImageShardsConfig) -> None:
+        of_training = read_index(split_folder(config, "train")).num_classes
+        if self.num_classes > of_training:
+            raise DataError(
+                f"{self._index.folder} has labels up to {self.num_classes - 1}, and the training shards only "
+                f"{of_training} classes. Fix: put the same classes.json into both folders, and index them anew."
+            )
+        self.num_classes = of_training
+
+    @property
+    def index(self) -> ShardIndex:
+        """The whole index of the folder, both splits where they share one."""
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self._index.rows) if self._rows is None else len(self._rows)
+
+    def labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `PictureSource`."""
+        found: NDArray[np.int64] = self._index.rows[self._in_index(rows)]["label"].astype(np.int64)
+        return found
+
+    def place(self, row: int) -> tuple[str, int]:
+        """See `PictureSource`."""
+        entry = self._entry(row)
+        return str(self._index.folder / self._index.shards[entry["shard"]].name), int(entry["offset"])
+
+    def read(self, row: int) -> bytes:
+        """See `PictureSource`."""
+        entry = self._entry(row)
+        shard, offset, size = int(entry["shard"]), int(entry["offset"]), int(entry["size"])
+        try:
+            with self._lock:  # another thread might close the file in between
+                data = os.pread(self._file(shard), size, offset)
+        except OSError as error:
+            raise DataError(
+                f"{self._folder / self._index.shards[shard].name} cannot be read on {socket.gethostname()}: "
+                f"{error.strerror}. Fix: restore it, or index the folder anew."
+            ) from error
+        if len(data) != size:
+            raise DataError(
+                f"{self._folder / self._index.shards[shard].name} has shrunk since it was indexed: at byte {offset} "
+                f"{size} bytes must be, and {len(data)} are. Fix: restore it, or index the folder anew."
+            )
+        return data
+
+    def digest(self) -> str:
+        """See `PictureSource`."""
+        return hashlib.sha256(f"{self._index.digest} {self._part}".encode()).hexdigest()
+
+    def missing(self) -> Iterator[Problem]:
+        """See `PictureSource`."""
+        return missing_shards(self._index)
+
+    def _in_index(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return rows if self._rows is None else self._rows[rows]
+
+    def _entry(self, row: int) -> Any:
+        return self._index.rows[row if self._rows is None else int(self._rows[row])]
+
+    def _file(self, shard: int) -> int:
+        found = self._files.pop(shard, None)
+        if found is None:
+            if len(self._files) >= _MOST_OPEN:
+                os.close(self._files.pop(next(iter(self._files))))  # the one that was not asked for longest
+            found = os.open(self._folder / self._index.shards[shard].name, os.O_RDONLY | os.O_CLOEXEC)
+        self._files[shard] = found
+        return found
+
+    def __del__(self) -> None:
+        for file in getattr(self, "_files", {}).values():
+            os.close(file)

@@ -1,0 +1,62 @@
+"""Which pictures are trained on and which are held out: folders of their own, or a share by hash. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.config.schema.data_images import EVAL_FOLDERS, ImagesConfig
+from hpc_trainer.errors import DataError
+
+_WORD = 2**64
+
+
+def split_folder(config: ImagesConfig, split: str) -> Path:
+    """Where the pictures of a split lie: in a folder of its own, or with `eval_fraction` with those of the other one.
+
+    Raises DataError: there is no such folder.
+    """
+    path = config.folder
+    if config.eval_fraction is not None:
+        return path
+    names = ("train",) if split == "train" else EVAL_FOLDERS
+    found = next((path / name for name in names if (path / name).is_dir()), None)
+    if found is None:
+        raise DataError(
+            f"data.path={config.path} must hold the folders train and eval (data.eval_fraction=null); {names[0]} is "
+            "not there, as this node sees it. Fix: make it, or hold out a share of all: data.eval_fraction=0.1."
+        )
+    return found
+
+
+def is_held_out(name: str, eval_fraction: float) -> bool:
+    """Whether a file belongs to the eval split, by a hash of its name (with folders, / between them): the same on any
+    machine, whatever other files there are.
+    """
+    return _hash(name) < int(eval_fraction * _WORD)
+
+
+def held_out_rows(rows: NDArray[Any], shard_names: list[str], eval_fraction: float) -> NDArray[np.bool_]:
+    """The same for samples of an index, by their shard's name and their offset: bool, one a row."""
+    seeds = np.array([_hash(name) for name in shard_names], dtype=np.uint64)
+    limit = np.uint64(int(eval_fraction * _WORD))
+    found = np.empty(len(rows), dtype=np.bool_)
+    for start in range(0, len(rows), 1 << 18):  # a piece at a time: of 10 million rows few are in memory at once
+        part = rows[start : start + (1 << 18)]
+        found[start : start + len(part)] = _mixed(seeds[part["shard"]] ^ part["offset"].astype(np.uint64)) < limit
+    return found
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's output function (Steele, Lea and Flood 2014): each bit of a word hangs on all of them."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

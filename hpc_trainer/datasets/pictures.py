@@ -1,0 +1,98 @@
+"""Pictures from bytes: decoded by Pillow, resized with antialiasing and cut. No torch: the command line checks data."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.errors import BrokenPictureError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+_MODES = {1: "L", 3: "RGB"}
+# Of 8 bits a channel at most: Pillow clips the others to white without a word.
+_DEEP = ("I", "F")
+
+
+def default_resize(image_size: int) -> int:
+    """Pixels of the shorter side of which the centre is cut: 256 for 224, as the ImageNet models were evaluated."""
+    return round(image_size * 256 / 224)
+
+
+def decode(data: bytes, name: str, num_channels: int, least: int | None = None) -> Image:
+    """The picture in `data`, grey (1 channel) or RGB (3); transparency is dropped, orientation tags are not followed.
+
+    Args:
+        name: of the file, for messages.
+        least: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least so long; much
+            faster, and only for those who make it smaller anyway.
+
+    Raises:
+        BrokenPictureError: it cannot be decoded.
+    """
+    from PIL import Image  # where it is missing, `plan` has told (config/rules/image_rules.py)
+
+    mode = _MODES[num_channels]
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if least is not None:
+            scale = least / min(image.size)
+            image.draft(mode, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+        image.load()
+        if image.mode.startswith(_DEEP):
+            raise ValueError(f"its pixels are {image.mode}, more than 8 bits a channel")
+        if image.mode in ("P", "PA") and "transparency" in image.info:
+            image = image.convert("RGBA")  # Pillow warns of the direct way
+        return image if image.mode == mode else image.convert(mode)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
+        told = "it is empty" if not data else _plain(error)
+        raise BrokenPictureError(f"{name} cannot be decoded as {', '.join(FORMATS)}: {told}") from error
+
+
+def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint8]:
+    """The centre of the picture, [size, size, channels], of what it is with a shorter side of `short_side` pixels.
+
+    Bilinear with antialiasing, in one pass: pixels that would be cut off are not made.
+    """
+    from PIL import Image
+
+    box = centre_box(image.size, short_side, size)
+    if short_side != size or image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return to_array(image)
+
+
+def centre_box(image_size: tuple[int, int], short_side: int, size: int) -> tuple[float, float, float, float]:
+    """(left, top, right, bottom) of that centre, in pixels of the picture as it is."""
+    width, height = image_size
+    side = min(width, height) * size / short_side
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def to_array(image: Image) -> NDArray[np.uint8]:
+    """Pixels [height, width, channels]."""
+    pixels: NDArray[np.uint8] = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def read_picture(data: bytes, name: str, *, num_channels: int, short_side: int, size: int) -> NDArray[np.uint8]:
+    """Decoded, resized and cut: [size, size, channels]. Raises BrokenPictureError."""
+    return resize_and_crop(decode(data, name, num_channels, least=short_side), short_side, size)
+
+
+def _plain(error: Exception) -> str:
+    """Pillow names the object in memory, which tells nobody anything."""
+    text = str(error)
+    if "cannot identify image file" in text:
+        return "it is none of these"
+    return text or type(error).__name__
