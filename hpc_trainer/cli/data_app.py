@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.options import Json
+from hpc_trainer.cli.given import Given
+from hpc_trainer.cli.options import ConfigDir, Json, Overrides, Trust
 
 data = typer.Typer(
     name="data", help="Prepare, check and measure data.", no_args_is_help=True, rich_markup_mode=None,
@@ -107,6 +108,44 @@ def prepare_tokens(
         as_json=as_json,
     )  # fmt: skip
     run_prepare_tokens(sources, to, options, how)
+
+
+@data.command("check")
+def check(
+    overrides: Overrides = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", help="Only so many samples of each split, at random, and no checksums.")
+    ] = None,
+    workers: Workers = None,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Read all data as training would, and say what is wrong with them; exit code 1 if anything is."""
+    from hpc_trainer.cli.data_verbs import run_check
+
+    run_check(Given(overrides, config_dir, trust), sample=sample, workers=workers, as_json=as_json)
+
+
+@data.command("bench")
+def bench(
+    overrides: Overrides = None,
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="N,N..", help="Numbers of loader processes to try.")
+    ] = "0,2,4",
+    seconds: Annotated[float, typer.Option("--seconds", help="Of each of these.")] = 3.0,
+    step_ms: Annotated[
+        float | None, typer.Option("--step-ms", help="Milliseconds of a training step; says what suffices for it.")
+    ] = None,
+    config_dir: ConfigDir = None,
+    trust: Trust = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast batches come, by number of loader processes (data.num_workers)."""
+    from hpc_trainer.cli.data_verbs import run_bench
+
+    given = Given(overrides, config_dir, trust)
+    run_bench(given, workers=workers, seconds=seconds, step_ms=step_ms, as_json=as_json)
 
 
 @data.command("index")

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,16 +16,20 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_next, short_number
-from hpc_trainer.cli.given import Chosen, Given
-from hpc_trainer.cli.grid_verbs import run_submit
+from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_next, print_table, say, short_number
+from hpc_trainer.cli.given import Chosen, Given, only_point
+from hpc_trainer.cli.grid_verbs import freeze_here, run_submit
 from hpc_trainer.datasets.shard_index import build_index
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, ExitCode
+from hpc_trainer.operate.data_reads import Checked, Measured, bench_data, check_data
 from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
 from hpc_trainer.operate.prepare.job import BROKEN, Asked, Prepared
 from hpc_trainer.operate.prepare.tokens import TokenOptions, prepare_tokens
+from hpc_trainer.runs.spec import RunSpec
 
 Told = Callable[[int, int], None]
+_PROBLEMS_SHOWN = 20
+_MODELS = {"data=image_shards": "model=resnet18", "data=tokens": "model=gpt"}
 _UNITS = {"images": "pictures", "tokens": "bytes"}
 
 
@@ -43,10 +48,8 @@ class How:
     @property
     def asked(self) -> Asked:
         """Raises ConfigError: a number is out of range."""
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"--workers={self.workers} must be 1 or more. Use 1.")
         return Asked(
-            num_workers=self.workers or len(os.sched_getaffinity(0)), part=_part(self.part), fresh=self.fresh,
+            num_workers=_num_processes(self.workers), part=_part(self.part), fresh=self.fresh,
             skip_broken=self.skip_broken,
         )  # fmt: skip
 
@@ -70,6 +73,99 @@ def run_index(folder: Path, *, as_json: bool) -> None:
         print_json({"folder": str(folder), "samples": len(found.rows), "shards": len(found.shards)})
         return
     print(f"{folder}: {len(found.rows):,} samples in {len(found.shards)} shards. Index: {folder / 'index.json'}")
+
+
+def run_check(given: Given, *, sample: int | None, workers: int | None, as_json: bool) -> None:
+    """Exits 0 if nothing is wrong, 1 if something is, 2 if the configuration is."""
+    spec = _data_of(given, "data check", "train.global_batch_size=1")  # of a set of few samples too
+    if sample is not None and sample < 1:
+        raise ConfigError(f"--sample={sample} must be 1 or more. Use 100, or leave it out to read all.")
+    with ended_by_signals(), _bar("samples", quiet=as_json) as tell:
+        found = check_data(spec.config, sample=sample, num_workers=_num_processes(workers), tell=tell)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        _show_checked(found)
+    if found.num_problems:
+        sys.exit(ExitCode.FAILED)
+
+
+def run_bench(given: Given, *, workers: str, seconds: float, step_ms: float | None, as_json: bool) -> None:
+    """Prints a table, a row for each number of processes."""
+    numbers = [int(word) for word in workers.split(",") if word.isdecimal()]
+    if not numbers or len(numbers) != len(workers.split(",")):
+        raise ConfigError(f"--workers={workers} must be numbers with commas between them. Use --workers 0,2,4.")
+    if seconds <= 0 or (step_ms is not None and step_ms <= 0):
+        raise ConfigError("--seconds and --step-ms must be greater than 0.")
+    spec = _data_of(given, "data bench")
+    with ended_by_signals(), _bar("measured", quiet=as_json) as tell:
+        found = bench_data(spec.config, workers=sorted(set(numbers)), seconds=seconds, tell=tell)
+    enough = None if step_ms is None else found.enough(step_ms)
+    if as_json:
+        print_json({**dataclasses.asdict(found), "step_ms": step_ms, "enough_workers": enough})
+    else:
+        _show_measured(found, step_ms, enough)
+
+
+def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
+    """The one configuration. What the command line does not choose besides the data must not stand in their way.
+
+    Args:
+        neutral: overrides that go with any data; of a section that the command line does not name.
+    """
+    named = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in given.overrides or ()}
+    words = ["model=custom", "model._target_=torch.nn.Identity", *neutral] if "experiment" not in named else []
+    here = given.here(verb)
+    kept = [word for word in words if word.partition("=")[0].partition(".")[0] not in named]
+    grid = freeze_here(dataclasses.replace(here, overrides=[*(here.overrides or ()), *kept]))
+    spec = only_point(grid, f"{verb} takes", "Choose one point.")
+    if spec.is_own_loop:
+        raise ConfigError(f"{verb} reads what data= names, and train.main or train.command reads data of its own.")
+    return spec
+
+
+def _show_checked(found: Checked) -> None:
+    for split, numbers in found.splits.items():
+        if numbers["samples"] is None:
+            print(f"{split}: a stream, which has no samples by number; it was not read")
+        else:
+            print(f"{split}: {numbers['read']:,} of {numbers['samples']:,} samples read")
+    for each in found.problems[:_PROBLEMS_SHOWN]:
+        place = each["file"] if each["offset"] is None else f"{each['file']} at byte {each['offset']}"
+        say(f"{place}: {each['cause']}")
+    if found.num_problems > _PROBLEMS_SHOWN:
+        print(f".. and {found.num_problems - _PROBLEMS_SHOWN:,} more; --json has the first 1,000")
+    if found.duplicates["num"]:
+        row, other = found.duplicates["pairs"][0]
+        print(
+            f"Note: {found.duplicates['num']:,} sample(s) of eval have the inputs of one of train. The first: {other} "
+            f"of eval, {row} of train. What is measured on them was trained on."
+        )
+    print(f"{found.num_problems:,} problem(s)" if found.num_problems else "No problems.")
+
+
+def _show_measured(found: Measured, step_ms: float | None, enough: int | None) -> None:
+    print_table(
+        ["WORKERS", "SAMPLES/S", "MS A BATCH", "MB/S", "FIRST BATCH"],
+        [
+            [str(row.num_workers), short_number(row.samples_per_s), f"{row.batch_ms:.3g}", short_number(row.mb_per_s),
+             f"{row.first_batch_s:.2g}s"] for row in found.rows
+        ],
+    )  # fmt: skip
+    cores = len(os.sched_getaffinity(0))
+    print(f"Batches of {found.batch_size} samples, {found.num_samples:,} in all; {cores} cores here.")
+    if found.shares:
+        print("Of a sample's time: " + ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items()))
+    if step_ms is None:
+        return
+    if enough is not None:
+        print(f"A step of {step_ms:g} ms waits for no batch with data.num_workers={enough}.")
+        return
+    best = min(found.rows, key=lambda row: row.batch_ms)
+    print(
+        f"A step of {step_ms:g} ms waits in each case: with {best.num_workers} processes a batch takes "
+        f"{best.batch_ms:.3g} ms. Try more of them, smaller pictures, or data prepare."
+    )
 
 
 def _prepare(kind: str, words: list[str], to: Path, how: How, prepare: Callable[[Asked, Told], Prepared]) -> None:
@@ -106,11 +202,17 @@ def _show(done: Prepared) -> None:
         print(f"Left out: {done.num_broken} that cannot be read, see {Path(done.folder) / BROKEN}")
     what = f"{done.num_made} of {done.num_pieces} pieces made now" if done.num_made else "all was there already"
     print(f"Folder: {done.folder} ({what})")
-    print_next(f"train {shlex.join(done.words)}")
+    print_next(f"train {_MODELS[done.words[0]]} {shlex.join(done.words)}")
 
 
 def _counted(what: str, count: int) -> str:
     return f"{short_number(count)}B" if what == "bytes" else f"{count:,} {what}"
+
+
+def _num_processes(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers={workers} must be 1 or more. Use 1.")
+    return workers or len(os.sched_getaffinity(0))
 
 
 def _part(text: str | None) -> tuple[int, int]:

@@ -27,6 +27,9 @@ class MapDataset(Protocol):
     It may have a method `fingerprint()` besides: JSON that is the same where the content is the same, and cheap to
     make; no times, no paths. A run that comes back to data with another fingerprint refuses to go on.
 
+    Or a method `problems()`: yields a `problem.Problem` for each file whose bytes are not what they were when it was
+    written, as checksums tell. `data check` asks it, and reads every sample besides.
+
     An attribute `all_targets_count = True` says that no target of it is ever -100: then nobody need count them.
     """
 

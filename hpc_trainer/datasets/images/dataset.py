@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,9 +17,10 @@ from hpc_trainer.config.schema.data_images import ImagesConfig, OnBroken
 from hpc_trainer.datasets.images.normalisation import Normalisation, normalisation_of
 from hpc_trainer.datasets.images.source import PictureSource, open_source
 from hpc_trainer.datasets.pictures import default_resize, read_picture
-from hpc_trainer.datasets.problem import name_of, told
+from hpc_trainer.datasets.problem import Problem, name_of, told
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
 from hpc_trainer.datasets.random_bits import random_words
+from hpc_trainer.datasets.shard_index import damaged_shards
 from hpc_trainer.errors import BrokenPictureError, DataError
 
 _STAND_INS = 100  # samples that are tried in place of a broken one
@@ -71,6 +72,11 @@ class Images:
     def fingerprint(self) -> dict[str, Any]:
         """Of names, sizes and classes of the files, and what pixels are normalised by. Asks for no picture's bytes."""
         return {"content": self._source.digest(), **self._normalisation.facts()}
+
+    def problems(self) -> Iterator[Problem]:
+        """Shards whose bytes are not those that were indexed: reads all of them. Of single files nothing is known."""
+        index = getattr(self._source, "index", None)
+        return iter(()) if index is None else damaged_shards(index)
 
     def _each(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
         if self._num_threads < 2 or os.getpid() != self._pid:  # threads do not come along into a forked process

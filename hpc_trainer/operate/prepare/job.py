@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.datasets.images.splits import is_held_out
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.prepare.pool import Maker, Piece, over_processes
 from hpc_trainer.runs.files import fsync_folder, read_json, to_json, write_atomic, write_json
@@ -58,21 +59,13 @@ class Inputs:
 
 
 def part_of(name: str, eval_fraction: float) -> str:
-    """`train` or `eval`, by the SHA-256 of the name: it stays what it is, whatever comes beside it."""
-    return EVAL if _place(name) < eval_fraction else TRAIN
+    """`train` or `eval`, by a hash of the name: it stays what it is, whatever comes beside it."""
+    return EVAL if is_held_out(name, eval_fraction) else TRAIN
 
 
 def shuffled(names: Iterable[str]) -> list[str]:
     """In an order that is fixed and has nothing to do with the names."""
-    return sorted(names, key=lambda name: (hashlib.sha256(b"order:" + _bytes(name)).digest(), name))
-
-
-def _place(name: str) -> float:
-    return int.from_bytes(hashlib.sha256(_bytes(name)).digest()[:8], "big") / 2**64
-
-
-def _bytes(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
+    return sorted(names, key=lambda name: (hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest(), name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
