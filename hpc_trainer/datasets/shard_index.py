@@ -67,7 +67,7 @@ class ShardIndex:
     shards: tuple[Shard, ...]
     num_classes: int
     digest: str
-    """SHA-256 of the rows and of what is known of each shard: the same where the content is the same."""
+    """SHA-256 of the rows and of each shard's name, size and SHA-256."""
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -183,7 +183,7 @@ def read_index(folder: Path) -> ShardIndex:
         raise DataError(
             f"the index of {folder} is damaged: {error}. Fix: write it anew with: hpc-trainer data index {folder}"
         ) from error
-    content = json.dumps([digest, num_classes, [(each.size, each.sha256) for each in shards]])
+    content = json.dumps([digest, num_classes, [(each.name, each.size, each.sha256) for each in shards]])
     return ShardIndex(
         folder=folder,
         rows=np.asarray(rows),  # slicing np.memmap itself makes a memmap object each time

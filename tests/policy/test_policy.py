@@ -143,6 +143,7 @@ def _imported(tree: ast.Module) -> set[str]:
 
 # What is imported -> what provides it, where the names differ.
 _PROVIDED_BY = {
+    "PIL": "pillow",
     "hydra": "hydra-core",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

@@ -39,6 +39,11 @@ def _values(data: ImagesConfig) -> Iterator[str]:
             f"data.resize={data.resize} is less than data.image_size={data.image_size}, which is cut out of it. "
             f"Use {data.image_size}."
         )
+    if isinstance(data, ImageShardsConfig) and data.stage_dir is not None and not data.stage_dir.startswith(("/", "$")):
+        yield (
+            f"data.stage_dir={data.stage_dir} must be a folder on each node, written out (/scratch/local) or by a "
+            "variable that is set there ($TMPDIR). Use '$TMPDIR' or null."
+        )
     for key, values in (("mean", data.mean), ("std", data.std)):
         if values is None:
             continue

@@ -41,6 +41,7 @@ class Images:
     ) -> None:
         self.input_shape = (config.num_channels, config.image_size, config.image_size)
         self.num_classes = source.num_classes
+        self.pixel_mean, self.pixel_std = normalisation.mean, normalisation.std
         self._config, self._source, self._normalisation = config, source, normalisation
         self._short_side = config.resize or default_resize(config.image_size)
         self._num_threads, self._pid = num_threads, os.getpid()

@@ -20,7 +20,7 @@ class Normalisation:
     """(pixel / 255 - mean) / std, for each channel."""
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
-        self._mean, self._std = mean, std
+        self.mean, self.std = tuple(mean), tuple(std)
         self._shift = torch.tensor([255 * each for each in mean]).view(-1, 1, 1)
         self._scale = torch.tensor([1 / (255 * each) for each in std]).view(-1, 1, 1)
 
@@ -34,7 +34,7 @@ class Normalisation:
 
     def facts(self) -> dict[str, list[float]]:
         """For the fingerprint of the data."""
-        return {"mean": self._mean, "std": self._std}
+        return {"mean": list(self.mean), "std": list(self.std)}
 
 
 def normalisation_of(config: ImagesConfig) -> Normalisation:

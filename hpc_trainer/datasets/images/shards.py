@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpc_trainer.config.schema.data_images import ImageShardsConfig
 from hpc_trainer.datasets.images.splits import held_out_rows, split_folder
+from hpc_trainer.datasets.images.staging import staged
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.datasets.shard_index import ShardIndex, missing_shards, read_index
 from hpc_trainer.errors import DataError
@@ -29,7 +31,7 @@ class ShardSource:
 
     def __init__(self, config: ImageShardsConfig, split: str) -> None:
         self._index = read_index(split_folder(config, split))
-        self._folder = self._index.folder
+        self._folder = staged(self._index, config.stage_dir)
         self.num_classes = self._index.num_classes
         self._rows: NDArray[np.uint32] | None = None
         self._part = "all"
@@ -73,7 +75,7 @@ class ShardSource:
     def place(self, row: int) -> tuple[str, int]:
         """See `PictureSource`."""
         entry = self._entry(row)
-        return str(self._index.folder / self._index.shards[entry["shard"]].name), int(entry["offset"])
+        return str(self._folder / self._index.shards[entry["shard"]].name), int(entry["offset"])
 
     def read(self, row: int) -> bytes:
         """See `PictureSource`."""
@@ -100,7 +102,7 @@ class ShardSource:
 
     def missing(self) -> Iterator[Problem]:
         """See `PictureSource`."""
-        return missing_shards(self._index)
+        return missing_shards(replace(self._index, folder=self._folder))
 
     def _in_index(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         return rows if self._rows is None else self._rows[rows]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from hpc_trainer.datasets.augment import Augmented
 from hpc_trainer.datasets.batch_trees import map_tensors
 from hpc_trainer.datasets.protocol import AugmentedDataset, MapDataset
-from hpc_trainer.errors import ConfigError
+from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = Any
@@ -88,6 +88,8 @@ class BatchIterator(Iterator[Batch]):
         begin = time.perf_counter()
         batch = next(self._batches[0])
         self.wait_s += time.perf_counter() - begin
+        if isinstance(batch, _Caught):
+            raise batch.error
         return batch
 
     @property
@@ -213,7 +215,7 @@ class _Indices:
 
 def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:
     loader: DataLoader[Any] = DataLoader(
-        dataset,  # torch's Dataset is nominal; it uses __getitems__ and __len__ only
+        _Catching(dataset),  # torch's Dataset is nominal; it uses __getitems__ only
         batch_sampler=indices,
         num_workers=num_workers,
         collate_fn=_identity,
@@ -243,6 +245,28 @@ def _blocked_signals() -> Iterator[None]:
 
 def _nothing() -> None:
     """In place of what a plain generator has not."""
+
+
+class _Caught:
+    """An error of ours on its way out of a loader process."""
+
+    def __init__(self, error: HpcTrainerError) -> None:
+        self.error = error
+
+
+class _Catching:
+    """A data set whose errors that are raised on purpose come out of loader processes as they are: torch would put its
+    own words before theirs, and the first line is what `status` shows.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        try:
+            return self._dataset.__getitems__(indices)
+        except HpcTrainerError as error:
+            return _Caught(error)
 
 
 def _identity(batch: Any) -> Any:

@@ -87,7 +87,9 @@ def test_shards_need_their_index_which_tells_how_many_there_are(flowers: Path) -
         build_index(make_shards(flowers / split, samples(7)))
     (problem,) = problems(*words)
     assert "the 7 training samples" in problem
-    assert problems(*words, "train.global_batch_size=7") == []
+    assert problems(*words, "train.global_batch_size=7", "data.stage_dir=$TMPDIR/mine") == []
+    (problem,) = problems(*words, "train.global_batch_size=7", "data.stage_dir=scratch")
+    assert "data.stage_dir=scratch must be a folder on each node, written out" in problem
     data = ImageShardsConfig(path=str(flowers))
     assert num_train_images(data) == 7
     build_index(make_shards(flowers / "train", samples(9)))

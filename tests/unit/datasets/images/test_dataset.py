@@ -50,6 +50,8 @@ def test_images_are_the_pixels_normalised(root):
     array = read_picture((root / "train/bee/001.png").read_bytes(), "", num_channels=3, short_side=18, size=16)
     expected = (array / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.25, 1.0]
     assert np.allclose(images[0].permute(1, 2, 0), expected, atol=1e-6)
+    pixels_again = images[0].permute(1, 2, 0).numpy() * data.pixel_std + data.pixel_mean
+    assert np.allclose(pixels_again, array / 255, atol=1e-6)
     with pytest.raises(IndexError, match=r"0 \.\. 11"):
         data.__getitems__([12])
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpc_trainer.errors import BrokenPictureError
 from hpc_trainer.training.data.loader import BatchIterator, eval_indices, train_batches
 from hpc_trainer.training.data.order import BatchOrder
 
@@ -129,6 +130,19 @@ def test_an_error_in_a_worker_reaches_the_loop() -> None:
     with pytest.raises(OSError, match="disk gone"), found:
         next(found)
     assert not any(worker.is_alive() for worker in found.workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_ours_has_the_same_words_from_a_worker(num_workers: int) -> None:
+    class Broken(Squares):
+        def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            raise BrokenPictureError("a.jpg cannot be decoded.\nFix: remove it.")
+
+    layout = {"rank": 0, "world_size": 1, "micro_batch_size": 12, "grad_accum_steps": 1}
+    found = train_batches(Broken(), ORDER, first_step=0, num_steps=2, num_workers=num_workers, **layout)
+    with pytest.raises(BrokenPictureError) as raised, found:
+        next(found)
+    assert str(raised.value) == "a.jpg cannot be decoded.\nFix: remove it."
 
 
 def test_a_worker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
