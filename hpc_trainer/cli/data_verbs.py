@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_next, print_table, say, short_number
 from hpc_trainer.cli.given import Chosen, Given, only_point
-from hpc_trainer.cli.grid_verbs import freeze_here, run_submit
 from hpc_trainer.datasets.shard_index import build_index
 from hpc_trainer.errors import ConfigError, ExitCode
 from hpc_trainer.operate.data_reads import Checked, Measured, bench_data, check_data
@@ -113,6 +112,8 @@ def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
     Args:
         neutral: overrides that go with any data; of a section that the command line does not name.
     """
+    from hpc_trainer.cli.grid_verbs import freeze_here
+
     named = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in given.overrides or ()}
     words = ["model=custom", "model._target_=torch.nn.Identity", *neutral] if "experiment" not in named else []
     here = given.here(verb)
@@ -238,6 +239,8 @@ def _bar(unit: str, *, quiet: bool) -> Iterator[Told]:
 
 def _submit_parts(kind: str, words: Sequence[str], to: Path, how: How) -> None:
     """An array of the same command, each element with a part of the pieces."""
+    from hpc_trainer.cli.grid_verbs import run_submit  # half a second, for who prepares here
+
     if how.parts < 1:
         raise ConfigError(f"--parts={how.parts} must be 1 or more. Use 1.")
     more = ["--on-broken", "skip"] if how.skip_broken else []

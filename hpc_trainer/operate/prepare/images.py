@@ -41,6 +41,8 @@ from hpc_trainer.operate.prepare.job import (
     Inputs,
     Job,
     Prepared,
+    absolute,
+    check_apart,
     check_fraction,
     check_parts,
     commit,
@@ -91,10 +93,11 @@ def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Ask
         RunStateError: pictures are broken, and `asked` does not say to skip them.
     """
     _check(options)
-    source = source.expanduser().absolute()
+    source, folder = absolute(source), absolute(folder)
+    check_apart([source], folder)
     classes, listed, has_parts = _listing(source)
     job = Job(
-        folder=folder.expanduser().absolute(),
+        folder=folder,
         kind="images",
         options={
             "source": str(source), "size": options.size, "format": options.format, "quality": _quality(options),

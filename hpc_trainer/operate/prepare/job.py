@@ -58,6 +58,11 @@ class Inputs:
         return {"num_files": len(self.files), "num_bytes": self.num_bytes, "digest": digest.hexdigest()}
 
 
+def absolute(path: str | Path) -> Path:
+    """Without `~` and `..`; links stay, as a person has named them."""
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111  (Path.resolve follows links)
+
+
 def part_of(name: str, eval_fraction: float) -> str:
     """`train` or `eval`, by a hash of the name: it stays what it is, whatever comes beside it."""
     return EVAL if is_held_out(name, eval_fraction) else TRAIN
@@ -253,6 +258,13 @@ def remove_temporaries(folder: Path, asked: Asked) -> None:
     for place in (folder, folder / TRAIN, folder / EVAL, folder / PIECES) if asked.part == (1, 1) else ():
         for path in place.glob(".*.tmp"):
             path.unlink(missing_ok=True)
+
+
+def check_apart(sources: Iterable[Path], folder: Path) -> None:
+    """Raises ConfigError: what is made would be taken for input by the next call."""
+    inside = next((each for each in sources if folder == each or each in folder.parents), None)
+    if inside is not None:
+        raise ConfigError(f"--to {folder} lies in {inside}, which is read. Name a folder beside it.")
 
 
 def check_fraction(value: float) -> None:

@@ -26,6 +26,8 @@ from hpc_trainer.operate.prepare.job import (
     Inputs,
     Job,
     Prepared,
+    absolute,
+    check_apart,
     check_fraction,
     check_parts,
     commit,
@@ -77,13 +79,14 @@ def prepare_tokens(
     check_fraction(options.eval_fraction)
     if options.document not in DOCUMENT_IS:
         raise ConfigError(f"--document={options.document}: use {' or '.join(DOCUMENT_IS)}.")
-    coding = _coding(options)
+    coding, folder = _coding(options), absolute(folder)
+    check_apart(map(absolute, sources), folder)
     files = _listing(sources)
     job = Job(
-        folder=folder.expanduser().absolute(),
+        folder=folder,
         kind="tokens",
         options={
-            "source": [str(_place(word)) for word in sources], "tokenizer": coding.name,
+            "source": [str(absolute(word)) for word in sources], "tokenizer": coding.name,
             "tokenizer_sha256": coding.sha256, "document": options.document, "end_token": options.end_token,
             "eval_fraction": options.eval_fraction,
         },
@@ -187,13 +190,9 @@ def _listing(sources: Sequence[str]) -> tuple[InputFile, ...]:
     return tuple(sorted(found.values(), key=lambda each: (each.name, str(each.path))))
 
 
-def _place(word: str) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(word)))  # noqa: PTH100, PTH111  (resolves .., but no link)
-
-
 def _files_of(word: str) -> Iterator[tuple[str, Path]]:
     """(name, path): a file by its own name, others by their paths from the folder, or from where a pattern begins."""
-    path = _place(word)
+    path = absolute(word)
     if path.is_file():
         yield path.name, path
     elif path.is_dir():

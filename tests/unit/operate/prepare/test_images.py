@@ -40,7 +40,7 @@ def test_the_folder_holds_each_picture_once_resized_with_its_label(tmp_path: Pat
     assert done.num_made == done.num_pieces > 3
     assert told[0] == (0, 30)
     assert told[-1] == (30, 30)
-    assert done.words == ("data=image_shards", f"data.path={tmp_path / 'out'}")
+    assert done.words == ("data=image_shards", f"data.path={tmp_path / 'out'}", "data.image_size=14")
     pixels, names = [], []
     for part in ("train", "eval"):
         folder = tmp_path / "out" / part
@@ -209,6 +209,9 @@ def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
             _prepare(raw, out, **change)
     with pytest.raises(ConfigError, match="must be a folder with a folder of pictures"):
         _prepare(tmp_path / "none", out)
+    for inside in (raw, raw / "prepared", raw.parent / "x" / ".." / "raw" / "cat" / "prepared"):
+        with pytest.raises(ConfigError, match=r"lies in .*raw, which is read"):
+            _prepare(raw, inside)
     (raw / "bird").mkdir()
     with pytest.raises(ConfigError, match=r"bird has no picture"):
         _prepare(raw, out)

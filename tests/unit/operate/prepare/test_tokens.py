@@ -160,6 +160,8 @@ def test_bad_input_is_refused_with_file_and_fix(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=match):
             _prepare(source, out, **options)
+    with pytest.raises(ConfigError, match=r"lies in .*texts, which is read"):
+        _prepare(texts, texts / "out")
     assert not out.exists()
     (tmp_path / "one.txt").write_text("the same line\n" * 9)
     with pytest.raises(ConfigError, match=r"(train|eval) has none of the 9 documents"):
