@@ -111,7 +111,7 @@ $(VENV)-rivals: | $(VENV)/.dev
 	$(BIN)/python -m venv $@
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	    > $$($@/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
-	$@/bin/python -m pip install --quiet --constraint constraints.txt lightning==2.6.6 accelerate==1.15.0
+	$@/bin/python -m pip install --quiet --constraint constraints.txt lightning==2.6.6 accelerate==1.15.0 webdataset==1.0.2
 
 $(VENV)-xla:
 	$(PYTHON) -m venv $@

@@ -196,14 +196,14 @@ def read_index(folder: Path) -> ShardIndex:
 def missing_shards(index: ShardIndex) -> Iterator[Problem]:
     """Shards that are not there, as this node sees the folder, or have another size than the index says."""
     for shard in index.shards:
-        path = index.folder / shard.name
+        path = os.path.join(index.folder, shard.name)  # noqa: PTH118  (of 10,000 shards a Path costs as much again)
         try:
-            size = path.stat().st_size
+            size = os.stat(path).st_size  # noqa: PTH116
         except OSError as error:
-            yield Problem(str(path), f"{error.strerror} on {socket.gethostname()}, and the index names it")
+            yield Problem(path, f"{error.strerror} on {socket.gethostname()}, and the index names it")
             continue
         if size != shard.size:
-            yield Problem(str(path), f"it has {size} bytes on {socket.gethostname()}, {shard.size} when it was indexed")
+            yield Problem(path, f"it has {size} bytes on {socket.gethostname()}, {shard.size} when it was indexed")
 
 
 def damaged_shards(index: ShardIndex) -> Iterator[Problem]:

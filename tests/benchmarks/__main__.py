@@ -24,9 +24,10 @@ if __name__ == "__main__":
     frozen_code.run()
     submission.run(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)
     # Last, and imported here: a child's peak memory counts that of the process that started it, and torch is large.
-    from tests.benchmarks import checkpoint, logical, loop, resume
+    from tests.benchmarks import checkpoint, images, logical, loop, resume
 
     loop.run()
     logical.run()
     checkpoint.run()
     resume.run()
+    images.run()

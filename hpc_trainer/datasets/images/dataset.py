@@ -20,7 +20,6 @@ from hpc_trainer.datasets.pictures import default_resize, read_picture
 from hpc_trainer.datasets.problem import Problem, name_of, told
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
 from hpc_trainer.datasets.random_bits import random_words
-from hpc_trainer.datasets.shard_index import damaged_shards
 from hpc_trainer.errors import BrokenPictureError, DataError
 
 _STAND_INS = 100  # samples that are tried in place of a broken one
@@ -75,9 +74,8 @@ class Images:
         return {"content": self._source.digest(), **self._normalisation.facts()}
 
     def problems(self) -> Iterator[Problem]:
-        """Shards whose bytes are not those that were indexed: reads all of them. Of single files nothing is known."""
-        index = getattr(self._source, "index", None)
-        return iter(()) if index is None else damaged_shards(index)
+        """Files that are not as they were recorded, for `data check`; broken pictures show when they are read."""
+        return self._source.damaged()
 
     def _each(self, do: Callable[[int], None], slots: Iterable[int]) -> Iterable[None]:
         if self._num_threads < 2 or os.getpid() != self._pid:  # threads do not come along into a forked process

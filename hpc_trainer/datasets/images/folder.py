@@ -18,7 +18,7 @@ from hpc_trainer.datasets.pictures import EXTENSIONS
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 
-_STAT_THREADS = 16  # a shared file system answers many at once
+_STAT_THREADS, _STAT_AT_ONCE = 16, 1024  # a shared file system answers many at once
 
 
 class FolderSource:
@@ -85,23 +85,29 @@ class FolderSource:
 
     def digest(self) -> str:
         """See `PictureSource`. Asks for the size of each file."""
-        names = (self._name(row) for row in range(len(self)))
+        starts = range(0, len(self), _STAT_AT_ONCE)
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
-            sizes = list(threads.map(self._size, range(len(self)), chunksize=256))
-        digest = hashlib.sha256()
-        for name, size in zip(names, sizes, strict=True):
-            digest.update(b"%s\0%d\0" % (name, size))
-        return digest.hexdigest()
+            parts = threads.map(self._names_and_sizes, starts)
+            return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def missing(self) -> Iterator[Problem]:
         """Nothing: what is not there was not listed."""
         return iter(())
 
-    def _size(self, row: int) -> int:
-        try:
-            return self._path(row).stat().st_size
-        except OSError:
-            return -1  # whoever reads it says so
+    def damaged(self) -> Iterator[Problem]:
+        """Nothing: nobody has recorded what a file must hold."""
+        return iter(())
+
+    def _names_and_sizes(self, start: int) -> bytes:
+        folder, found = os.fsencode(self._folder), []
+        for row in range(start, min(start + _STAT_AT_ONCE, len(self))):
+            name = self._name(row)
+            try:
+                size = os.stat(folder + b"/" + name).st_size  # noqa: PTH116  (a Path costs as much again)
+            except OSError:
+                size = -1  # whoever reads it says so
+            found.append(b"%s\0%d\0" % (name, size))
+        return b"".join(found)
 
     def _name(self, row: int) -> bytes:
         start = int(self._ends[row - 1]) if row else 0

@@ -17,7 +17,14 @@ from hpc_trainer.config.schema.data_images import ImageShardsConfig
 from hpc_trainer.datasets.images.splits import held_out_rows, split_folder
 from hpc_trainer.datasets.images.staging import staged
 from hpc_trainer.datasets.problem import Problem
-from hpc_trainer.datasets.shard_index import ShardIndex, missing_shards, read_index
+from hpc_trainer.datasets.shard_index import (
+    CLASSES,
+    ShardIndex,
+    damaged_shards,
+    missing_shards,
+    read_classes,
+    read_index,
+)
 from hpc_trainer.errors import DataError
 
 _MOST_OPEN = 256  # of the 1,024 files that a process may usually have open
@@ -51,7 +58,15 @@ class ShardSource:
         self._lock = threading.Lock()
 
     def _check_classes(self, config: ImageShardsConfig) -> None:
-        of_training = read_index(split_folder(config, "train")).num_classes
+        training = split_folder(config, "train")
+        of_training = read_index(training).num_classes
+        names, known = (read_classes(folder) for folder in (self._index.folder, training))
+        if names is not None and known is not None and names != known[: len(names)]:
+            first = next((pair for pair in zip(names, known, strict=False) if pair[0] != pair[1]), (names[-1], "none"))
+            raise DataError(
+                f"{self._index.folder / CLASSES} and that of {training} number the classes otherwise: {first[0]!r} "
+                f"where training has {first[1]!r}. Fix: make both folders of one list of classes, and index them."
+            )
         if self.num_classes > of_training:
             raise DataError(
                 f"{self._index.folder} has labels up to {self.num_classes - 1}, and the training shards only "
@@ -103,6 +118,10 @@ class ShardSource:
     def missing(self) -> Iterator[Problem]:
         """See `PictureSource`."""
         return missing_shards(replace(self._index, folder=self._folder))
+
+    def damaged(self) -> Iterator[Problem]:
+        """See `PictureSource`. Of the shared folder, wherever this process reads."""
+        return damaged_shards(self._index)
 
     def _in_index(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         return rows if self._rows is None else self._rows[rows]

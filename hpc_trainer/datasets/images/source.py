@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from hpc_trainer.config.schema.data_images import ImagesConfig, ImageShardsConfig
 from hpc_trainer.datasets.images.folder import FolderSource
 from hpc_trainer.datasets.images.shards import ShardSource
-from hpc_trainer.datasets.pictures import decode
 from hpc_trainer.datasets.problem import Problem
-from hpc_trainer.errors import BrokenPictureError, DataError
 
 
 class PictureSource(Protocol):
@@ -43,6 +41,10 @@ class PictureSource(Protocol):
         """Files that are known to be missing on this node. Quick: reads no picture."""
         ...
 
+    def damaged(self) -> Iterator[Problem]:
+        """Files that are missing, or whose bytes are not those of a recorded checksum. Reads all of them."""
+        ...
+
 
 def open_source(config: ImagesConfig, split: str) -> PictureSource:
     """The pictures of one split, `train` or `eval`.
@@ -52,31 +54,3 @@ def open_source(config: ImagesConfig, split: str) -> PictureSource:
     if isinstance(config, ImageShardsConfig):
         return ShardSource(config, split)
     return FolderSource(config, split)
-
-
-def problems(config: ImagesConfig, split: str) -> Iterator[Problem]:
-    """Every file of a split that training could not use: each picture is decoded. In the order of the samples."""
-    try:
-        source = open_source(config, split)
-    except DataError as error:
-        yield Problem(str(config.folder), str(error))
-        return
-    missing = list(source.missing())
-    yield from missing
-    gone = {problem.file for problem in missing}
-    for row in range(len(source)):
-        problem = None if gone and source.place(row)[0] in gone else problem_of(source, row, config.num_channels)
-        if problem is not None:
-            yield problem
-
-
-def problem_of(source: PictureSource, row: int, num_channels: int) -> Problem | None:
-    """What is wrong with one picture; None: nothing. `data check` may ask many processes for a part each."""
-    file, offset = source.place(row)
-    try:
-        decode(source.read(row), "", num_channels)
-    except BrokenPictureError as error:
-        return Problem(file, str(error).strip(), offset)
-    except DataError as error:
-        return Problem(file, str(error), offset)
-    return None

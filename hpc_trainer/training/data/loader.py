@@ -214,8 +214,9 @@ class _Indices:
 
 
 def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:
+    source: Any = _Catching(dataset)  # torch's Dataset is nominal; it uses __getitems__ only
     loader: DataLoader[Any] = DataLoader(
-        _Catching(dataset),  # torch's Dataset is nominal; it uses __getitems__ only
+        source,
         batch_sampler=indices,
         num_workers=num_workers,
         collate_fn=_identity,

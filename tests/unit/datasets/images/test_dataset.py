@@ -171,6 +171,18 @@ def test_a_broken_picture_in_a_shard_is_named_with_its_byte(root):
     assert shards(root / "packed", "eval").__getitems__(range(3))[1].tolist() == [2, 0, 1]
 
 
+def test_files_that_have_changed_are_problems(root):
+    build_index(make_shards(root / "packed", samples(8)))
+    data = shards(root / "packed", eval_fraction=0.3)
+    assert list(data.problems()) == []
+    assert list(folder(root).problems()) == []
+    path = root / "packed/shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (problem,) = data.problems()
+    assert problem.file == str(path)
+    assert "SHA-256" in problem.cause
+
+
 def test_a_shard_that_is_missing_is_told_before_the_first_step(root):
     build_index(make_shards(root / "packed", samples(8)))
     (root / "packed/shard-000001.tar").unlink()

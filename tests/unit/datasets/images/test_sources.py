@@ -12,7 +12,7 @@ import pytest
 
 from hpc_trainer.config.schema.data_images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.datasets.images import shards as shards_module
-from hpc_trainer.datasets.images.source import open_source, problems
+from hpc_trainer.datasets.images.source import open_source
 from hpc_trainer.datasets.images.splits import held_out_rows, is_held_out
 from hpc_trainer.datasets.shard_index import ROW, build_index, read_index
 from hpc_trainer.errors import DataError
@@ -119,8 +119,6 @@ def test_a_folder_that_is_not_whole_is_refused_by_name(tmp_path, spoil, message)
     spoil(tmp_path)
     with pytest.raises(DataError, match=message):
         [folder(tmp_path, split) for split in ("train", "eval")]
-    config = ImageFolderConfig(path=str(tmp_path))
-    assert any("Fix" in problem.cause for split in ("train", "eval") for problem in problems(config, split))
 
 
 def test_the_digest_of_a_folder_is_of_names_and_sizes(tmp_path):
@@ -207,8 +205,7 @@ def test_missing_and_shrunk_shards_are_named(packed):
         file.truncate(600)
     with pytest.raises(DataError, match=r"shard-000000.tar has shrunk since it was indexed: at byte 512"):
         source.read(0)
-    found = [str(each) for each in problems(ImageShardsConfig(path=str(packed)), "train")]
-    assert len(found) == 2  # the two shards, and not each picture in them
+    assert [Path(each.file).name for each in source.damaged()] == ["shard-000000.tar", "shard-000002.tar"]
 
 
 def test_labels_that_training_does_not_know_are_refused(packed):
@@ -217,16 +214,13 @@ def test_labels_that_training_does_not_know_are_refused(packed):
         shards(packed, "eval")
 
 
-def test_each_broken_picture_is_a_problem_with_its_file(tmp_path):
-    make_folder(tmp_path, train=3, eval=1)
-    whole = (tmp_path / "train/bee/000.jpg").read_bytes()
-    (tmp_path / "train/bee/000.jpg").write_bytes(whole[:-40])
-    (tmp_path / "train/cat/002.webp").write_bytes(b"")
-    found = list(problems(ImageFolderConfig(path=str(tmp_path)), "train"))
-    assert [os.path.relpath(each.file, tmp_path) for each in found] == ["train/bee/000.jpg", "train/cat/002.webp"]
-    assert "truncated" in found[0].cause
-    assert "it is empty" in found[1].cause
-    assert list(problems(ImageFolderConfig(path=str(tmp_path)), "eval")) == []
+def test_classes_in_another_order_are_refused(packed):
+    (packed / "train/classes.json").write_text('["ant", "bee", "cat"]')
+    (packed / "eval/classes.json").write_text('["ant", "bee"]')  # one without a picture may be left out at the end
+    assert shards(packed, "eval").num_classes == 3
+    (packed / "eval/classes.json").write_text('["ant", "cat", "bee"]')
+    with pytest.raises(DataError, match=r"eval/classes.json and that of .* otherwise: 'cat' where training has 'bee'"):
+        shards(packed, "eval")
 
 
 def test_the_index_stays_mapped(packed):
