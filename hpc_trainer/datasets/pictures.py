@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,7 @@ def default_resize(image_size: int) -> int:
 
 
 def decode(
-    data: bytes, name: str, num_channels: int, least: int | None = None, formats: Sequence[str] = FORMATS
+    data: bytes, name: str, num_channels: int, least: int | None = None, formats: tuple[str, ...] = FORMATS
 ) -> Image:
     """The picture in `data`, grey (1 channel) or RGB (3); transparency is dropped, orientation tags are not followed.
 

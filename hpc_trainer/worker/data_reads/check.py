@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -177,15 +178,27 @@ def _digest(inputs: Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(data.tobytes(), digest_size=8).digest(), "little")
 
 
+class _Cuts:
+    """DataLoader's batch sampler: the rows, a few at a time, made when they are asked for."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._rows) / _BATCH)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(self._rows[start : start + _BATCH]) for start in range(0, len(self._rows), _BATCH))
+
+
 def _load(looked: _Looked, rows: Sequence[int], num_workers: int) -> Iterator[_Batch]:
-    cuts = [list(rows[start : start + _BATCH]) for start in range(0, len(rows), _BATCH)]
-    loader: Any = DataLoader(
-        looked, batch_sampler=cuts, num_workers=min(num_workers, len(cuts)), collate_fn=_as_it_is,  # type: ignore[arg-type]
-    )  # fmt: skip
+    cuts: Any = _Cuts(rows)
+    source: Any = looked
+    loader = DataLoader(source, batch_sampler=cuts, num_workers=min(num_workers, len(cuts)), collate_fn=_as_it_is)
     return iter(loader)
 
 
-def _as_it_is(batch: _Batch) -> _Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpc_trainer.config.schema.data_images import ImageFolderConfig
+from hpc_trainer.datasets.images.folder import FolderSource
 from hpc_trainer.datasets.shard_index import damaged_shards, index_shard, read_index
 from hpc_trainer.errors import ConfigError, DataError, RunStateError
 from hpc_trainer.operate.prepare import images
@@ -103,6 +105,14 @@ def test_a_picture_stays_in_its_part_when_others_come(tmp_path: Path) -> None:
     assert len(many) == 60
     assert few == {name: many[name] for name in few}
     assert set(few.values()) == {"train", "eval"}
+
+
+def test_the_same_pictures_are_held_out_as_of_the_raw_folder(tmp_path: Path) -> None:
+    raw = raw_pictures(tmp_path / "raw")
+    _prepare(raw, tmp_path / "out")
+    source = FolderSource(ImageFolderConfig(path=str(raw), eval_fraction=0.3), "eval")
+    held_out = {str(Path(source.place(row)[0]).relative_to(raw).with_suffix("")) for row in range(len(source))}
+    assert held_out == {name.partition("-")[0] for name, _, _ in samples(tmp_path / "out" / "eval")}
 
 
 def test_a_source_that_is_split_already_keeps_its_parts(tmp_path: Path) -> None:

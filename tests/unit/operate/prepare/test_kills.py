@@ -33,7 +33,7 @@ _PROGRAM = textwrap.dedent(
     from hpc_trainer.operate.prepare import images, tokens
     from hpc_trainer.operate.prepare.job import Asked
 
-    kind, source, folder, last = *sys.argv[1:4], int(sys.argv[4])
+    kind, source, folder, last, size, fresh = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "fresh"
     images._SMALLEST_MIB, tokens._PIECE = 0.004, 200
     count = 0
 
@@ -46,8 +46,8 @@ _PROGRAM = textwrap.dedent(
 
     sys.addaudithook(see)
     if kind == "images":
-        options = images.ImageOptions(size=16, eval_fraction=0.3)
-        images.prepare_images(Path(source), Path(folder), options, Asked(), lambda *_: None)
+        options = images.ImageOptions(size=size, eval_fraction=0.3)
+        images.prepare_images(Path(source), Path(folder), options, Asked(fresh=fresh), lambda *_: None)
     else:
         options = tokens.TokenOptions(document="line", eval_fraction=0.3)
         tokens.prepare_tokens([source], Path(folder), options, Asked(), lambda *_: None)
@@ -56,11 +56,13 @@ _PROGRAM = textwrap.dedent(
 )
 
 
-_ROUNDS = 3
+_ROUNDS = 2
 
 
-def _start(kind: str, source: Path, folder: Path, last: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _PROGRAM, kind, str(source), str(folder), str(last)]
+def _start(
+    kind: str, source: Path, folder: Path, last: int, size: int = 16, fresh: str = ""
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _PROGRAM, kind, str(source), str(folder), str(last), str(size), fresh]
     done: subprocess.CompletedProcess[str] = warm.run(command, text=True, timeout=120)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done
@@ -100,7 +102,7 @@ def test_killed_anywhere_and_called_again_the_folder_is_the_same(kind: str, tmp_
     kills = 0
     for number in range(_ROUNDS):
         folder = tmp_path / f"killed-{number}"
-        # First in each third of what there is to do, the end among them; then while that is gone on with; then not.
+        # First in each half of what there is to do, the end among them; then while that is gone on with; then not.
         begin, stop = places * number // _ROUNDS, places * (number + 1) // _ROUNDS
         for last in (chance.randint(begin + 1, stop), chance.randint(1, places // 2), 0):
             died = _start(kind, raw, folder, last)
@@ -111,6 +113,20 @@ def test_killed_anywhere_and_called_again_the_folder_is_the_same(kind: str, tmp_
         assert content(folder) == wanted
     assert kills > _ROUNDS
     print(f"{kind}: {kills} kills at {places} places")
+
+
+def test_killed_while_all_is_made_anew(tmp_path: Path) -> None:
+    chance = random.Random(chosen_seed())
+    raw, folder = raw_pictures(tmp_path / "raw"), tmp_path / "out"
+    _start("images", raw, tmp_path / "undisturbed", 0)
+    _start("images", raw, folder, 0, size=20)
+    taken_away = len(content(folder))
+    for last in (taken_away // 3, chance.randint(1, taken_away), chance.randint(1, taken_away)):
+        assert _start("images", raw, folder, last, fresh="fresh").returncode == -signal.SIGKILL
+        for part in ("train", "eval"):
+            _is_whole("images", folder / part)  # the old one, or refused
+    _start("images", raw, folder, 0, fresh="fresh")
+    assert content(folder) == content(tmp_path / "undisturbed")
 
 
 def _waiting_pieces(folder: Path) -> tuple[ImageMaker, list[Piece]]:
