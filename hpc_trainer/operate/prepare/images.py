@@ -206,7 +206,7 @@ def _pictures(folder: Path, name: str) -> Iterator[InputFile]:
             elif os.path.splitext(entry.name)[1].lower() in _READ:  # noqa: PTH122  (a Path takes ten times as long)
                 told = entry.stat()
                 yield InputFile(
-                    name=f"{name}/{entry.name}", path=Path(entry.path), size=told.st_size, mtime_ns=told.st_mtime_ns
+                    name=f"{name}/{entry.name}", path=entry.path, size=told.st_size, mtime_ns=told.st_mtime_ns
                 )
 
 

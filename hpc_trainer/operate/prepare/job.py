@@ -35,7 +35,7 @@ class InputFile:
     """One file of the input. `name`: relative to what the person named, with `/`."""
 
     name: str
-    path: Path
+    path: str  # a Path takes three times the memory, and there may be millions
     size: int
     mtime_ns: int
 

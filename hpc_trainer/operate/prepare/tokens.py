@@ -181,13 +181,13 @@ def _listing(sources: Sequence[str]) -> tuple[InputFile, ...]:
             told = path.stat()
             if told.st_size:
                 found.setdefault(
-                    path, InputFile(name=name, path=path, size=told.st_size, mtime_ns=told.st_mtime_ns)
+                    path, InputFile(name=name, path=str(path), size=told.st_size, mtime_ns=told.st_mtime_ns)
                 )  # fmt: skip
     if not found:
         raise ConfigError(
             f"{' '.join(sources)}: there is no file with anything in it. Name files, folders or patterns."
         )
-    return tuple(sorted(found.values(), key=lambda each: (each.name, str(each.path))))
+    return tuple(sorted(found.values(), key=lambda each: (each.name, each.path)))
 
 
 def _files_of(word: str) -> Iterator[tuple[str, Path]]:
@@ -218,7 +218,7 @@ def _pieces(files: Sequence[InputFile], document: str) -> Iterator[Piece]:
         step = each.size if document == "file" else _PIECE
         for start in range(0, each.size, step):
             stop = min(start + step, each.size)
-            items.append([str(each.path), each.name, start, stop])
+            items.append([each.path, each.name, start, stop])
             amount += stop - start
             if amount >= _PIECE:
                 yield Piece(name=f"{number:06d}", items=items, amount=amount)
