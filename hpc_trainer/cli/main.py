@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from hpc_trainer.cli.complete import complete_names, complete_runs
+from hpc_trainer.cli.data_app import data
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,
@@ -498,6 +499,9 @@ def predict(
         config_dirs=config_dir or (), trust=trust or (),
     )  # fmt: skip
     run_predict(given, output, as_json=as_json)
+
+
+app.add_typer(data)
 
 
 @app.callback(invoke_without_command=True)

@@ -26,13 +26,16 @@ def default_resize(image_size: int) -> int:
     return round(image_size * 256 / 224)
 
 
-def decode(data: bytes, name: str, num_channels: int, least: int | None = None) -> Image:
+def decode(
+    data: bytes, name: str, num_channels: int, least: int | None = None, formats: tuple[str, ...] = FORMATS
+) -> Image:
     """The picture in `data`, grey (1 channel) or RGB (3); transparency is dropped, orientation tags are not followed.
 
     Args:
         name: of the file, for messages.
         least: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least so long; much
             faster, and only for those who make it smaller anyway.
+        formats: as Pillow calls them.
 
     Raises:
         BrokenPictureError: it cannot be decoded.
@@ -41,7 +44,7 @@ def decode(data: bytes, name: str, num_channels: int, least: int | None = None) 
 
     mode = _MODES[num_channels]
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(data), formats=formats)
         if least is not None:
             scale = least / min(image.size)
             image.draft(mode, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
@@ -55,7 +58,7 @@ def decode(data: bytes, name: str, num_channels: int, least: int | None = None) 
         raise
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
         told = "it is empty" if not data else _plain(error)
-        raise BrokenPictureError(f"{name} cannot be decoded as {', '.join(FORMATS)}: {told}") from error
+        raise BrokenPictureError(f"{name} cannot be decoded as {', '.join(formats)}: {told}") from error
 
 
 def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint8]:

@@ -30,6 +30,9 @@ class MapDataset(Protocol):
     `classes`, a list of names, and `preprocessing`, a mapping that JSON can hold (how raw data become inputs, by which
     mean and std), are written into the card of an exported model.
 
+    Or a method `problems()`: yields a `problem.Problem` for each file whose bytes are not what they were when it was
+    written, as checksums tell. `data check` asks it, and reads every sample besides.
+
     An attribute `all_targets_count = True` says that no target of it is ever -100: then nobody need count them.
 
     Images may have attributes `pixel_mean` and `pixel_std`, a number for each channel: inputs × pixel_std + pixel_mean

@@ -91,6 +91,8 @@ def test_verbs_and_their_options(ask: Ask) -> None:
     assert ask("hpc-trainer pl") == ["plan"]
     assert ask("hpc-trainer submit --re") == ["--retry-failed"]
     assert ask("hpc-trainer drill pree") == ["preempt"]
+    assert ask("hpc-trainer data pre") == ["prepare"]
+    assert ask("hpc-trainer data prepare tokens --to out --doc") == ["--document"]
 
 
 @pytest.mark.usefixtures("project")
@@ -98,6 +100,7 @@ def test_groups_choices_keys_and_values(ask: Ask) -> None:
     assert {"model=", "optim.", "seed="} <= set(ask("hpc-trainer plan "))
     assert ask("hpc-trainer plan model=res") == ["model=resnet18", "model=resnet34", "model=resnet50"]
     assert "model=mlp" in ask("hpc-trainer plan model=")
+    assert ask("hpc-trainer data check data=dig") == ["data=digits"]
     assert ask("hpc-trainer plan model=mlp,resnet5") == ["model=mlp,resnet50"]
     assert ask("hpc-trainer plan cluster.executor=l") == ["cluster.executor=local"]
     assert ask("hpc-trainer submit --wait model=mlp optim=sgd optim.mom") == ["optim.momentum=", "optim.momentum=0.9"]

@@ -1,0 +1,261 @@
+"""What `hpc-trainer data ...` prints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hpc_trainer.cli.common import console, ended_by_signals, print_json, print_next, print_table, say, short_number
+from hpc_trainer.cli.given import Chosen, Given, only_point
+from hpc_trainer.datasets.shard_index import build_index
+from hpc_trainer.errors import ConfigError, ExitCode
+from hpc_trainer.operate.data_reads import Checked, Measured, bench_data, check_data
+from hpc_trainer.operate.prepare.images import ImageOptions, prepare_images
+from hpc_trainer.operate.prepare.job import BROKEN, Asked, Prepared
+from hpc_trainer.operate.prepare.tokens import TokenOptions, prepare_tokens
+from hpc_trainer.runs.spec import RunSpec
+
+Told = Callable[[int, int], None]
+_PROBLEMS_SHOWN = 20
+_MODELS = {"data=image_shards": "model=resnet18", "data=tokens": "model=gpt"}
+_UNITS = {"images": "pictures", "tokens": "bytes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What the kinds of `data prepare` share on the command line; None: not given."""
+
+    workers: int | None
+    part: str | None
+    slurm: list[str] | None
+    parts: int
+    fresh: bool
+    skip_broken: bool
+    as_json: bool
+
+    @property
+    def asked(self) -> Asked:
+        """Raises ConfigError: a number is out of range."""
+        return Asked(
+            num_workers=_num_processes(self.workers), part=_part(self.part), fresh=self.fresh,
+            skip_broken=self.skip_broken,
+        )  # fmt: skip
+
+
+def run_prepare_images(source: Path, to: Path, options: ImageOptions, how: How) -> None:
+    """Prepares pictures, here or on Slurm."""
+    words = [str(source.absolute()), "--to", str(to.absolute()), *_words(options)]
+    _prepare("images", words, to, how, partial(prepare_images, source, to, options))
+
+
+def run_prepare_tokens(sources: Sequence[str], to: Path, options: TokenOptions, how: How) -> None:
+    """Prepares texts, here or on Slurm."""
+    words = [*(str(Path(each).absolute()) for each in sources), "--to", str(to.absolute()), *_words(options)]
+    _prepare("tokens", words, to, how, partial(prepare_tokens, sources, to, options))
+
+
+def run_index(folder: Path, *, as_json: bool) -> None:
+    """Writes an index for shards."""
+    found = build_index(folder)
+    if as_json:
+        print_json({"folder": str(folder), "samples": len(found.rows), "shards": len(found.shards)})
+        return
+    print(f"{folder}: {len(found.rows):,} samples in {len(found.shards)} shards. Index: {folder / 'index.json'}")
+
+
+def run_check(given: Given, *, sample: int | None, workers: int | None, as_json: bool) -> None:
+    """Exits 0 if nothing is wrong, 1 if something is, 2 if the configuration is."""
+    spec = _data_of(given, "data check", "train.global_batch_size=1")  # of a set of few samples too
+    if sample is not None and sample < 1:
+        raise ConfigError(f"--sample={sample} must be 1 or more. Use 100, or leave it out to read all.")
+    with ended_by_signals(), _bar("samples", quiet=as_json) as tell:
+        found = check_data(spec.config, sample=sample, num_workers=_num_processes(workers), tell=tell)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        _show_checked(found)
+    if found.num_problems:
+        sys.exit(ExitCode.FAILED)
+
+
+def run_bench(given: Given, *, workers: str, seconds: float, step_ms: float | None, as_json: bool) -> None:
+    """Prints a table, a row for each number of processes."""
+    numbers = [int(word) for word in workers.split(",") if word.isdecimal()]
+    if not numbers or len(numbers) != len(workers.split(",")):
+        raise ConfigError(f"--workers={workers} must be numbers with commas between them. Use --workers 0,2,4.")
+    if seconds <= 0 or (step_ms is not None and step_ms <= 0):
+        raise ConfigError("--seconds and --step-ms must be greater than 0.")
+    spec = _data_of(given, "data bench")
+    with ended_by_signals(), _bar("measured", quiet=as_json) as tell:
+        found = bench_data(spec.config, workers=sorted(set(numbers)), seconds=seconds, tell=tell)
+    enough = None if step_ms is None else found.enough(step_ms)
+    if as_json:
+        print_json({**dataclasses.asdict(found), "step_ms": step_ms, "enough_workers": enough})
+    else:
+        _show_measured(found, step_ms, enough)
+
+
+def _data_of(given: Given, verb: str, *neutral: str) -> RunSpec:
+    """The one configuration. What the command line does not choose besides the data must not stand in their way.
+
+    Args:
+        neutral: overrides that go with any data; of a section that the command line does not name.
+    """
+    from hpc_trainer.cli.grid_verbs import freeze_here
+
+    named = {word.lstrip("+~").partition("=")[0].partition(".")[0] for word in given.overrides or ()}
+    words = ["model=custom", "model._target_=torch.nn.Identity", *neutral] if "experiment" not in named else []
+    here = given.here(verb)
+    kept = [word for word in words if word.partition("=")[0].partition(".")[0] not in named]
+    grid = freeze_here(dataclasses.replace(here, overrides=[*(here.overrides or ()), *kept]))
+    spec = only_point(grid, f"{verb} takes", "Choose one point.")
+    if spec.is_own_loop:
+        raise ConfigError(f"{verb} reads what data= names, and train.main or train.command reads data of its own.")
+    return spec
+
+
+def _show_checked(found: Checked) -> None:
+    for split, numbers in found.splits.items():
+        if numbers["samples"] is None:
+            print(f"{split}: a stream, which has no samples by number; it was not read")
+        else:
+            print(f"{split}: {numbers['read']:,} of {numbers['samples']:,} samples read")
+    for each in found.problems[:_PROBLEMS_SHOWN]:
+        place = each["file"] if each["offset"] is None else f"{each['file']} at byte {each['offset']}"
+        say(f"{place}: {each['cause']}")
+    if found.num_problems > _PROBLEMS_SHOWN:
+        print(f".. and {found.num_problems - _PROBLEMS_SHOWN:,} more; --json has the first 1,000")
+    if found.duplicates["num"]:
+        row, other = found.duplicates["pairs"][0]
+        print(
+            f"Note: {found.duplicates['num']:,} sample(s) of eval have the inputs of one of train. The first: {other} "
+            f"of eval, {row} of train. What is measured on them was trained on."
+        )
+    print(f"{found.num_problems:,} problem(s)" if found.num_problems else "No problems.")
+
+
+def _show_measured(found: Measured, step_ms: float | None, enough: int | None) -> None:
+    print_table(
+        ["WORKERS", "SAMPLES/S", "MS A BATCH", "MB/S", "FIRST BATCH"],
+        [
+            [str(row.num_workers), short_number(row.samples_per_s), f"{row.batch_ms:.3g}", short_number(row.mb_per_s),
+             f"{row.first_batch_s:.2g}s"] for row in found.rows
+        ],
+    )  # fmt: skip
+    cores = len(os.sched_getaffinity(0))
+    print(f"Batches of {found.batch_size} samples, {found.num_samples:,} in all; {cores} cores here.")
+    if found.shares:
+        print("Of a sample's time: " + ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items()))
+    if step_ms is None:
+        return
+    if enough is not None:
+        print(f"A step of {step_ms:g} ms waits for no batch with data.num_workers={enough}.")
+        return
+    best = min(found.rows, key=lambda row: row.batch_ms)
+    print(
+        f"A step of {step_ms:g} ms waits in each case: with {best.num_workers} processes a batch takes "
+        f"{best.batch_ms:.3g} ms. Try more of them, smaller pictures, or data prepare."
+    )
+
+
+def _prepare(kind: str, words: list[str], to: Path, how: How, prepare: Callable[[Asked, Told], Prepared]) -> None:
+    began = time.monotonic()
+    if how.slurm is not None:
+        if how.part is not None:
+            raise ConfigError(f"--part={how.part} is for one job, and --slurm gives each of its own. Keep one of them.")
+        done = prepare(dataclasses.replace(how.asked, plan_only=True), lambda *_: None)
+        if not done.is_whole:
+            _submit_parts(kind, words, to, how)
+            return
+    else:
+        with ended_by_signals(), _bar(_UNITS[kind], quiet=how.as_json) as tell:
+            done = prepare(how.asked, tell)
+    if how.as_json:
+        print_json({**dataclasses.asdict(done), "seconds": time.monotonic() - began})
+    else:
+        _show(done)
+
+
+def _show(done: Prepared) -> None:
+    if not done.is_whole:
+        print(
+            f"{done.folder}: {done.num_made} piece(s) made; {done.num_missing} of {done.num_pieces} are for other "
+            f"parts. The last part, or the same command without --part, finishes."
+        )
+        return
+    for part, counts in done.counts.items():
+        told = ", ".join(
+            f"{short_number(count)}{'B' if what == 'bytes' else f' {what}'}" for what, count in counts.items()
+        )
+        print(f"{part}: {told}")
+    if done.num_broken:
+        print(f"Left out: {done.num_broken} that cannot be read, see {Path(done.folder) / BROKEN}")
+    what = f"{done.num_made} of {done.num_pieces} pieces made now" if done.num_made else "all was there already"
+    print(f"Folder: {done.folder} ({what})")
+    print_next(f"train {_MODELS[done.words[0]]} {shlex.join(done.words)}")
+
+
+def _counted(what: str, count: int) -> str:
+    return f"{short_number(count)}B" if what == "bytes" else f"{count:,} {what}"
+
+
+def _num_processes(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers={workers} must be 1 or more. Use 1.")
+    return workers or len(os.sched_getaffinity(0))
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    first, _, last = text.partition("/")
+    if first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
+        return int(first), int(last)
+    raise ConfigError(f"--part={text} must be I/N with 1 ≤ I ≤ N, as 3/8. Use 1/8 to 8/8.")
+
+
+@contextlib.contextmanager
+def _bar(unit: str, *, quiet: bool) -> Iterator[Told]:
+    """A bar on a terminal; in a pipe nothing."""
+    if quiet or not console().is_terminal:
+        yield lambda *_: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console()) as progress:
+        task = progress.add_task(unit, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _submit_parts(kind: str, words: Sequence[str], to: Path, how: How) -> None:
+    """An array of the same command, each element with a part of the pieces."""
+    from hpc_trainer.cli.grid_verbs import run_submit  # half a second, for who prepares here
+
+    if how.parts < 1:
+        raise ConfigError(f"--parts={how.parts} must be 1 or more. Use 1.")
+    more = ["--on-broken", "skip"] if how.skip_broken else []
+    if how.workers is not None:
+        more += ["--workers", str(how.workers)]
+    command = shlex.join(["python", "-m", "hpc_trainer", "data", "prepare", kind, *words, *more])
+    command = command.replace("{", "{{").replace("}", "}}") + f" --part {{params.part}}/{how.parts}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"prepare-{to.absolute().name}")[:100]
+    given = Given.of_grid(
+        [f"sweep_name={name}", *(how.slurm or ()), f"params.part=range(1,{how.parts + 1})"], command, None, None, None
+    )
+    run_submit(given, Chosen(retry_failed=False, fresh=False, extend=False), wait=False, as_json=how.as_json)
+
+
+def _words(options: ImageOptions | TokenOptions) -> list[str]:
+    """The options, as they are typed."""
+    values = dataclasses.asdict(options).items()
+    return [word for key, value in values if value is not None for word in (f"--{key.replace('_', '-')}", str(value))]

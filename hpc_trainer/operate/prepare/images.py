@@ -1,0 +1,418 @@
+"""Pictures in a folder for each class -> resized, in tar shards with an index, split in two, with their statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import math
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_trainer.config.schema.data_images import EVAL_FOLDERS
+from hpc_trainer.datasets.pictures import EXTENSIONS, decode
+from hpc_trainer.datasets.pictures import FORMATS as PILLOW
+from hpc_trainer.datasets.shard_index import (
+    ABOUT as INDEX,
+)
+from hpc_trainer.datasets.shard_index import (
+    CLASSES,
+    ROW,
+    IndexedShard,
+    Shard,
+    missing_shards,
+    read_index,
+    write_index,
+)
+from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
+from hpc_trainer.operate.prepare.job import (
+    EVAL,
+    TRAIN,
+    Asked,
+    InputFile,
+    Inputs,
+    Job,
+    Prepared,
+    absolute,
+    check_apart,
+    check_fraction,
+    check_parts,
+    commit,
+    make_missing,
+    part_of,
+    remove_temporaries,
+    shuffled,
+    tell_broken,
+    temporary_of,
+    write_record,
+)
+from hpc_trainer.operate.prepare.pool import Piece, Tell
+from hpc_trainer.runs.files import write_json
+
+STATISTICS = "statistics.json"
+FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
+_READ = (*(f".{each}" for each in EXTENSIONS), ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+_FORMATS_READ = (*PILLOW, "BMP", "GIF", "TIFF", "PPM")
+_QUALITY = 90
+_MIB = 1 << 20
+# Small sets are cut into smaller shards, so that some 32 cores have work; below 4 MiB files are many and small.
+_FEWEST_SHARDS, _SMALLEST_MIB = 32, 4
+_SAMPLED = 32  # pictures that are packed to find out how large they are
+_TOLD_EVERY = 32
+_CHANNELS, _LEVELS = 3, 256
+_ORIENTATION = 0x0112  # the tag of EXIF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """`size`: pixels of the shorter side, at most. `quality`: of jpg and webp; None: 90."""
+
+    size: int = 256
+    format: str = "jpg"
+    quality: int | None = None
+    eval_fraction: float = 0.1
+    shard_mib: int = 128
+
+
+def prepare_images(source: Path, folder: Path, options: ImageOptions, asked: Asked, tell: Any) -> Prepared:
+    """Does what is missing of it; where nothing is, writes the index.
+
+    Args:
+        tell: called with (done, of how many) pictures, from time to time.
+
+    Raises:
+        ConfigError: a wrong option; another one, or another input, than the folder was begun with.
+        RunStateError: pictures are broken, and `asked` does not say to skip them.
+    """
+    _check(options)
+    source, folder = absolute(source), absolute(folder)
+    check_apart([source], folder)
+    classes, listed, has_parts = _listing(source)
+    job = Job(
+        folder=folder,
+        kind="images",
+        options={
+            "source": str(source), "size": options.size, "format": options.format, "quality": _quality(options),
+            "eval_fraction": options.eval_fraction, "shard_mib": options.shard_mib,
+        },
+        inputs=Inputs(files=tuple(each for each, _ in listed)),
+    )  # fmt: skip
+    labels = {each.name: label for each, label in listed}
+    parts = _parts(labels, options, has_parts)
+    maker = ImageMaker(
+        folder=str(job.folder), source=str(source), size=options.size, format=options.format, quality=_quality(options)
+    )
+    known = job.begin(lambda: {"per_shard": _per_shard(maker, parts, options)}, fresh=asked.fresh)
+    pieces = list(_pieces(parts, labels, int(known["per_shard"])))
+    made = make_missing(job, maker, pieces, asked, tell)
+    records = job.records(pieces)
+    if records is None:
+        return job.unfinished(pieces, made)
+    broken = [(str(name), str(cause)) for record in records for name, cause in record["broken"]]
+    _finish(job, pieces, records, broken, classes, options, asked)
+    remove_temporaries(job.folder, asked)
+    return Prepared(
+        folder=str(job.folder), is_whole=True, num_pieces=len(pieces), num_made=made, num_missing=0,
+        counts={part: _counts(pieces, records, part) for part in (TRAIN, EVAL)}, num_broken=len(broken),
+        words=_words(job.folder, options.size),
+    )  # fmt: skip
+
+
+def _words(folder: Path, size: int) -> tuple[str, ...]:
+    """Overrides that train on it; models see seven eighths of the shorter side, as `data.resize` has it by default."""
+    cut = round(size * 224 / 256)
+    return ("data=image_shards", f"data.path={folder}", *([] if cut == 224 else [f"data.image_size={cut}"]))
+
+
+def _check(options: ImageOptions) -> None:
+    if options.format not in FORMATS:
+        raise ConfigError(f"--format={options.format}: use {', '.join(FORMATS)}.")
+    if options.quality is not None and options.format == "png":
+        raise ConfigError(f"--quality={options.quality} has no effect with --format png. Leave it out.")
+    for name, value, low, high in (
+        ("size", options.size, 8, 8192), ("quality", _quality(options), 1, 100),
+        ("shard-mib", options.shard_mib, 1, 4096),
+    ):  # fmt: skip
+        if not low <= value <= high:
+            raise ConfigError(f"--{name}={value} must be {low} to {high}. Use {min(max(value, low), high)}.")
+    check_fraction(options.eval_fraction)
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("data prepare images needs Pillow: pip install 'hpc_trainer[images]'.") from error
+
+
+def _quality(options: ImageOptions) -> int:
+    return _QUALITY if options.quality is None else options.quality
+
+
+# --- the input ---
+
+
+def _listing(source: Path) -> tuple[list[str], list[tuple[InputFile, int]], bool]:
+    """Classes, sorted; all pictures with the number of their class; and whether the source is split already."""
+    if not source.is_dir():
+        raise ConfigError(f"{source} must be a folder with a folder of pictures for each class; there is none.")
+    tops = _folders(source)
+    own = next((name for name in EVAL_FOLDERS if name in tops), None)
+    is_split = TRAIN in tops and own is not None
+    roots = {name: source / name for name in (TRAIN, str(own))} if is_split else {"": source}
+    classes = sorted({name for root in roots.values() for name in _folders(root)})
+    numbers = {name: label for label, name in enumerate(classes)}
+    found = [
+        (each, numbers[label])
+        for top, root in roots.items()
+        for label in _folders(root)
+        for each in _pictures(root / label, f"{top}/{label}" if top else label)
+    ]
+    empty = sorted(set(classes) - {classes[label] for _, label in found})
+    if len(classes) == 1:
+        raise ConfigError(f"{source} has one folder, {classes[0]}, and must have one for each of two classes or more.")
+    if not classes or len(empty) == len(classes):
+        raise ConfigError(
+            f"{source} must hold a folder for each class, with pictures in it ({', '.join(_READ)}); "
+            + ("it has no folder." if not classes else "its folders have none.")
+        )
+    if empty:
+        raise ConfigError(
+            f"{source / empty[0]} has no picture, and each folder is a class ({', '.join(_READ)} are read). "
+            "Put pictures into it, or take it away."
+        )
+    found.sort(key=lambda pair: pair[0].name)
+    return classes, found, is_split
+
+
+def _folders(root: Path) -> list[str]:
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _pictures(folder: Path, name: str) -> Iterator[InputFile]:
+    """Of one class, in folders below it too."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _pictures(folder / entry.name, f"{name}/{entry.name}")
+            elif os.path.splitext(entry.name)[1].lower() in _READ:  # noqa: PTH122  (a Path takes ten times as long)
+                told = entry.stat()
+                yield InputFile(
+                    name=f"{name}/{entry.name}", path=entry.path, size=told.st_size, mtime_ns=told.st_mtime_ns
+                )
+
+
+# --- pieces ---
+
+
+def _parts(labels: Mapping[str, int], options: ImageOptions, has_parts: bool) -> dict[str, list[str]]:
+    """Part -> names, in the order in which they are packed."""
+    parts: dict[str, list[str]] = {TRAIN: [], EVAL: []}
+    for name in shuffled(labels):
+        is_train = name.startswith(f"{TRAIN}/")
+        given = TRAIN if is_train else EVAL
+        parts[given if has_parts else part_of(name, options.eval_fraction)].append(name)
+    check_parts({part: len(names) for part, names in parts.items()}, "pictures", options.eval_fraction)
+    return parts
+
+
+def _per_shard(maker: ImageMaker, parts: Mapping[str, Sequence[str]], options: ImageOptions) -> int:
+    """Pictures of a shard: by the size of a few that are packed."""
+    names = [name for part in parts.values() for name in part]
+    sizes = [size for size in map(maker.size_of, names[:: math.ceil(len(names) / _SAMPLED)]) if size]
+    mean = sum(sizes) / len(sizes) if sizes else _MIB
+    wanted = min(options.shard_mib * _MIB, max(_SMALLEST_MIB * _MIB, mean * len(names) / _FEWEST_SHARDS))
+    return max(1, round(wanted / mean))
+
+
+def _pieces(parts: Mapping[str, Sequence[str]], labels: Mapping[str, int], per_shard: int) -> Iterator[Piece]:
+    """Of even length: no shard is left with a handful."""
+    for part, names in parts.items():
+        number = math.ceil(len(names) / per_shard)
+        for index in range(number):
+            mine = names[index * len(names) // number : (index + 1) * len(names) // number]
+            yield Piece(name=f"{part}-{index:06d}", items=[[name, labels[name]] for name in mine], amount=len(mine))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMaker:
+    """Makes shards. `folder`: the prepared one; `source`: of the pictures."""
+
+    folder: str
+    source: str
+    size: int
+    format: str
+    quality: int
+
+    def make(self, piece: Piece, tell: Tell) -> None:
+        """Writes one shard and its record. A picture that cannot be read is left out, and told in the record."""
+        part, _, number = piece.name.partition("-")
+        file = f"{part}/shard-{number}.tar"
+        path = Path(self.folder, file)
+        temporary = temporary_of(path)
+        rows: list[tuple[int, int, int]] = []
+        broken: list[tuple[str, str]] = []
+        levels = np.zeros(_CHANNELS * _LEVELS, dtype=np.int64)
+        with temporary.open("wb") as out:
+            hashed = _Hashed(out)
+            tar = tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[call-overload]  # noqa: SIM115
+            for index, (name, label) in enumerate(piece.items):
+                tar.members.clear()  # else it keeps all of them  # type: ignore[attr-defined]
+                try:
+                    data, histogram = self._pack(name)
+                except BrokenPictureError as error:
+                    broken.append((name, str(error)))
+                else:
+                    key = _key(name)
+                    _add(tar, f"{key}.{self.format}", data)
+                    rows.append((tar.offset - _padded(len(data)), len(data), label))
+                    _add(tar, f"{key}.cls", str(label).encode())
+                    if part == TRAIN:
+                        levels += histogram
+                if index % _TOLD_EVERY == _TOLD_EVERY - 1:
+                    tell(_TOLD_EVERY)
+            tar.close()
+            out.flush()
+            os.fsync(out.fileno())
+        tell(len(piece.items) % _TOLD_EVERY)
+        if rows:
+            commit(temporary, path)
+        else:
+            temporary.unlink()
+        record = {
+            "files": {file: hashed.size} if rows else {}, "sha256": hashed.digest.hexdigest(), "rows": rows,
+            "broken": broken, "levels": levels.tolist(),
+        }  # fmt: skip
+        write_record(Path(self.folder), piece.name, record)
+
+    def size_of(self, name: str) -> int:
+        """Bytes of one picture once it is packed; 0 of a broken one."""
+        try:
+            return len(self._pack(name)[0])
+        except BrokenPictureError:
+            return 0
+
+    def _pack(self, name: str) -> tuple[bytes, NDArray[np.int64]]:
+        """A picture as it is kept, and how often each channel [3] has each level [256], one after the other."""
+        from PIL import Image, ImageOps
+
+        try:
+            data = Path(self.source, name).read_bytes()
+        except PermissionError as error:  # other errors are the file system's, and pass
+            raise BrokenPictureError(f"it cannot be read: {error.strerror}") from error
+        # Twice as large as it becomes: from there Lanczos gives nearly what it gives from the whole picture.
+        image: Any = decode(data, "it", _CHANNELS, least=2 * self.size, formats=_FORMATS_READ)
+        is_plain = image.format == FORMATS[self.format]  # a picture that was converted has none
+        if (shorter := min(image.size)) > self.size:
+            scale = self.size / shorter
+            image.thumbnail(tuple(round(side * scale) for side in image.size), Image.Resampling.LANCZOS)
+            is_plain = False
+        with contextlib.suppress(Exception):  # of tags that cannot be read nothing is known
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                image, is_plain = ImageOps.exif_transpose(image), False
+        histogram = np.array(image.histogram(), dtype=np.int64)
+        if is_plain:
+            return data, histogram  # what is as it should be loses nothing
+        image.info = {}  # profiles and the like, which some formats would keep
+        out = io.BytesIO()
+        image.save(out, FORMATS[self.format], **({} if self.format == "png" else {"quality": self.quality}))
+        return out.getvalue(), histogram
+
+
+def _key(name: str) -> str:
+    """Of a sample in a shard: tells its file, is no other's, and has no dot, at which readers cut."""
+    label, _, rest = name.rpartition("/")
+    plain = [re.sub(r"[^A-Za-z0-9_-]+", "_", text) for text in (label, os.path.splitext(rest)[0])]  # noqa: PTH122
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{plain[0][:24]}/{plain[1][:40]}-{digest}"
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)  # nobody's, and of no time: the same input makes the same bytes
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _padded(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+class _Hashed:
+    """A file that is written in order, with its SHA-256."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.digest, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        self.size += len(data)
+        return self._file.write(data)  # type: ignore[no-any-return]
+
+    def tell(self) -> int:
+        return self.size
+
+
+# --- the end ---
+
+
+def _finish(
+    job: Job, pieces: Sequence[Piece], records: Sequence[Mapping[str, Any]], broken: Sequence[tuple[str, str]],
+    classes: list[str], options: ImageOptions, asked: Asked,
+) -> None:  # fmt: skip
+    """Writes what belongs to all of it, and the index last. Nothing, if it is there."""
+    tell_broken(job.folder, broken, len(job.inputs.files), "pictures", asked)
+    counts = {part: _counts(pieces, records, part)["samples"] for part in (TRAIN, EVAL)}
+    check_parts(counts, "pictures that can be read", options.eval_fraction)
+    if all(_is_indexed(job.folder / part) for part in (TRAIN, EVAL)):
+        return
+    levels = np.sum([record["levels"] for record in records], axis=0)
+    write_json(job.folder / STATISTICS, _statistics(levels, counts[TRAIN]))
+    for folder in (job.folder, job.folder / TRAIN, job.folder / EVAL):
+        write_json(folder / CLASSES, classes)
+    for part in (EVAL, TRAIN):
+        shards = [
+            _indexed(record) for piece, record in zip(pieces, records, strict=True)
+            if piece.name.startswith(f"{part}-") and record["files"]
+        ]  # fmt: skip
+        write_index(job.folder / part, shards, len(classes))
+
+
+def _is_indexed(folder: Path) -> bool:
+    try:
+        return (folder / INDEX).exists() and not list(missing_shards(read_index(folder)))
+    except DataError:
+        return False
+
+
+def _indexed(record: Mapping[str, Any]) -> IndexedShard:
+    ((file, size),) = record["files"].items()
+    rows = np.array([(0, *row) for row in record["rows"]], dtype=ROW)
+    shard = Shard(name=Path(file).name, size=size, sha256=record["sha256"], num_samples=len(rows))
+    return IndexedShard(shard=shard, rows=rows)
+
+
+def _counts(pieces: Sequence[Piece], records: Sequence[Mapping[str, Any]], part: str) -> dict[str, int]:
+    mine = [record for piece, record in zip(pieces, records, strict=True) if piece.name.startswith(f"{part}-")]
+    return {
+        "samples": sum(len(record["rows"]) for record in mine),
+        "shards": sum(len(record["files"]) for record in mine),
+        "bytes": sum(size for record in mine for size in record["files"].values()),
+    }
+
+
+def _statistics(levels: NDArray[np.int64], num_samples: int) -> dict[str, Any]:
+    """Per channel, over all pixels of the training pictures, 0..1."""
+    table = levels.reshape(_CHANNELS, _LEVELS).astype(np.float64)
+    values = np.arange(_LEVELS) / (_LEVELS - 1)
+    pixels = table.sum(axis=1)
+    mean = table @ values / pixels
+    std = np.sqrt(np.maximum(table @ values**2 / pixels - mean**2, 0.0))
+    return {"mean": mean.tolist(), "std": std.tolist(), "count": num_samples, "num_pixels": int(pixels[0])}

@@ -1,0 +1,338 @@
+"""What one prepared folder is made of: `prepare.json` holds options, input and pieces, and each piece has a record.
+
+    FOLDER/prepare.json            written first, by the first call; other options or another input are refused later
+    FOLDER/.pieces/NAME.json       a piece that is whole: which files it has, and what else is needed at the end
+    FOLDER/train/, FOLDER/eval/    what is made; the file that readers ask for (index.json, meta.json) is written last
+
+Pieces follow from the sorted input alone. So any number of calls, at once or one after the other, make the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.datasets.images.splits import is_held_out
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.operate.prepare.pool import Maker, Piece, over_processes
+from hpc_trainer.runs.files import fsync_folder, read_json, to_json, write_atomic, write_json
+
+ABOUT, PIECES, BROKEN = "prepare.json", ".pieces", "broken.txt"
+FORMAT = 1
+TRAIN, EVAL = "train", "eval"
+FRESH = "Add --fresh to make all of it anew, or name another folder with --to."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """One file of the input. `name`: relative to what the person named, with `/`."""
+
+    name: str
+    path: str  # a Path takes three times the memory, and there may be millions
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """All files, sorted by name and path."""
+
+    files: tuple[InputFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.size for each in self.files)
+
+    def described(self) -> dict[str, Any]:
+        """What `prepare.json` keeps: number, bytes, and a digest of names, sizes and times of change."""
+        digest = hashlib.sha256()
+        for each in self.files:
+            digest.update(f"{each.path}\0{each.size}\0{each.mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        return {"num_files": len(self.files), "num_bytes": self.num_bytes, "digest": digest.hexdigest()}
+
+
+def absolute(path: str | Path) -> Path:
+    """Without `~` and `..`; links stay, as a person has named them."""
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111  (Path.resolve follows links)
+
+
+def part_of(name: str, eval_fraction: float) -> str:
+    """`train` or `eval`, by a hash of the name: it stays what it is, whatever comes beside it."""
+    return EVAL if is_held_out(name, eval_fraction) else TRAIN
+
+
+def shuffled(names: Iterable[str]) -> list[str]:
+    """In an order that is fixed and has nothing to do with the names."""
+    return sorted(names, key=lambda name: (hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest(), name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How a call goes about it; nothing of it changes what is made, but whether broken files are left out."""
+
+    num_workers: int = 1
+    part: tuple[int, int] = (1, 1)
+    """(i, n): of all pieces, in order, each n-th from the i-th on."""
+    fresh: bool = False
+    plan_only: bool = False
+    """No piece is made: what is wrong is told, and what is there already is finished."""
+    skip_broken: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is there after a call."""
+
+    folder: str
+    is_whole: bool
+    """False: other parts have pieces to make yet, and nothing can be read."""
+    num_pieces: int
+    num_made: int
+    """Pieces that this call has made."""
+    num_missing: int
+    counts: dict[str, dict[str, int]]
+    """Part -> what is counted of it -> how many; empty while it is not whole."""
+    num_broken: int
+    words: tuple[str, ...]
+    """Overrides that train on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prepared folder."""
+
+    folder: Path
+    kind: str
+    options: Mapping[str, Any]
+    """What the result hangs on: other values are refused."""
+    inputs: Inputs
+
+    def begin(self, plan: Callable[[], Mapping[str, Any]], *, fresh: bool) -> dict[str, Any]:
+        """Makes the folder, or finds it as an earlier call has begun it; returns its `prepare.json`.
+
+        Args:
+            plan: what the first call keeps in it besides; later calls find that.
+
+        Raises:
+            ConfigError: it was begun with other options or another input, or holds what is not ours.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ConfigError(f"--to {self.folder} must be a folder; there is a file of this name. Name another.")
+        known = read_json(self.folder / ABOUT)
+        if known is not None and fresh:
+            self.clear()
+            known = None
+        if known is None:
+            self._refuse_what_is_not_ours()
+            (self.folder / PIECES).mkdir(parents=True, exist_ok=True)
+            known = {
+                "format": FORMAT, "kind": self.kind, "options": dict(self.options), "input": self.inputs.described(),
+                "time": time.time(), **plan(),
+            }  # fmt: skip
+            if not _write_new(self.folder / ABOUT, known):  # another part was faster
+                known = read_json(self.folder / ABOUT) or {}
+        problems = self._differences(known)
+        if problems:
+            raise ConfigError(f"{self.folder} was begun otherwise: {'; '.join(problems)}. {FRESH}")
+        for name in (TRAIN, EVAL, PIECES):
+            (self.folder / name).mkdir(exist_ok=True)
+        return known
+
+    def clear(self) -> None:
+        """Takes away what an earlier call has made: first what readers ask for, last what says that it is ours."""
+        for name in (TRAIN, EVAL):
+            for vouched in ("index.json", "meta.json"):
+                (self.folder / name / vouched).unlink(missing_ok=True)
+        for name in (TRAIN, EVAL, PIECES):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.folder / name)
+        for name in ("statistics.json", "classes.json", BROKEN, ABOUT):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _refuse_what_is_not_ours(self) -> None:
+        there = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        # A call that was killed before it wrote prepare.json leaves .pieces alone.
+        foreign = [name for name in there if name != PIECES and not name.startswith(f".{ABOUT}.")]
+        if foreign:
+            raise ConfigError(
+                f"--to {self.folder} must be empty, or begun by data prepare: it holds {foreign[0]} and no {ABOUT}. "
+                "Name another folder."
+            )
+
+    def _differences(self, known: Mapping[str, Any]) -> list[str]:
+        if known.get("format") != FORMAT:
+            return [f"its {ABOUT} has format {known.get('format')!r}, and this version writes {FORMAT}"]
+        if known.get("kind") != self.kind:
+            return [f"it holds {known.get('kind')}, not {self.kind}"]
+        before: Mapping[str, Any] = known.get("options") or {}
+        told = [
+            f"{_option(name)} was {_value(before.get(name))}, is {_value(value)}"
+            for name, value in self.options.items()
+            if before.get(name) != value
+        ]
+        return told or self._other_input(known)
+
+    def _other_input(self, known: Mapping[str, Any]) -> list[str]:
+        before, now = known.get("input") or {}, self.inputs.described()
+        if before == now:
+            return []
+        if before.get("num_files") != now["num_files"]:
+            return [f"the input had {before.get('num_files'):,} files, and has {now['num_files']:,} now"]
+        since = float(known.get("time") or 0.0) * 1e9
+        changed = next((each for each in self.inputs.files if each.mtime_ns > since), None)
+        which = f"; {changed.path} was changed since" if changed else ""
+        sizes = f"{before.get('num_bytes'):,} bytes then, {now['num_bytes']:,} now"
+        return [f"the input has files of other names, sizes or times of change ({sizes}{which})"]
+
+    # --- pieces ---
+
+    def record_of(self, name: str) -> dict[str, Any] | None:
+        """The record of a piece that is whole; None of one that is to be made."""
+        record = read_json(self.folder / PIECES / f"{name}.json")
+        if record is None:
+            return None
+        is_there = all(_size(self.folder / file) == size for file, size in record["files"].items())
+        return record if is_there else None
+
+    def records(self, pieces: Sequence[Piece]) -> list[dict[str, Any]] | None:
+        """Of all pieces, in order; None while one is missing."""
+        found = [self.record_of(piece.name) for piece in pieces]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def missing(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Those that are to be made."""
+        return [piece for piece in pieces if self.record_of(piece.name) is None]
+
+    def unfinished(self, pieces: Sequence[Piece], num_made: int) -> Prepared:
+        """What is told of a folder with pieces that other parts have to make."""
+        return Prepared(
+            folder=str(self.folder), is_whole=False, num_pieces=len(pieces), num_made=num_made,
+            num_missing=len(self.missing(pieces)), counts={}, num_broken=0, words=(),
+        )  # fmt: skip
+
+
+def make_missing(
+    job: Job, maker: Maker, pieces: Sequence[Piece], asked: Asked, tell: Callable[[int, int], None]
+) -> int:
+    """Makes the missing ones among this part's pieces; returns how many those were. `tell`: (done, of how much)."""
+    index, number = asked.part
+    mine = [] if asked.plan_only else pieces[index - 1 :: number]
+    missing = job.missing(mine)
+    total = sum(piece.amount for piece in mine)
+    done = total - sum(piece.amount for piece in missing)
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        tell(done, total)
+
+    count(0)
+    return sum(1 for _ in over_processes(maker, missing, asked.num_workers, count))
+
+
+def write_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Says that a piece is whole: after its `files`, which are on the disk by then. `folder`: the prepared one."""
+    write_json(folder / PIECES / f"{name}.json", record)
+
+
+def commit(temporary: Path, path: Path) -> None:
+    """Gives a file that was flushed and fsynced its name, also for after a power cut."""
+    temporary.replace(path)
+    fsync_folder(path.parent)
+
+
+def temporary_of(path: Path) -> Path:
+    """A name beside it that nobody reads."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_temporaries(folder: Path, asked: Asked) -> None:
+    """What killed calls have left of a folder that is whole. Not by one of several parts: others may be at work."""
+    for place in (folder, folder / TRAIN, folder / EVAL, folder / PIECES) if asked.part == (1, 1) else ():
+        for path in place.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def check_apart(sources: Iterable[Path], folder: Path) -> None:
+    """Raises ConfigError: what is made would be taken for input by the next call."""
+    inside = next((each for each in sources if folder == each or each in folder.parents), None)
+    if inside is not None:
+        raise ConfigError(f"--to {folder} lies in {inside}, which is read. Name a folder beside it.")
+
+
+def check_fraction(value: float) -> None:
+    """Raises ConfigError unless 0 < `value` < 1."""
+    if not 0.0 < value < 1.0:
+        raise ConfigError(
+            f"--eval-fraction={value:g} must lie between 0 and 1, both ends excluded. Use "
+            f"{0.01 if value <= 0 else 0.5:g}."
+        )
+
+
+def check_parts(splits: Mapping[str, int], what: str, eval_fraction: float) -> None:
+    """Raises ConfigError: the split leaves a part empty. `splits`: part -> how many it has."""
+    total = sum(splits.values())
+    for part in (TRAIN, EVAL):
+        if not splits.get(part):
+            other = eval_fraction * 2 if part == EVAL else eval_fraction / 2
+            raise ConfigError(
+                f"{part} has none of the {total} {what}: each falls into its part by its name. Use another "
+                f"--eval-fraction than {eval_fraction:g}, for example {min(0.5, other):g}, or more {what}."
+            )
+
+
+def tell_broken(folder: Path, broken: Sequence[tuple[str, str]], total: int, what: str, asked: Asked) -> None:
+    """Lists in broken.txt what cannot be read. Raises RunStateError, unless `asked` says to skip it."""
+    if not broken:
+        return
+    lines = [f"{name}: {cause}".encode("utf-8", "backslashreplace").decode() for name, cause in broken]
+    lines = [line.replace("\n", "\\n") for line in lines]
+    write_atomic(folder / BROKEN, "".join(f"{line}\n" for line in lines))
+    if asked.skip_broken:
+        return
+    raise RunStateError(
+        f"{len(broken)} of {total} {what} cannot be read; {folder / BROKEN} lists them. The first: {lines[0]}. "
+        "Leave them out with --on-broken skip (what is made already stays), or repair them and add --fresh."
+    )
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _write_new(path: Path, value: Any) -> bool:
+    """Writes a file whole unless there is one; False if there is."""
+    temporary = temporary_of(path)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(to_json(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        temporary.replace(path)
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+    return True
+
+
+def _option(name: str) -> str:
+    return "the source" if name == "source" else "--" + name.replace("_", "-")
+
+
+def _value(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "not set" if value is None else str(value)

@@ -1,0 +1,214 @@
+"""Reads every sample of both splits, in loader processes, and says what is wrong with each."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.problem import Problem
+from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
+from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.training.build import build_dataset, build_task
+
+_BATCH = 32
+_KEPT = 1000  # problems that are told one by one
+_DUPLICATES_TOLD = 5
+_PADDING = -100
+
+
+def check(
+    config: TrainConfig, *, sample: int | None, num_workers: int, tell: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """What `data check` answers; see docs/json.md.
+
+    Args:
+        sample: only so many samples of each split, drawn at random, and no checksums.
+        num_workers: loader processes.
+        tell: called with (done, of how many) samples.
+    """
+    config = _refusing(config)
+    task = build_task(config)
+    found, splits, digests = _Problems(), {}, {}
+    sets: dict[Split, MapDataset] = {}
+    for split in SPLITS:
+        try:
+            sets[split] = build_dataset(config, split, task)
+        except (HpcTrainerError, OSError) as error:  # noqa: PERF203
+            found.add(split, Problem(f"data={config.data.name}", str(error)))
+    total = sum(len(_rows(each, sample)) for each in sets.values())
+    done = 0
+    for split, dataset in sets.items():
+        if sample is None:
+            for problem in _of_files(dataset):
+                found.add(split, problem)
+        rows, seen = _rows(dataset, sample), _Looked(dataset, split, task.takes_pairs, task.needs_classes)
+        of_split = []
+        for looked in _load(seen, rows, num_workers):
+            for problem in looked.problems:
+                found.add(split, problem)
+            of_split.append(looked.digests)
+            done += looked.count
+            tell(done, total)
+        digests[split] = np.concatenate(of_split) if of_split else np.empty((0, 2), dtype=np.uint64)
+        splits[split] = {"samples": None if _is_stream(dataset) else len(dataset), "read": len(rows)}
+    return {"splits": splits, **found.to_json(), "duplicates": _duplicates(digests)}
+
+
+def _refusing(config: TrainConfig) -> TrainConfig:
+    """Where a data set puts another sample in a broken one's place, the broken one would not be seen."""
+    kinds = {each.name: type(getattr(config.data, each.name)) for each in dataclasses.fields(config.data)}
+    if "on_broken" not in kinds:
+        return config
+    data = dataclasses.replace(config.data, on_broken=kinds["on_broken"]("refuse"))  # type: ignore[call-arg]
+    return dataclasses.replace(config, data=data)
+
+
+def _of_files(dataset: MapDataset) -> Iterator[Problem]:
+    problems = getattr(dataset, "problems", None)
+    return iter(problems()) if callable(problems) else iter(())
+
+
+def _is_stream(dataset: MapDataset) -> bool:
+    return getattr(dataset, "stream", None) is not None
+
+
+def _rows(dataset: MapDataset, sample: int | None) -> Sequence[int]:
+    """Numbers of the samples that are read; of a stream, which has none, no sample."""
+    if _is_stream(dataset):
+        return ()
+    if sample is None or sample >= len(dataset):
+        return range(len(dataset))
+    return sorted(np.random.default_rng(0).choice(len(dataset), sample, replace=False).tolist())
+
+
+class _Problems:
+    """The first 1,000, and how many there are of each split."""
+
+    def __init__(self) -> None:
+        self._kept: list[dict[str, Any]] = []
+        self._count = 0
+
+    def add(self, split: str, problem: Problem) -> None:
+        self._count += 1
+        if len(self._kept) < _KEPT:
+            self._kept.append({"split": split, **dataclasses.asdict(problem)})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"num_problems": self._count, "problems": self._kept}
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Batch:
+    """What was seen of some samples. `digests`: uint64 [.., 2], (number, hash of inputs) of those that were read."""
+
+    count: int
+    problems: list[Problem]
+    digests: NDArray[np.uint64]
+
+
+class _Looked:
+    """A data set for torch's DataLoader: instead of samples it hands out what is wrong with them."""
+
+    def __init__(self, dataset: MapDataset, split: str, takes_pairs: bool, needs_classes: bool) -> None:
+        self._dataset, self._split = dataset, split
+        self._takes_pairs, self._needs_classes = takes_pairs, needs_classes
+
+    def __getitems__(self, rows: Sequence[int]) -> _Batch:
+        problems: list[Problem] = []
+        digests: list[tuple[int, int]] = []
+        try:
+            batches = [(list(rows), self._dataset.__getitems__(rows))]
+        except Exception:  # one of them: which, and why, is seen one by one
+            batches = []
+            for row in rows:
+                try:
+                    batches.append(([row], self._dataset.__getitems__([row])))
+                except Exception as error:  # noqa: PERF203
+                    problems.append(self._problem(row, error if isinstance(error, HpcTrainerError) else _named(error)))
+        for numbers, batch in batches:
+            if self._takes_pairs:
+                problems += self._of_pair(numbers, *batch)
+                digests += [(row, _digest(each)) for row, each in zip(numbers, batch[0], strict=True)]
+        return _Batch(count=len(rows), problems=problems, digests=np.array(digests, dtype=np.uint64).reshape(-1, 2))
+
+    def _problem(self, row: int, cause: object) -> Problem:
+        return Problem(f"{self._split} sample {row}", str(cause))
+
+    def _of_pair(self, rows: Sequence[int], inputs: Tensor, targets: Tensor) -> Iterator[Problem]:
+        shape = self._dataset.input_shape
+        if shape is not None and tuple(inputs.shape[1:]) != tuple(shape):
+            yield self._problem(
+                rows[0], f"its inputs are {list(inputs.shape[1:])}, and the data set says {list(shape)}"
+            )
+        for name, each in (("inputs", inputs), ("targets", targets)):
+            if each.is_floating_point():
+                yield from self._not_finite(rows, name, each)
+        classes = self._dataset.num_classes
+        if self._needs_classes and classes is not None and not targets.is_floating_point():
+            wrong = ((targets < 0) & (targets != _PADDING)) | (targets >= classes)
+            for place in wrong.reshape(len(rows), -1).any(dim=1).nonzero().flatten().tolist():
+                value = targets[place][wrong[place]].flatten()[0].item()
+                yield self._problem(rows[place], f"its label {value} must be 0 to {classes - 1}")
+
+    def _not_finite(self, rows: Sequence[int], name: str, values: Tensor) -> Iterator[Problem]:
+        wrong = ~torch.isfinite(values.reshape(len(rows), -1))
+        for place in wrong.any(dim=1).nonzero().flatten().tolist():
+            columns = wrong[place].nonzero().flatten().tolist()
+            told = ", ".join(map(str, columns[:8])) + (" .." if len(columns) > 8 else "")
+            where = f"in column {told}" if values.ndim == 2 else f"{len(columns)} of {wrong.shape[1]}"
+            yield self._problem(rows[place], f"its {name} hold NaN or infinity ({where})")
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _digest(inputs: Tensor) -> int:
+    data = inputs.contiguous().view(torch.uint8).numpy() if inputs.ndim else inputs.reshape(1).view(torch.uint8).numpy()
+    return int.from_bytes(hashlib.blake2b(data.tobytes(), digest_size=8).digest(), "little")
+
+
+class _Cuts:
+    """DataLoader's batch sampler: the rows, a few at a time, made when they are asked for."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._rows) / _BATCH)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (list(self._rows[start : start + _BATCH]) for start in range(0, len(self._rows), _BATCH))
+
+
+def _load(looked: _Looked, rows: Sequence[int], num_workers: int) -> Iterator[_Batch]:
+    cuts: Any = _Cuts(rows)
+    source: Any = looked
+    loader = DataLoader(source, batch_sampler=cuts, num_workers=min(num_workers, len(cuts)), collate_fn=_as_it_is)
+    return iter(loader)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _duplicates(digests: dict[Split, NDArray[np.uint64]]) -> dict[str, Any]:
+    """Samples whose inputs are the same, bit for bit, in both splits: how many of eval's, and the first few pairs."""
+    if len(digests) < len(SPLITS):
+        return {"num": 0, "pairs": []}
+    train, evaluated = (digests[split] for split in SPLITS)
+    both = np.isin(evaluated[:, 1], train[:, 1])
+    few = evaluated[both][:_DUPLICATES_TOLD]
+    first = {value: row for row, value in train[np.isin(train[:, 1], few[:, 1])][::-1].tolist()}
+    pairs = [[first[value], row] for row, value in few.tolist()]
+    return {"num": int(both.sum()), "pairs": pairs}
