@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
 from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
-from hpc_trainer.datasets.token_files import read_tokens
+from hpc_trainer.datasets.token_files import check_tokens, read_tokens
 from hpc_trainer.errors import DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
 
@@ -71,6 +72,14 @@ class Tokens:
         """SHA-256 (16 hex digits) of what the folders say of their content, the parts that are used, and the shares."""
         facts = [[*each.meta.to_json().items(), each.start, each.stop] for each in self._sources]
         return hashlib.sha256(json.dumps([facts, self._stops.tolist()]).encode()).hexdigest()[:16]
+
+    def problems(self) -> Iterator[Problem]:
+        """Folders whose bytes are not what their checksums say, for `data check`."""
+        for folder in dict.fromkeys(each.folder for each in self._sources):
+            try:
+                check_tokens(folder)
+            except DataError as error:
+                yield Problem(str(folder), str(error))
 
     def __getstate__(self) -> dict[str, Any]:
         # A memmap pickles as a copy of all its bytes.

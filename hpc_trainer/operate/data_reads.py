@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer import errors
-from hpc_trainer.errors import RunStateError
-from hpc_trainer.runtime.start import start_words
+from hpc_trainer.operate.torch_process import Tell, ask
 
-Tell = Callable[[int, int], None]
+_MODULE = "hpc_trainer.worker.data_reads.main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,37 +60,10 @@ def check_data(config: Mapping[str, Any], *, sample: int | None, num_workers: in
     Raises:
         RunStateError: the process that reads was killed. Else the error that it met.
     """
-    return Checked(**_ask({"verb": "check", "config": config, "sample": sample, "num_workers": num_workers}, tell))
+    return Checked(**ask(_MODULE, "check", {"config": config, "sample": sample, "num_workers": num_workers}, tell))
 
 
 def bench_data(config: Mapping[str, Any], *, workers: Sequence[int], seconds: float, tell: Tell) -> Measured:
     """Takes batches for `seconds` with each number of loader processes. Raises as `check_data`."""
-    told = _ask({"verb": "bench", "config": config, "workers": list(workers), "seconds": seconds}, tell)
+    told = ask(_MODULE, "bench", {"config": config, "workers": list(workers), "seconds": seconds}, tell)
     return Measured(**{**told, "rows": tuple(Rate(**row) for row in told["rows"])})
-
-
-def _ask(asked: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    command = [sys.executable, *start_words("hpc_trainer.worker.data_reads.main")]
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(asked))
-            process.stdin.close()
-            for line in process.stdout:
-                told = json.loads(line)
-                if "answer" in told:
-                    answer: dict[str, Any] = told["answer"]
-                    return answer
-                if "error" in told:
-                    kind = getattr(errors, told["error"], None)
-                    raise kind(told["message"]) if kind else RunStateError(f"{told['error']}: {told['message']}")
-                tell(*told["told"])
-            said.seek(0)
-            last = ": ".join([f"exit code {process.wait()}", *said.read().strip().splitlines()[-1:]])
-            raise RunStateError(f"the data were not read to the end: {last}")
-        finally:
-            process.kill()

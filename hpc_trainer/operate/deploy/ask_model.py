@@ -13,9 +13,17 @@ from hpc_trainer.config.load import from_plain, to_plain
 from hpc_trainer.config.rules.validate import validate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.operate.deploy.ask import ask
-from hpc_trainer.operate.deploy.checkpoint import MODEL, Which, asked_of, check_trained_here, notes_of, step_of
+from hpc_trainer.operate.deploy.checkpoint import (
+    MODEL,
+    TORCH_SIDE,
+    Which,
+    asked_of,
+    check_trained_here,
+    notes_of,
+    step_of,
+)
 from hpc_trainer.operate.show import find_run
+from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, check_packages, read_card
 
 PREDICTIONS = (".jsonl", ".npz")
@@ -47,7 +55,7 @@ def evaluate(target: Target) -> dict[str, Any]:
         CheckpointError, DataError: weights or samples cannot be read.
     """
     what, asked = _asked(target)
-    return {**what, **_with_notes(ask("eval", **asked), asked)}
+    return {**what, **_with_notes(ask(TORCH_SIDE, "eval", asked), asked)}
 
 
 def predict(target: Target, output: Path) -> dict[str, Any]:
@@ -62,7 +70,7 @@ def predict(target: Target, output: Path) -> dict[str, Any]:
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"--output {output}: there is no folder {output.absolute().parent}. Make it first.")
     what, asked = _asked(target)
-    return {**what, **_with_notes(ask("predict", **asked, output=str(output.absolute())), asked)}
+    return {**what, **_with_notes(ask(TORCH_SIDE, "predict", {**asked, "output": str(output.absolute())}), asked)}
 
 
 def _with_notes(told: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hpc_trainer.runs.metrics_log import scores_in
 from hpc_trainer.training.checkpoint.retention import Retention
 
 MODEL = "model"
+TORCH_SIDE = "hpc_trainer.worker.deploy.main"
 # Of features/averaged_weights: its name in a checkpoint, and what its names begin with.
 _AVERAGE = ("ema", "module.")
 

@@ -10,9 +10,17 @@ from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.operate.deploy.ask import ask
-from hpc_trainer.operate.deploy.checkpoint import MODEL, Which, asked_of, check_trained_here, notes_of, step_of
+from hpc_trainer.operate.deploy.checkpoint import (
+    MODEL,
+    TORCH_SIDE,
+    Which,
+    asked_of,
+    check_trained_here,
+    notes_of,
+    step_of,
+)
 from hpc_trainer.operate.show import Known
+from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.checkpoint_folders import step_name
 from hpc_trainer.runs.exported import CARD, CARD_TEXT, CONFIG, FORMATS, LOAD, check_format
 from hpc_trainer.runs.files import fsync_folder
@@ -112,11 +120,11 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     temporary.mkdir()
     try:
-        told = ask(
-            "export", **asked, folder=str(temporary), to=wanted.to, quantize=wanted.quantize, measure=wanted.measure,
-            tolerance=wanted.tolerance,
-            title=f"{run.spec.run_id}, step {step}, {'averaged' if weights == 'average' else weights} weights",
-        )  # fmt: skip
+        title = f"{run.spec.run_id}, step {step}, {'averaged' if weights == 'average' else weights} weights"
+        told = ask(TORCH_SIDE, "export", {
+            **asked, "folder": str(temporary), "to": wanted.to, "quantize": wanted.quantize, "measure": wanted.measure,
+            "tolerance": wanted.tolerance, "title": title,
+        })  # fmt: skip
         kept = {key: value for key, value in run.spec.config.items() if key not in _NOT_KEPT}
         (temporary / CONFIG).write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), encoding="utf-8")
         temporary.rename(folder)
