@@ -78,7 +78,7 @@ class Tokens:
         for folder in dict.fromkeys(each.folder for each in self._sources):
             try:
                 check_tokens(folder)
-            except DataError as error:
+            except DataError as error:  # noqa: PERF203 -- each folder's own
                 yield Problem(str(folder), str(error))
 
     def __getstate__(self) -> dict[str, Any]:
