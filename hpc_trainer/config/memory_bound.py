@@ -58,6 +58,6 @@ def _num_weights(plain: Mapping[str, Any]) -> int | None:
     if vocabulary is None:
         return None
     gpt = section_from_plain(GptConfig, model)
-    places = data["seq_len"] if gpt.positions is Positions.learned else 0
+    places = data["seq_len"] if gpt.positions == Positions.learned else 0
     embeddings = (gpt.num_rows(vocabulary) + places) * gpt.embed_dim
     return gpt.num_layers * gpt.num_block_weights + embeddings + gpt.num_norm_weights

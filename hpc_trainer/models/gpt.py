@@ -133,9 +133,9 @@ def _shape(config: GptConfig) -> BlockShape:
         num_kv_heads=config.num_kv_heads,
         mlp_dim=config.mlp_dim,
         dropout=config.dropout,
-        has_rope=config.positions is Positions.rope,
-        has_rms_norm=config.norm is Norm.rmsnorm,
-        has_swiglu=config.mlp is MlpKind.swiglu,
+        has_rope=config.positions == Positions.rope,
+        has_rms_norm=config.norm == Norm.rmsnorm,
+        has_swiglu=config.mlp == MlpKind.swiglu,
     )
 
 

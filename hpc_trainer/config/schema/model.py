@@ -107,7 +107,7 @@ class GptConfig(ModelConfig):
     @property
     def mlp_dim(self) -> int:
         """Width inside of the perceptron."""
-        return 4 * self.embed_dim if self.mlp is MlpKind.gelu else 8 * -(-self.embed_dim // 3)
+        return 4 * self.embed_dim if self.mlp == MlpKind.gelu else 8 * -(-self.embed_dim // 3)
 
     @property
     def num_block_weights(self) -> int:
@@ -115,13 +115,13 @@ class GptConfig(ModelConfig):
         dim, kv_heads = self.embed_dim, self.num_kv_heads or self.num_heads
         rows = dim + 2 * kv_heads * dim // self.num_heads  # of queries, keys and values
         attention = rows * (dim + 1) + dim * (dim + 1)
-        wide = self.mlp_dim * (dim + 1) * (2 if self.mlp is MlpKind.swiglu else 1) + dim * (self.mlp_dim + 1)
+        wide = self.mlp_dim * (dim + 1) * (2 if self.mlp == MlpKind.swiglu else 1) + dim * (self.mlp_dim + 1)
         return attention + wide + 2 * self.num_norm_weights
 
     @property
     def num_norm_weights(self) -> int:
         """Of one norm."""
-        return self.embed_dim * (2 if self.norm is Norm.layernorm else 1)
+        return self.embed_dim * (2 if self.norm == Norm.layernorm else 1)
 
     def heads_problem(self) -> str | None:
         """What is wrong with heads of legal numbers; None: nothing."""
@@ -133,7 +133,7 @@ class GptConfig(ModelConfig):
                 f"model.num_kv_heads={kv_heads} must divide model.num_heads={self.num_heads}. Use "
                 f"model.num_kv_heads={nearest}."
             )
-        if self.positions is Positions.rope and self.embed_dim // self.num_heads % 2:
+        if self.positions == Positions.rope and self.embed_dim // self.num_heads % 2:
             return (
                 f"model.positions=rope turns the dimensions of a head in pairs, and embed_dim={self.embed_dim} / "
                 f"num_heads={self.num_heads} is an odd number of them. Use "

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.mesh import known_vocabulary
-from hpc_trainer.config.schema.data import DataConfig, DigitsConfig, SyntheticImagesConfig
+from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.hf_model import CONFIG_FILE, HfConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 
@@ -99,7 +99,7 @@ def _read(model: HfConfig) -> Mapping[str, Any]:
 
 def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
     """As far as the configuration says what the data are."""
-    has_images = isinstance(data, (DigitsConfig, SyntheticImagesConfig))
+    has_images = isinstance(data, DigitsConfig) or hasattr(data, "image_size")
     has_tokens = known_vocabulary(data) is not None
     if kind is Kind.image_classification and has_tokens:
         raise ConfigError(

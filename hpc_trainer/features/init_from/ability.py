@@ -6,9 +6,12 @@ Only where the run has saved nothing yet: a resumed run has all in its own check
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import StorageError
 from hpc_trainer.features.init_from.load import load
 from hpc_trainer.runs.checkpoint_folders import committed
@@ -19,8 +22,13 @@ from hpc_trainer.training.context import RunContext
 
 
 class InitFromAbility(Ability):
+    loads_always: ClassVar[bool] = False
     _run: RunContext | None = None
     _has_saved = False
+
+    def __new__(cls, config: TrainConfig) -> InitFromAbility:
+        """Of a run with adapters a `BaseAbility`."""
+        return super().__new__(BaseAbility if config.train.lora.rank > 0 else cls)
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """An estimate needs no numbers. Collective in a run."""
@@ -28,30 +36,31 @@ class InitFromAbility(Ability):
         if run is None:
             return
         self._has_saved = run.group.broadcast(run.is_rank_zero and bool(committed(run.store.folder)))
-        if self._has_saved and not self._is_base:
+        if self._has_saved and not self.loads_always:
             return
         found = load(model, self.config.init_from, run.group, run.beat)
         if run.is_rank_zero:
             write_first_weights(run.paths, found)
             print(found.line())
 
-    @property
-    def _is_base(self) -> bool:
-        """True if what is loaded is never in the run's own checkpoints."""
-        return self.config.train.lora.rank > 0
-
     def restored(self) -> None:
         """Raises StorageError: none of its own checkpoints could be read, so these are no weights of anybody's."""
-        if self._has_saved and not self._is_base and self._run is not None and self._run.saved_step is None:
+        is_left_out = self._has_saved and not self.loads_always
+        if is_left_out and self._run is not None and self._run.saved_step is None:
             raise StorageError(
                 "no checkpoint of this run can be read, and it counted on one: it has not loaded init_from. The next "
                 "start begins at step 0 where damaged ones were put away."
             )
 
+
+class BaseAbility(InitFromAbility):
+    """Of weights that no checkpoint of the run has: adapters stand beside them."""
+
+    loads_always: ClassVar[bool] = True
+
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """As each start does."""
-        if self._is_base:
-            load(model, self.config.init_from, RankGroup())
+        """As each start does. Raises ConfigError: the source has changed, or is gone."""
+        load(model, self.config.init_from, RankGroup())
         return weights
 
 

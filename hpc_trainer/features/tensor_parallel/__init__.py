@@ -26,7 +26,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     sizes = {"model.num_heads": model.num_heads, "model.embed_dim": model.embed_dim}
     if isinstance(model, GptConfig) and model.num_kv_heads is not None:
         sizes["model.num_kv_heads"] = model.num_kv_heads
-    if isinstance(model, GptConfig) and model.mlp is MlpKind.swiglu:
+    if isinstance(model, GptConfig) and model.mlp == MlpKind.swiglu:
         sizes["the perceptron's width"] = model.mlp_dim
     known = known_vocabulary(config.data)
     if isinstance(model, GptConfig) and known is not None:

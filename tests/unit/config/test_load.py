@@ -12,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc_trainer.config.load import from_plain, to_plain
+from hpc_trainer.config.schema.model import GptConfig
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
@@ -60,6 +61,14 @@ def test_variants_of_the_same_fields_are_told_by_their_name(monkeypatch: pytest.
     monkeypatch.setitem(VARIANTS, "optim", {"twin": twin, **VARIANTS["optim"]})
     assert variant_of("optim", dataclasses.asdict(twin())) is twin
     assert variant_of("optim", dataclasses.asdict(known())) is known
+
+
+def test_a_spec_of_before_some_fields_is_of_the_kind_that_its_target_builds() -> None:
+    """A gpt had fewer fields once than a vit has now, which has all of these."""
+    fields = ("name", "_target_", "num_layers", "num_heads", "embed_dim", "dropout")
+    older = {name: value for name, value in to_plain(TrainConfig(model=GptConfig()))["model"].items() if name in fields}
+    assert len(older) == len(fields)
+    assert variant_of("model", older) is GptConfig
 
 
 def _plain() -> dict[str, Any]:

@@ -162,3 +162,15 @@ def test_swiglu_has_as_many_weights_as_gelu_of_gpt2_small():
     assert sizes[MlpKind.swiglu].mlp_dim == 2048
     ratio = sizes[MlpKind.swiglu].num_block_weights / sizes[MlpKind.gelu].num_block_weights
     assert ratio == pytest.approx(1, abs=1e-3)
+
+
+def test_words_of_choices_build_the_same_as_choices():
+    """Lines that load exported weights have them as words."""
+    words = GptConfig(embed_dim=12, positions="rope", norm="rmsnorm", mlp="swiglu", num_kv_heads=2, num_heads=2)
+    choices = GptConfig(embed_dim=12, num_heads=2, **TODAY)
+    assert words.mlp_dim == choices.mlp_dim == 32
+    shapes = [
+        {name: each.shape for name, each in Gpt(config, input_shape=(4,), num_classes=8).state_dict().items()}
+        for config in (words, choices)
+    ]
+    assert shapes[0] == shapes[1]

@@ -23,7 +23,9 @@ MODELS = {
             "model.num_kv_heads=2"),
     "vit": (*BASE, *IMAGES, "data.image_size=8", "model=vit_tiny", "model.patch_size=4", "model.num_layers=2",
             "model.num_heads=2", "model.embed_dim=16"),
-    "mobilenet": (*BASE, *IMAGES, "data.image_size=32", "model=mobilenet_v3_small", "model.dropout=0", "optim=sgd"),
+    # Batch norm over few values makes a last bit of a gradient a thousand times larger.
+    "mobilenet": (*BASE, *IMAGES, "data.image_size=64", "model=mobilenet_v3_small", "model.dropout=0", "optim=sgd",
+                  "optim.lr=0.0001", "train.micro_batch_size=4"),
 }  # fmt: skip
 WAYS = {
     "gpt-tp": ("parallel=tp",),
@@ -66,5 +68,4 @@ def test_the_steps_are_those_of_one_rank(folder: Path, name: str) -> None:
     alone, here = _steps(folder / name.partition("-")[0]), _steps(folder / name)
     assert len(alone) == 3
     assert len({loss for loss, _ in alone}) == 3
-    # Batch norm over two samples at one place makes a last bit of a gradient a thousand times larger.
-    assert here == [pytest.approx(each, rel=1e-3 if "mobilenet" in name else 1e-4) for each in alone]
+    assert here == [pytest.approx(each, rel=1e-4) for each in alone]

@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.lora import LoraConfig
 from hpc_trainer.config.schema.model import CnnConfig
 from hpc_trainer.config.schema.train import LoopConfig, TrainConfig
 from hpc_trainer.errors import ConfigError, IncompatibleResumeError
-from hpc_trainer.features.init_from.ability import InitFromAbility
+from hpc_trainer.features.init_from.ability import BaseAbility
 from hpc_trainer.features.lora.ability import LoraAbility
 from hpc_trainer.features.lora.adapters import leave_out_base, merge, put_in
 from hpc_trainer.models.cnn import Cnn
@@ -60,7 +60,7 @@ def _deployed(config: TrainConfig, weights: dict[str, torch.Tensor]) -> tuple[nn
         seed_everything(config.seed)
         model, given = build_model(config, SHAPE), dict(weights)
         for each in active:
-            given = each.fit_weights(model, given) if isinstance(each, (InitFromAbility, LoraAbility)) else given
+            given = each.fit_weights(model, given) if isinstance(each, (BaseAbility, LoraAbility)) else given
         model.load_state_dict(given)
         if is_merged:
             model = next(each for each in active if isinstance(each, LoraAbility)).deployed(model)

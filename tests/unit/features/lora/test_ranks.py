@@ -20,11 +20,14 @@ BASE = ("data=text_bytes", f"data.path={TEXT}", "data.seq_len=16", "data.eval_fr
 LLAMA = (*BASE, "model=hf", "model.architecture=LlamaForCausalLM",
          "+model.config={num_hidden_layers:2,hidden_size:16,intermediate_size:16,num_attention_heads:2,"
          "max_position_embeddings:16}")  # fmt: skip
+# Its output layer is its embedding.
+TIED = (*BASE, "model=hf", "model.architecture=GPT2LMHeadModel",
+        "+model.config={n_layer:2,n_embd:16,n_head:2,resid_pdrop:0,embd_pdrop:0,attn_pdrop:0}")  # fmt: skip
 GPT = (*BASE, "model=gpt", "model.num_layers=2", "model.embed_dim=16", "model.num_heads=2")
 LORA = ("train.lora.rank=2", "optim.layer_decay=0.5")
-MODELS = {"hf": LLAMA, "hf_lora": (*LLAMA, *LORA), "gpt_lora": (*GPT, *LORA)}
+MODELS = {"hf": LLAMA, "tied": TIED, "hf_lora": (*LLAMA, *LORA), "gpt_lora": (*GPT, *LORA)}
 WAYS = {
-    "hf-ddp": (), "hf-fsdp": ("parallel=fsdp", "train.recompute=full"),
+    "hf-ddp": (), "hf-fsdp": ("parallel=fsdp", "train.recompute=full"), "tied-fsdp": ("parallel=fsdp",),
     "hf_lora-ddp": (), "hf_lora-fsdp": ("parallel=fsdp",),
     "gpt_lora-fsdp": ("parallel=fsdp", "train.ema_decay=0.5", "train.recompute=full"),
     "gpt_lora-zero1": ("parallel.zero1=true",),
