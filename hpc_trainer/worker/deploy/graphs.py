@@ -93,7 +93,7 @@ def write_onnx(program: ExportedProgram, path: Path) -> None:
 
 def read_onnx(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     """Runs in onnxruntime on the CPU, with as many threads as torch."""
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1

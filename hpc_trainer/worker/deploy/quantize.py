@@ -58,7 +58,7 @@ def quantize_file(path: Path, kind: str) -> int:
     Raises ConfigError: nothing in it can be.
     """
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     made = path.with_suffix(".quantized")
     source = onnx.load(str(path))
@@ -82,8 +82,8 @@ def quantize_file(path: Path, kind: str) -> int:
 
 
 def _to_4_bits(source: Any, made: Path) -> None:
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer  # type: ignore[import-untyped]
-    from onnxruntime.quantization.onnx_model import ONNXModel  # type: ignore[import-untyped]
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.quantization.onnx_model import ONNXModel
 
     model = ONNXModel(source)
     with quiet():
