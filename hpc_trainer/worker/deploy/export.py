@@ -54,6 +54,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     to, quantize, folder = asked["to"], asked["quantize"], Path(asked["folder"])
     notes: list[str] = []
     subject = _subject(config, taken, asked, notes)
+    state: Mapping[str, Any] = taken.state if subject is None else subject.state
     path = folder / FORMATS[to].file
     card: dict[str, Any] = {
         "format": CARD_FORMAT, "made_by": f"hpc_trainer {__version__}", "run_id": asked["run_id"],
@@ -65,9 +66,8 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
         shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
         card["built_for"] = None if shape is None else dataclasses.asdict(shape)
         told: dict[str, Any] = {"inputs": None, "outputs": None, "same": None, "measured": None, **data_facts(None)}
-        state, kept, lines = taken.state, None, weights_lines(asked["title"], config, to, None, shape)
+        kept, lines = None, weights_lines(asked["title"], config, to, None, shape)
     else:
-        state = subject.state
         card["built_for"] = dataclasses.asdict(subject.shape)
         told, kept, lines = _write(subject, path, to, quantize, asked)
     card |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.schema.data import DigitsConfig
-from hpc_trainer.config.schema.model import MlpConfig
+from hpc_trainer.config.schema.model import CustomModelConfig, MlpConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
@@ -23,6 +24,7 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import deployed
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.worker.deploy.ask_model import evaluate_model
 from hpc_trainer.worker.deploy.card import as_page, size
 from hpc_trainer.worker.deploy.export import export
 from hpc_trainer.worker.deploy.measure import counts, latencies
@@ -83,6 +85,25 @@ def test_without_measuring_weights_are_taken_as_they_are(tmp_path: Path) -> None
     card = export(_asked(tmp_path, _mlp(), measure=False))["card"]
     assert (card["measured"], card["same"], card["inputs"]) == (None, None, None)
     assert card["built_for"] is not None, "eval can build it"
+
+
+def test_fewer_bits_that_are_too_far_off_are_refused(tmp_path: Path) -> None:
+    asked = _asked(tmp_path, _mlp(), to="torch", quantize="int8", measure=False)
+    with pytest.raises(ConfigError, match=r"differs from the model by up to .* or allow more by --tolerance"):
+        export({**asked, "tolerance": 1e-9})
+    (tmp_path / "out" / "model.pt").unlink()
+    card = export(asked)["card"]
+    assert card["num_quantized"] == 64 * 16 + 16 * 10
+
+
+def test_what_an_export_says_to_trust_is_not_asked(tmp_path: Path) -> None:
+    card = export(_asked(tmp_path, _mlp()))["card"]
+    own = dataclasses.replace(CONFIG, model=CustomModelConfig(_target_="os.system", kwargs={"command": "true"}))
+    asked = {"config": to_plain(own), "card": card, "folder": str(tmp_path / "out")}
+    with pytest.raises(ConfigError, match=r"model._target_=os.system: not on the list of what may be built"):
+        evaluate_model(asked)
+    told = evaluate_model({**asked, "config": to_plain(CONFIG)})
+    assert told["metrics"] == card["measured"]["exported"]["metrics"]
 
 
 class NarrowingAbility(Ability):
