@@ -116,7 +116,7 @@ def test_a_class_of_a_persons_own_is_trusted_by_name_alone(local: LocalDriver) -
     (local.folder / "my_wide.py").write_text("")
     told = local.json("export", run["run_id"], "-o", "later")
     assert told["card"]["measured"] is None
-    assert told["notes"][0].startswith("Not measured, as model or data are not to be had here: model._target_=my_wide")
+    assert told["notes"][0].startswith("Not measured: model._target_=my_wide")
     assert (
         Path(told["folder"], "model.safetensors").read_bytes()
         == (local.folder / "weights" / "model.safetensors").read_bytes()
