@@ -74,8 +74,12 @@ def weights_lines(title: str, config: TrainConfig, to: str, quantize: str | None
             standard, built = f"import inspect\n{standard}", _built_own(name, given, model.kwargs)
     else:
         where, names = "", [each.name for each in fields(kind) if each.name not in ("name", "_target_")]
-        imports.append(f"from {kind.__module__} import {kind.__name__}")
-        listed = ", ".join(f"{key}={_written(getattr(model, key))}" for key in names)
+        values = {key: getattr(model, key) for key in names}
+        words = [type(each) for each in values.values() if isinstance(each, enum.Enum)]
+        for source in sorted({each.__module__ for each in (kind, *words)}):
+            here = {each.__name__ for each in (kind, *words) if each.__module__ == source}
+            imports.append(f"from {source} import {', '.join(sorted(here))}")
+        listed = ", ".join(f"{key}={_written(value)}" for key, value in values.items())
         known = ", ".join(f"{key}={value!r}" for key, value in given.items())
         built = f"model = {name}({kind.__name__}({listed}), {known})"
     assign = ""
@@ -100,5 +104,5 @@ def _built_own(name: str, given: Mapping[str, Any], kwargs: Mapping[str, Any]) -
 
 
 def _written(value: Any) -> str:
-    """As Python reads it: what is a choice of ours is a word, too."""
-    return repr(value.value) if isinstance(value, enum.Enum) else repr(value)
+    """As Python reads it."""
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
