@@ -44,8 +44,20 @@ class Subject:
     """What a file of weights holds: the checkpoint's own numbers, as they are there, where no feature changes them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that is there: what it holds of the model, and what the card and load.py say of it."""
+
+    state: Mapping[str, Any]
+    shape: DataShape | None
+    told: dict[str, Any]
+    lines: str
+
+
 def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Writes into the folder `asked["folder"]`; returns what stands in the card.
+
+    Weights alone are written also where the model or its data cannot be had here, or asked; a note says why.
 
     Raises:
         ConfigError: the model has no such form, or the file would give other answers.
@@ -53,76 +65,68 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     """
     config, taken = taken_of(asked)
     to, quantize, folder = asked["to"], asked["quantize"], Path(asked["folder"])
-    notes: list[str] = []
-    subject = _subject(config, taken, asked, notes)
     path = folder / FORMATS[to].file
-    card: dict[str, Any] = {
+    is_plain = not FORMATS[to].has_graph and quantize is None and not (asked["is_model"] and changes_model(config))
+    made, notes = None, []
+    if not is_plain or (asked["is_model"] and asked["measure"]):
+        try:
+            made = _write(_subject(config, taken), path, to, quantize, asked)
+        except Exception as error:  # of a person's own code, among others
+            if not is_plain:
+                raise
+            path.unlink(missing_ok=True)
+            notes.append(f"Not measured: {error}")
+    made = made or _write_plainly(config, taken, path, asked)
+    card = {
         "format": CARD_FORMAT, "made_by": f"hpc_trainer {__version__}", "run_id": asked["run_id"],
         "step": asked["step"], "weights": "raw" if asked["over"] is None else "average", "to": to,
-        "quantize": quantize, "file": path.name, "built_for": None,
+        "quantize": quantize, "file": path.name, "num_bytes": path.stat().st_size, "sha256": digest_of(path),
+        "built_for": None if made.shape is None else dataclasses.asdict(made.shape),
+        "model": {"name": config.model.name, "class": config.model._target_, **counts(made.state)},
+        **made.told, "notes": notes,
     }  # fmt: skip
-    if subject is None:
-        write_weights(path, taken.state)
-        shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
-        card["built_for"] = None if shape is None else dataclasses.asdict(shape)
-        told: dict[str, Any] = {"inputs": None, "outputs": None, "same": None, "measured": None, **data_facts(None)}
-        state: Mapping[str, Any] = taken.state
-        kept, lines = None, weights_lines(asked["title"], config, to, None, shape)
-    else:
-        state = subject.state
-        card["built_for"] = dataclasses.asdict(subject.shape)
-        told, kept, lines = _write(subject, path, to, quantize, asked)
-    card |= {
-        "num_bytes": path.stat().st_size, "sha256": digest_of(path), "num_quantized": kept,
-        "model": {"name": config.model.name, "class": config.model._target_, **counts(state)}, **told, "notes": notes,
-    }  # fmt: skip
-    (folder / LOAD).write_text(lines, encoding="utf-8")
+    (folder / LOAD).write_text(made.lines, encoding="utf-8")
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_TEXT).write_text(as_page(card), encoding="utf-8")
     more = []
-    if isinstance(config.model, HfConfig) and (built := card["built_for"]) and built["input_shape"]:
-        described = config.model.file_for(tuple(built["input_shape"]), built["num_classes"])
+    if isinstance(config.model, HfConfig) and made.shape is not None and made.shape.input_shape:
+        described = config.model.file_for(made.shape.input_shape, made.shape.num_classes)
         (folder / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         more = [CONFIG_FILE]
-    tensors = [each for each in state.values() if isinstance(each, torch.Tensor)]
+    tensors = [each for each in made.state.values() if isinstance(each, torch.Tensor)]
     return {
         "more_files": more, "card": card, "num_tensors": len(tensors),
         "num_elements": sum(each.numel() for each in tensors), "num_bytes": card["num_bytes"],
     }  # fmt: skip
 
 
-def _subject(config: TrainConfig, taken: Taken, asked: Mapping[str, Any], notes: list[str]) -> Subject | None:
-    """None: weights alone are asked for, and the model or its data cannot be had here; a note says why."""
-    is_plain = not FORMATS[asked["to"]].has_graph and asked["quantize"] is None and not changes_model(config)
-    if not asked["is_model"]:
-        return None  # a loop of a person's own builds it, and the asking process has refused all but weights
-    if is_plain and not asked["measure"]:
-        return None
-    try:
-        data = open_data(config)
-        shape = shape_of(config, taken.made_with, data.samples)
-        assert shape is not None
-        model = deployed_model(config, shape, taken.state)
-        return Subject(config, shape, model, data, model.state_dict() if changes_model(config) else taken.state)
-    except Exception as error:
-        if not is_plain:
-            raise
-        notes.append(f"Not measured, as model or data are not to be had here: {error}")
-        return None
+def _subject(config: TrainConfig, taken: Taken) -> Subject:
+    data = open_data(config)
+    shape = shape_of(config, taken.made_with, data.samples)
+    assert shape is not None
+    model = deployed_model(config, shape, taken.state)
+    return Subject(config, shape, model, data, model.state_dict() if changes_model(config) else taken.state)
 
 
-def _write(
-    subject: Subject, path: Path, to: str, quantize: str | None, asked: Mapping[str, Any]
-) -> tuple[dict[str, Any], int | None, str]:
-    """The file; what the card says of it, how many numbers were quantized, and the text of load.py."""
-    original, kind = subject.model, FORMATS[to]
+def _write_plainly(config: TrainConfig, taken: Taken, path: Path, asked: Mapping[str, Any]) -> Written:
+    """The weights, of which nobody has made a model."""
+    write_weights(path, taken.state)
+    shape = shape_of(config, taken.made_with, None) if asked["is_model"] else None
+    nothing = dict.fromkeys(("num_quantized", "inputs", "outputs", "same", "measured"))
+    lines = weights_lines(asked["title"], config, asked["to"], None, shape)
+    return Written(taken.state, shape, {**nothing, **data_facts(None)}, lines)
+
+
+def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: Mapping[str, Any]) -> Written:
+    """The file, proved and, if wanted, measured."""
+    original = subject.model
     inputs = subject.data.inputs(original, NUM_SAMPLES)
     what = f"--to {to}{f' --quantize {quantize}' if quantize else ''}"
-    kept: int | None = None
+    count: int | None = None
     model = original
     if quantize is not None and quantize not in IN_THE_FILE.get(to, ()):
         model = copy.deepcopy(original)
-        kept = quantize_model(model, quantize)
+        count = quantize_model(model, quantize)
     _write_file(subject, model, path, inputs, to)
 
     def build() -> nn.Module:
@@ -131,20 +135,22 @@ def _write(
     file = open_file(path, to, quantize, build)
     same = compare(file, model, inputs, SAME, what)
     if quantize is not None:
-        if kept is None:
-            kept = quantize_file(path, quantize)
+        if count is None:
+            count = quantize_file(path, quantize)
             file = open_file(path, to, quantize, build)
         share = QUANTIZED[quantize] if asked["tolerance"] is None else asked["tolerance"]
         same = compare(file, original, inputs, share, what)
     with torch.no_grad():
         forms = {"inputs": form_of(inputs), "outputs": form_of(original(inputs))}
     told = {
-        **forms, "same": same, **data_facts(subject.data.samples),
+        "num_quantized": count, **forms, "same": same, **data_facts(subject.data.samples),
         "measured": _measured(subject, original, file, inputs, path) if asked["measure"] else None,
     }  # fmt: skip
-    if kind.has_graph:
-        return told, kept, load_lines(asked["title"], to, quantize, told)
-    return told, kept, weights_lines(asked["title"], subject.config, to, quantize, subject.shape)
+    if FORMATS[to].has_graph:
+        lines = load_lines(asked["title"], to, quantize, told)
+    else:
+        lines = weights_lines(asked["title"], subject.config, to, quantize, subject.shape)
+    return Written(subject.state, subject.shape, told, lines)
 
 
 def _write_file(subject: Subject, model: nn.Module, path: Path, inputs: torch.Tensor, to: str) -> None:

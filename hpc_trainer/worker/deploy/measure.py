@@ -37,13 +37,15 @@ def _times(models: Mapping[str, Callable[[torch.Tensor], Any]], batch: torch.Ten
     times: dict[str, list[float]] = {name: [] for name in models}
     begin = time.perf_counter()
     for turn in range(_WARM_UP + _MOST):
-        if turn >= _WARM_UP + _FEWEST and time.perf_counter() - begin > _BUDGET_S:
+        is_late = time.perf_counter() - begin > _BUDGET_S
+        if is_late and min(map(len, times.values())) >= _FEWEST:
             break
+        is_warm = turn >= _WARM_UP or (is_late and turn > 0)
         # By turns first: what one call leaves behind (caches, a spent share of the cores) meets both alike.
         for name, model in sorted(models.items(), reverse=turn % 2 == 0):
             start = time.perf_counter()
             model(batch)
-            if turn >= _WARM_UP:
+            if is_warm:
                 times[name].append(time.perf_counter() - start)
     return times
 

@@ -74,28 +74,12 @@ def _refuses_what_cannot_be(local: LocalDriver, run_id: str) -> None:
         return done.returncode, json.loads(done.stdout)["message"]
 
     before = sorted(path.name for path in local.folder.iterdir())
-    code, said = refused(
-        "export", run_id, "--to", "onnx", "--quantize", "dynamic_int8", "--tolerance", "1e-9", "-o", "x"
-    )
-    assert code == 2
-    assert "differs from the model by up to" in said
-    assert refused("export", run_id, "--tolerance", "1")[0] == 2
     code, said = refused("eval", run_id, "data=synthetic_images")
     assert (code, said[:66]) == (2, "data=synthetic_images has inputs of the shape [3, 32, 32], and the"[:66])
-    code, said = refused("eval", "small", "--best")
-    assert (code, said) == (2, "small is an export, of one checkpoint. --best, --step, --raw and --sweep are of runs.")
-    code, said = refused("predict", "small", "-o", "said.npz")
-    assert (code, said) == (2, "said.npz is there already, and is left as it is. Name another file: --output FILE.")
-    code, said = refused("predict", "small", "-o", "said.csv")
-    assert "Use said.jsonl." in said
-    code, said = refused("predict", "small", "-o", "nowhere/said.npz")
-    assert "there is no folder" in said
     file = local.folder / "small" / "model.onnx"
     file.write_bytes(file.read_bytes()[:-1])
     code, said = refused("eval", "small")
     assert (code, "is not what card.json describes" in said) == (1, True)
-    (local.folder / "small").chmod(0o777)
-    assert "others may write it" in refused("predict", "small")[1]
     assert sorted(path.name for path in local.folder.iterdir()) == before
 
 
@@ -114,6 +98,7 @@ class Wide(torch.nn.Module):
 """
 
 
+@pytest.mark.long  # tests/unit/worker/deploy/test_export.py has the refusal, in one process
 def test_a_class_of_a_persons_own_is_trusted_by_name_alone(local: LocalDriver) -> None:
     (local.folder / "my_wide.py").write_text(OWN)
     own = ("--trust", "my_wide", "model=custom", "model._target_=my_wide.Wide")
@@ -131,7 +116,7 @@ def test_a_class_of_a_persons_own_is_trusted_by_name_alone(local: LocalDriver) -
     (local.folder / "my_wide.py").write_text("")
     told = local.json("export", run["run_id"], "-o", "later")
     assert told["card"]["measured"] is None
-    assert told["notes"][0].startswith("Not measured, as model or data are not to be had here: model._target_=my_wide")
+    assert told["notes"][0].startswith("Not measured: model._target_=my_wide")
     assert (
         Path(told["folder"], "model.safetensors").read_bytes()
         == (local.folder / "weights" / "model.safetensors").read_bytes()

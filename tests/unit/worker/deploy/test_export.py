@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 from pathlib import Path
@@ -13,9 +14,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hpc_trainer.config.load import to_plain
-from hpc_trainer.config.schema.data import DigitsConfig
-from hpc_trainer.config.schema.model import MlpConfig
+from hpc_trainer.config.schema.data import CustomDataConfig, DigitsConfig
+from hpc_trainer.config.schema.model import CustomModelConfig, MlpConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
+from hpc_trainer.config.schema.task import CustomTaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.mlp import Mlp
@@ -23,9 +25,11 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import deployed
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.checkpoint.store import CheckpointStore
+from hpc_trainer.worker.deploy.ask_model import evaluate_model
 from hpc_trainer.worker.deploy.card import as_page, size
 from hpc_trainer.worker.deploy.export import export
 from hpc_trainer.worker.deploy.measure import counts, latencies
+from tests.unit.worker.deploy.own_parts import TwoInputs
 
 CONFIG = TrainConfig(model=MlpConfig(hidden_dim=16, num_layers=1), data=DigitsConfig(num_eval=20), optim=AdamwConfig())
 
@@ -83,6 +87,39 @@ def test_without_measuring_weights_are_taken_as_they_are(tmp_path: Path) -> None
     card = export(_asked(tmp_path, _mlp(), measure=False))["card"]
     assert (card["measured"], card["same"], card["inputs"]) == (None, None, None)
     assert card["built_for"] is not None, "eval can build it"
+
+
+def test_fewer_bits_that_are_too_far_off_are_refused(tmp_path: Path) -> None:
+    asked = _asked(tmp_path, _mlp(), to="torch", quantize="int8", measure=False)
+    with pytest.raises(ConfigError, match=r"differs from the model by up to .* or allow more by --tolerance"):
+        export({**asked, "tolerance": 1e-9})
+    (tmp_path / "out" / "model.pt").unlink()
+    card = export(asked)["card"]
+    assert card["num_quantized"] == 64 * 16 + 16 * 10
+
+
+def test_what_an_export_says_to_trust_is_not_asked(tmp_path: Path) -> None:
+    card = export(_asked(tmp_path, _mlp()))["card"]
+    own = dataclasses.replace(CONFIG, model=CustomModelConfig(_target_="os.system", kwargs={"command": "true"}))
+    asked = {"config": to_plain(own), "card": card, "folder": str(tmp_path / "out")}
+    with pytest.raises(ConfigError, match=r"model._target_=os.system: not on the list of what may be built"):
+        evaluate_model(asked)
+    told = evaluate_model({**asked, "config": to_plain(CONFIG)})
+    assert told["metrics"] == card["measured"]["exported"]["metrics"]
+
+
+def test_a_model_of_two_inputs_has_weights_and_no_graph(tmp_path: Path) -> None:
+    here = "tests.unit.worker.deploy.own_parts"
+    config = dataclasses.replace(
+        CONFIG, model=CustomModelConfig(_target_=f"{here}.TwoInputs"), data=CustomDataConfig(_target_=f"{here}.Rows"),
+        task=CustomTaskConfig(_target_=f"{here}.Fit"), trust=["tests"],
+    )  # fmt: skip
+    asked = _asked(tmp_path, TwoInputs(), config=to_plain(config))
+    with pytest.raises(ConfigError, match="task=custom calls the model with more than one tensor of inputs"):
+        export({**asked, "to": "torch_export"})
+    card = export(asked)["card"]
+    assert card["notes"][0].startswith("Not measured: task=custom calls")
+    assert sorted(load_file(tmp_path / "out" / "model.safetensors")) == ["layer.bias", "layer.weight"]
 
 
 class NarrowingAbility(Ability):
