@@ -94,10 +94,6 @@ class Mixes:
         """Those of them."""
         return Mixes(*(getattr(self, each.name)[kept] for each in dataclasses.fields(self)))
 
-    def moved(self, start: int, stop: int) -> Mixes:
-        """In a batch of the samples `start` to `stop` - 1, and then these partners alone."""
-        return dataclasses.replace(self, rows=self.rows - start, places=stop - start + np.arange(len(self.rows)))
-
 
 class Builder:
     """Gathers the steps of a program, (operator, rows, numbers) each."""
@@ -183,9 +179,9 @@ def add_images(config: AugmentConfig, u: Numbers, shape: Shape, build: Builder, 
         build.add("hue", everyone, 2.0 * math.pi * config.hue * around[:, [3]])
     if config.erasing:
         boxes, fits = _boxes(u[:, _ERASE], shape.out_height - 1, shape.out_width - 1, _ERASED_AREA, _ERASED_ASPECT)
-        rows = np.flatnonzero(fits & (u[:, _IS_ERASED] < config.erasing))
         boxes = _placed(boxes, u[:, _ERASE], shape.out_height, shape.out_width)
-        build.add("erase", rows, boxes[rows])
+        boxes[~(fits & (u[:, _IS_ERASED] < config.erasing))] = 0.0
+        build.add("erase", everyone, boxes)
 
 
 def add_mixes(found: Mixes, build: Builder) -> None:

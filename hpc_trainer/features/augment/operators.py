@@ -41,7 +41,7 @@ class Operators:
             return self._run(drawn)
 
     def _run(self, drawn: Drawn) -> Tensor:
-        images, is_own = drawn.images, False
+        images, is_own, mixes = drawn.images, False, []
         is_before_colours = is_in_colours = self._changes_colours
         for name, rows, numbers in self._steps(drawn):
             if is_before_colours and name not in _OF_PLACE:
@@ -52,15 +52,17 @@ class Operators:
                 images, is_own = self._crop(name, images, numbers), True
             elif name in _CHANGES and len(rows) == len(images):
                 images, is_own = _CHANGES[name](images, numbers), True
-            else:
+            elif name in _CHANGES:
                 images, is_own = images if is_own else images.clone(), True
-                _change_rows(name, images, rows, numbers)
+                images.index_copy_(0, rows, _CHANGES[name](images[rows], numbers))
+            else:
+                mixes.append((name, rows, numbers))
         # Whatever was drawn for this batch: else a sample's last bits would hang on those beside it.
         if is_before_colours:
             images = self._to_pixels(images)
         if is_in_colours:
             images = self._values(images)
-        return images[: drawn.num_samples]
+        return _mixed(images, drawn.num_samples, mixes) if mixes else images[: drawn.num_samples]
 
     def _steps(self, drawn: Drawn) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Of each step the operator, its rows (then those of partners), and its numbers [rows, width]."""
@@ -188,7 +190,7 @@ def _erase(images: Tensor, boxes: Tensor) -> Tensor:
 
 def _mixup(images: Tensor, others: Tensor, weights: Tensor) -> Tensor:
     weights = weights.view(-1, 1, 1, 1)
-    return images * weights + others * (1.0 - weights)
+    return (images * weights).add_(others * (1.0 - weights))
 
 
 def _cutmix(images: Tensor, others: Tensor, boxes: Tensor) -> Tensor:
@@ -204,13 +206,17 @@ def _inside(images: Tensor, boxes: Tensor) -> Tensor:
     return (down[:, :, None] & across[:, None, :]).unsqueeze(1)
 
 
-def _change_rows(name: str, images: Tensor, rows: Tensor, numbers: Tensor) -> None:
-    """In place."""
-    if name in _MIXES:
+def _mixed(images: Tensor, num_samples: int, mixes: Sequence[tuple[str, Tensor, Tensor]]) -> Tensor:
+    """The first `num_samples` images; what lies behind them are partners, each of one image."""
+    found = images[:num_samples]
+    if len(mixes) == 1 and len(mixes[0][2]) == num_samples:
+        name, _, numbers = mixes[0]
+        return _MIXES[name](found, images[num_samples:], numbers)
+    found = found.clone()
+    for name, rows, numbers in mixes:
         own, partners = rows[: len(numbers)], rows[len(numbers) :]
-        images.index_copy_(0, own, _MIXES[name](images[own], images[partners], numbers))
-    else:
-        images.index_copy_(0, rows, _CHANGES[name](images[rows], numbers))
+        found.index_copy_(0, own, _MIXES[name](images[own], images[partners], numbers))
+    return found
 
 
 _CROPS = ("resized_crop", "padded_crop")

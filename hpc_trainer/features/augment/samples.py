@@ -18,8 +18,8 @@ from hpc_trainer.features.augment.draw import Drawn, Shape
 from hpc_trainer.features.augment.operators import Operators
 from hpc_trainer.tasks.cross_entropy import IGNORED
 
-_CACHED_BYTES = 2**20
-"""Of images that operators see at a time on a CPU: what lies in its second cache is changed in half the time."""
+_CACHED_BYTES = 2**21
+"""Of images that are read and changed at a time on a CPU: they stay in its cache meanwhile."""
 
 
 class Cropped:
@@ -80,48 +80,44 @@ class AugmentedSamples(Cropped):
         A sample's partner is any sample of the data set, as it is in this epoch: a function of (seed, epoch, sample)
         too, so it must be read besides.
         """
-        config, shape, num = self._config, self._shape, len(samples)
-        if shape is None:
+        shape, operators = self._shape, self._operators
+        if shape is None or operators is None:
             inputs, targets = self._read(samples, seed)
             return inputs, self._noisy(targets, samples, seed)
+        if self._config.run_on is RunOn.device:
+            return self._drawn(samples, seed, shape)
+        channels = (self.input_shape or (1,))[0]
+        images = torch.empty(len(samples), channels, shape.out_height, shape.out_width)
+        at_once = max(1, _CACHED_BYTES // (4 * channels * shape.height * shape.width))
+        parts = []
+        for start in range(0, len(samples), at_once):
+            drawn, targets = self._drawn(samples[start : start + at_once], seed, shape)
+            images[start : start + at_once] = operators(drawn)
+            parts.append(targets)
+        return images, torch.cat(parts)
+
+    def _drawn(self, samples: Sequence[tuple[int, int]], seed: int, shape: Shape) -> tuple[Drawn, Tensor]:
+        config, num = self._config, len(samples)
         u, words = draw.uniforms(config, seed, samples)
         mixes = None
         if config.has_mixes:
             mixes = draw.mixes(config, seed, samples, u, words, len(self), shape)
             partners = [
-                (samples[row][0], other) for row, other in zip(mixes.rows, mixes.partners.tolist(), strict=True)
+                (samples[row][0], other)
+                for row, other in zip(mixes.rows.tolist(), mixes.partners.tolist(), strict=True)
             ]
             samples = [*samples, *partners]
             u = np.concatenate([u, draw.uniforms(config, seed, partners)[0]])
         inputs, targets = self._read(samples, seed)
         targets = self._noisy(targets, samples, seed)
+        build = draw.Builder()
+        draw.add_images(config, u, shape, build, has_colours=inputs.shape[1] > 1)
         if mixes is not None:
             # What has no class is mixed with nothing.
             mixes = mixes.only((targets[mixes.rows] != IGNORED).numpy() & (targets[mixes.places] != IGNORED).numpy())
-            targets = self._shares(targets, num, mixes)
-        if config.run_on is RunOn.device:
-            return self._drawn(inputs, u, mixes, 0, num), targets
-        assert self._operators is not None
-        images = inputs.new_empty(num, inputs.shape[1], shape.out_height, shape.out_width)
-        at_once = max(1, _CACHED_BYTES // max(1, inputs[:1].nbytes))
-        for start in range(0, num, at_once):
-            stop = min(num, start + at_once)
-            images[start:stop] = self._operators(self._drawn(inputs, u, mixes, start, stop))
-        return images, targets
-
-    def _drawn(self, inputs: Tensor, u: draw.Numbers, mixes: draw.Mixes | None, start: int, stop: int) -> Drawn:
-        """Of a batch's samples `start` to `stop` - 1, with their partners."""
-        assert self._shape is not None
-        build, images, u_here = draw.Builder(), inputs[start:stop], u[start:stop]
-        if mixes is not None:
-            mixes = mixes.only((mixes.rows >= start) & (mixes.rows < stop))
-            images = torch.cat([images, inputs[mixes.places]])
-            u_here = np.concatenate([u_here, u[mixes.places]])
-            mixes = mixes.moved(start, stop)
-        draw.add_images(self._config, u_here, self._shape, build, has_colours=inputs.shape[1] > 1)
-        if mixes is not None:
             draw.add_mixes(mixes, build)
-        return build.drawn(images, stop - start)
+            targets = self._shares(targets, num, mixes)
+        return build.drawn(inputs, num), targets
 
     def _read(self, samples: Sequence[tuple[int, int]], seed: int) -> tuple[Tensor, Tensor]:
         if self._by_epoch is not None:
