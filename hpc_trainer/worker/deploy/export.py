@@ -89,8 +89,13 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
     (folder / CARD_TEXT).write_text(as_page(card), encoding="utf-8")
     more = []
-    if isinstance(config.model, HfConfig) and made.shape is not None and made.shape.input_shape:
-        described = config.model.file_for(made.shape.input_shape, made.shape.num_classes)
+    if (
+        isinstance(config.model, HfConfig)
+        and (shape := made.shape) is not None
+        and shape.input_shape
+        and shape.num_classes
+    ):
+        described = config.model.file_for(shape.input_shape, shape.num_classes)
         (folder / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         more = [CONFIG_FILE]
     tensors = [each for each in made.state.values() if isinstance(each, torch.Tensor)]
