@@ -15,7 +15,7 @@ from hpc_trainer.cli.common import ended_by_signals, print_json, print_next, pri
 from hpc_trainer.cli.given import Given, at_defaults, only_point
 from hpc_trainer.cli.grid_verbs import freeze_given, freeze_here, stop_queues
 from hpc_trainer.config.lr_scaling import lr_factor
-from hpc_trainer.config.schema.early_stop import EarlyStopConfig
+from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.schedule import ScheduleConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.errors import ConfigError

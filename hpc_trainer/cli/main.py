@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from hpc_trainer.cli.complete import complete_names, complete_runs
-from hpc_trainer.cli.data_app import data
+from hpc_trainer.cli.data.app import data
 from hpc_trainer.cli.given import Chosen, Given
 from hpc_trainer.cli.options import (
     App,

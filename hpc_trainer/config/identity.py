@@ -12,9 +12,9 @@ from hpc_trainer.config.keys import all_keys
 from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.program import program_name
-from hpc_trainer.config.schema.data import DataConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import Identity
-from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 

@@ -8,7 +8,7 @@ from typing import Any
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.load import section_from_plain
 from hpc_trainer.config.mesh import known_vocabulary
-from hpc_trainer.config.schema.model import GptConfig, Positions
+from hpc_trainer.config.schema.model.shipped import GptConfig, Positions
 from hpc_trainer.config.schema.precision import FORMATS, Dtype
 from hpc_trainer.config.store import variant_of
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_trainer.config.data_files.token_sources import vocabulary
-from hpc_trainer.config.schema.data import DataConfig, SyntheticTokensConfig, TextBytesConfig
-from hpc_trainer.config.schema.data_records import HfDatasetConfig, TokensConfig
+from hpc_trainer.config.schema.data.records import HfDatasetConfig, TokensConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig, SyntheticTokensConfig, TextBytesConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model import GptConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig, ModelConfig, ResnetConfig
+from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config, VitConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
-from hpc_trainer.config.schema.vision_model import MobilenetSize, MobilenetV3Config, VitConfig
 
 _NUM_BLOCKS = {18: 8, 34: 16, 50: 16, MobilenetSize.small: 11, MobilenetSize.large: 15}
 """Of ResNets, by depth (He et al. 2015, table 1), and of MobileNets (Howard et al. 2019, tables 1 and 2)."""

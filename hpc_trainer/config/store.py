@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpc_trainer.config.schema import data, data_images, data_records, hf_model, model, optim, task, vision_model
+from hpc_trainer.config.schema import optim, task
+from hpc_trainer.config.schema.data import images, records, shipped
+from hpc_trainer.config.schema.model import hf, vision
+from hpc_trainer.config.schema.model import shipped as models
 from hpc_trainer.config.schema.train import TrainConfig
 
 if TYPE_CHECKING:  # a rank reads frozen specs by the table below, and waits for neither library
@@ -25,13 +28,13 @@ def _variants(base: Any, *schemas: ModuleType) -> dict[str, type]:
 
 
 _NAMES: dict[type, str] = {
-    model.ResnetConfig: "resnet", vision_model.MobilenetV3Config: "mobilenet_v3", vision_model.VitConfig: "vit",
+    models.ResnetConfig: "resnet", vision.MobilenetV3Config: "mobilenet_v3", vision.VitConfig: "vit",
 }  # fmt: skip
 """Of a kind that has several names: resnet18, resnet50."""
 # group -> schema name -> dataclass. `conf/<group>/<choice>.yaml` names its schema in its defaults list.
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": _variants(model.ModelConfig, model, vision_model, hf_model),
-    "data": _variants(data.DataConfig, data, data_images, data_records),
+    "model": _variants(models.ModelConfig, models, vision, hf),
+    "data": _variants(shipped.DataConfig, shipped, images, records),
     "task": _variants(task.TaskConfig, task),
     "optim": _variants(optim.OptimConfig, optim),
 }

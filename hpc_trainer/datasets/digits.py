@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
 from hpc_trainer.errors import DataError
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.data import SyntheticImagesConfig
+from hpc_trainer.config.schema.data.shipped import SyntheticImagesConfig
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
 from hpc_trainer.datasets.random_bits import STREAMS, random_bytes
 from hpc_trainer.errors import ConfigError

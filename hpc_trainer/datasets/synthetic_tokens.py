@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_trainer.config.schema.data import SyntheticTokensConfig
+from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
 from hpc_trainer.datasets.random_bits import STREAMS, random_words
 

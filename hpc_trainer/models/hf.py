@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.hf_model import HfConfig
+from hpc_trainer.config.schema.model.hf import HfConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_num_classes
 

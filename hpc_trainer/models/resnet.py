@@ -11,7 +11,7 @@ import itertools
 
 from torch import Tensor, nn
 
-from hpc_trainer.config.schema.model import ResnetConfig
+from hpc_trainer.config.schema.model.shipped import ResnetConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_num_classes, image_shape
 from hpc_trainer.models.channels import Channels

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hpc_trainer.config.schema.augment import AugmentConfig, Crop
+from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
 from hpc_trainer.features.augment.rand_augment import OPERATORS
 from hpc_trainer.features.augment.samples import AugmentedSamples
 

@@ -33,11 +33,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from hpc_trainer.config.schema.data_images import ImageFolderConfig, ImagesConfig, ImageShardsConfig
+from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImagesConfig, ImageShardsConfig
 from hpc_trainer.datasets.images.dataset import build
 from hpc_trainer.datasets.images.folder import FolderSource
-from hpc_trainer.datasets.pictures import read_picture
-from hpc_trainer.datasets.shard_index import ABOUT, ROW, ROWS, VERSION, build_index
+from hpc_trainer.datasets.images.pictures import read_picture
+from hpc_trainer.datasets.images.shard_index import ABOUT, ROW, ROWS, VERSION, build_index
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from tests.unit.datasets.images.making import make_shards
@@ -228,7 +228,7 @@ _START = r"""
 import json, re, sys, time
 import numpy as np
 from pathlib import Path
-from hpc_trainer.config.schema.data_images import ImageShardsConfig
+from hpc_trainer.config.schema.data.images import ImageShardsConfig
 from hpc_trainer.datasets.images import shards
 fraction = json.loads(sys.argv[2])
 def mib():

@@ -1,6 +1,6 @@
 """What a folder of tokens says of itself (`meta.json`): read at plan time, so without torch and numpy.
 
-The files beside it, and how to read and write them, are in `datasets/token_files.py`.
+The files beside it, and how to read and write them, are in `datasets/records/token_files.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from hpc_trainer.config.data_files.token_meta import META, TokenMeta, read_meta
-from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.errors import ConfigError, HpcTrainerError
 
 LONGEST_EPOCH = 2**31

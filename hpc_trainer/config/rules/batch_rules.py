@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from hpc_trainer.config.batch import num_parts, whole_batch
 from hpc_trainer.config.checks import LARGEST
 from hpc_trainer.config.data_files.array_files import num_train_rows
+from hpc_trainer.config.data_files.image_files import num_train_images
+from hpc_trainer.config.data_files.text_file import num_train_windows
 from hpc_trainer.config.data_files.token_sources import num_train_samples
-from hpc_trainer.config.rules.image_rules import num_train_images
-from hpc_trainer.config.rules.text_file import num_train_windows
-from hpc_trainer.config.schema.data import (
+from hpc_trainer.config.schema.data.images import ImagesConfig
+from hpc_trainer.config.schema.data.records import ArraysConfig, TokensConfig
+from hpc_trainer.config.schema.data.shipped import (
     DataConfig,
     DigitsConfig,
     SyntheticImagesConfig,
     SyntheticTokensConfig,
     TextBytesConfig,
 )
-from hpc_trainer.config.schema.data_images import ImagesConfig
-from hpc_trainer.config.schema.data_records import ArraysConfig, TokensConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 

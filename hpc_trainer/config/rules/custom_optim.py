@@ -8,7 +8,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.model.shipped import CustomModelConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig

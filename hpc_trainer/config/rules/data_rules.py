@@ -9,15 +9,15 @@ from typing import Any
 
 from hpc_trainer.config.data_files.array_files import array_problems
 from hpc_trainer.config.data_files.hf_folder import hf_problems
+from hpc_trainer.config.data_files.image_files import image_problems
 from hpc_trainer.config.data_files.table_files import table_problems
 from hpc_trainer.config.data_files.target_kind import target_kind
+from hpc_trainer.config.data_files.text_file import window_problems
 from hpc_trainer.config.data_files.token_sources import token_problems
-from hpc_trainer.config.rules.image_rules import image_problems
-from hpc_trainer.config.rules.text_file import window_problems
-from hpc_trainer.config.schema.data import DataConfig, TextBytesConfig
-from hpc_trainer.config.schema.data_images import ImagesConfig
-from hpc_trainer.config.schema.data_records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
-from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.data.images import ImagesConfig
+from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig, TextBytesConfig
+from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig
 

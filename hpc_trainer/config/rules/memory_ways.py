@@ -10,9 +10,9 @@ from typing import Any
 from hpc_trainer.config.batch import divisors, num_parts
 from hpc_trainer.config.mesh import known_vocabulary, num_blocks
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data import SyntheticTokensConfig, TextBytesConfig
-from hpc_trainer.config.schema.data_records import TokensConfig
-from hpc_trainer.config.schema.model import CustomModelConfig, GptConfig
+from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig, TextBytesConfig
+from hpc_trainer.config.schema.model.shipped import CustomModelConfig, GptConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import AUTO, Recompute, TrainConfig

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.schema.data import CustomDataConfig
+from hpc_trainer.config.schema.data.shipped import CustomDataConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 

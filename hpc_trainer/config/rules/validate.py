@@ -26,13 +26,13 @@ from hpc_trainer.config.rules.retention import retention_problems
 from hpc_trainer.config.rules.sbatch_options import sbatch_problems
 from hpc_trainer.config.rules.step_rules import step_problems
 from hpc_trainer.config.rules.task_rules import task_problems
-from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model import GptConfig, ModelConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig, ModelConfig
+from hpc_trainer.config.schema.model.vision import VitConfig
 from hpc_trainer.config.schema.snapshot import SnapshotConfig
 from hpc_trainer.config.schema.tracker import TrackerConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.config.schema.vision_model import VitConfig
 from hpc_trainer.config.table.declarations import feature_problems, fill_in
 from hpc_trainer.errors import ConfigError
 

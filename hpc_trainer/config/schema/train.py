@@ -6,16 +6,17 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_trainer.config.schema.augment import AugmentConfig
 from hpc_trainer.config.schema.budget import BudgetConfig
 from hpc_trainer.config.schema.checkpoint import CheckpointConfig
 from hpc_trainer.config.schema.cluster import ClusterConfig
-from hpc_trainer.config.schema.compress import PruneConfig, QatConfig
-from hpc_trainer.config.schema.data import DataConfig
-from hpc_trainer.config.schema.early_stop import EarlyStopConfig
-from hpc_trainer.config.schema.guard import GuardConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig
+from hpc_trainer.config.schema.features.augment import AugmentConfig
+from hpc_trainer.config.schema.features.compress import PruneConfig, QatConfig
+from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
+from hpc_trainer.config.schema.features.guard import GuardConfig
+from hpc_trainer.config.schema.features.init_from import InitFromConfig
+from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.init_from import InitFromConfig
 from hpc_trainer.config.schema.key import (
     ALWAYS,
     APART,
@@ -28,8 +29,7 @@ from hpc_trainer.config.schema.key import (
     only_with,
     section,
 )
-from hpc_trainer.config.schema.lora import LoraConfig
-from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.model.shipped import ModelConfig
 from hpc_trainer.config.schema.monitor import MonitorConfig
 from hpc_trainer.config.schema.optim import OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig

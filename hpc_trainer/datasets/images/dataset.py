@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.data_images import ImagesConfig, OnBroken
+from hpc_trainer.config.schema.data.images import ImagesConfig, OnBroken
 from hpc_trainer.datasets.images.normalisation import Normalisation, normalisation_of
+from hpc_trainer.datasets.images.pictures import default_resize, read_picture
 from hpc_trainer.datasets.images.source import PictureSource, open_source
-from hpc_trainer.datasets.pictures import default_resize, read_picture
 from hpc_trainer.datasets.problem import Problem, name_of, told
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
 from hpc_trainer.datasets.random_bits import random_words

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.schema.data_images import ImagesConfig
+from hpc_trainer.config.schema.data.images import ImagesConfig
+from hpc_trainer.datasets.images.pictures import EXTENSIONS
 from hpc_trainer.datasets.images.splits import is_held_out, split_folder
-from hpc_trainer.datasets.pictures import EXTENSIONS
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 

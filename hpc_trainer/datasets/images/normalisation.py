@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_trainer.config.schema.data_images import ImagesConfig
+from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.errors import DataError
 
 STATISTICS = "statistics.json"

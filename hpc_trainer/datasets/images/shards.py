@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.schema.data_images import ImageShardsConfig
-from hpc_trainer.datasets.images.splits import held_out_rows, split_folder
-from hpc_trainer.datasets.images.staging import staged
-from hpc_trainer.datasets.problem import Problem
-from hpc_trainer.datasets.shard_index import (
+from hpc_trainer.config.schema.data.images import ImageShardsConfig
+from hpc_trainer.datasets.images.shard_index import (
     CLASSES,
     ShardIndex,
     damaged_shards,
@@ -25,6 +22,9 @@ from hpc_trainer.datasets.shard_index import (
     read_classes,
     read_index,
 )
+from hpc_trainer.datasets.images.splits import held_out_rows, split_folder
+from hpc_trainer.datasets.images.staging import staged
+from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.errors import DataError
 
 _MOST_OPEN = 256  # of the 1,024 files that a process may usually have open

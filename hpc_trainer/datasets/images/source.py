@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.schema.data_images import ImagesConfig, ImageShardsConfig
+from hpc_trainer.config.schema.data.images import ImagesConfig, ImageShardsConfig
 from hpc_trainer.datasets.images.folder import FolderSource
 from hpc_trainer.datasets.images.shards import ShardSource
 from hpc_trainer.datasets.problem import Problem

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.schema.data_images import EVAL_FOLDERS, ImagesConfig
+from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig
 from hpc_trainer.errors import DataError
 
 _WORD = 2**64

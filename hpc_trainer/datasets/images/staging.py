@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_trainer.datasets.shard_index import Shard, ShardIndex, missing_shards
+from hpc_trainer.datasets.images.shard_index import Shard, ShardIndex, missing_shards
 from hpc_trainer.errors import DataError, HpcTrainerError
 from hpc_trainer.runs.files import check_trusted, fsync_folder
 from hpc_trainer.runtime.disk_room import free_room

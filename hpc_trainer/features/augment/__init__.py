@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hpc_trainer.config.schema.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
-from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.config.schema.data.shipped import DigitsConfig
+from hpc_trainer.config.schema.features.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 

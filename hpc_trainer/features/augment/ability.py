@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.schema.augment import RunOn
+from hpc_trainer.config.schema.features.augment import RunOn
 from hpc_trainer.datasets.protocol import MapDataset, Split
 from hpc_trainer.features.augment.draw import Drawn
 from hpc_trainer.features.augment.operators import Operators

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.schema.augment import AugmentConfig, Crop
+from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
 from hpc_trainer.datasets.augment import bits_of
 from hpc_trainer.features.augment import rand_augment
 

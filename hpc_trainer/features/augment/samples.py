@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpc_trainer.config.schema.augment import AugmentConfig, RunOn
+from hpc_trainer.config.schema.features.augment import AugmentConfig, RunOn
 from hpc_trainer.datasets.augment import by_epoch
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.mesh import known_vocabulary
-from hpc_trainer.config.schema.data import DataConfig, DigitsConfig
-from hpc_trainer.config.schema.hf_model import CONFIG_FILE, HfConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
+from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 
 MISSING = "model=hf needs a package: pip install 'hpc_trainer[hub]'"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import listed, parents, there_are
-from hpc_trainer.config.schema.init_from import InitFromConfig
+from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.errors import CheckpointError, ConfigError
 from hpc_trainer.features.init_from.digest import sha256
 from hpc_trainer.features.init_from.names import is_wanted, renamed

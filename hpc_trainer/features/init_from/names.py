@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from hpc_trainer.config.name_patterns import fits_any, there_are
-from hpc_trainer.config.schema.init_from import InitFromConfig
+from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import BestMode, CheckpointConfig
-from hpc_trainer.config.schema.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.features.init_from.digest import remembered
 from hpc_trainer.features.init_from.header import read_names

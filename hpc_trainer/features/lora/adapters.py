@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import there_are
-from hpc_trainer.config.schema.lora import LoraConfig
+from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.optim.weight_names import match_weights
 from hpc_trainer.training.parallel.fully_sharded import blocks

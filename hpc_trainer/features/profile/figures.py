@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpc_trainer.config.gpu_types import find_gpu_type
-from hpc_trainer.config.schema.model import CnnConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import CnnConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import Recompute, TrainConfig
 

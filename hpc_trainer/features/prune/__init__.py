@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hpc_trainer.config.schema.compress import PruneMethod
+from hpc_trainer.config.schema.features.compress import PruneMethod
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 from hpc_trainer.features.prune.schedule import end_step

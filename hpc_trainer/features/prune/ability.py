@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.compress import PruneMethod
+from hpc_trainer.config.schema.features.compress import PruneMethod
 from hpc_trainer.features.prune.magnitude import part_of, scores_of, smallest, smallest_of_each
 from hpc_trainer.features.prune.masks import Masks
 from hpc_trainer.features.prune.schedule import end_step, final_sparsity, is_due, share_done

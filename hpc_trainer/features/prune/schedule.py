@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_trainer.config.schema.compress import PruneConfig
+from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.config.schema.train import TrainConfig
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any
-from hpc_trainer.config.schema.compress import PruneConfig
+from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.channels import Group, groups_of, tensors_of
 from hpc_trainer.training.optim.decay import decaying

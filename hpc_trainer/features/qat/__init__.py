@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 
-from hpc_trainer.config.schema.compress import QatTo
+from hpc_trainer.config.schema.features.compress import QatTo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 

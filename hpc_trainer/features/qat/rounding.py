@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any, there_are
-from hpc_trainer.config.schema.compress import QatConfig, QatTo
+from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
 
 _INT4: Any = torch.int4  # type: ignore[attr-defined]  # torch 2.13's stubs leave it out

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
+from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.training.guard import StepGuard
 

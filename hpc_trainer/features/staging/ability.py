@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_trainer.config.schema.data_images import ImageShardsConfig
+from hpc_trainer.config.schema.data.images import ImageShardsConfig
 from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.parallel.mesh import Mesh
@@ -16,9 +16,9 @@ class StagingAbility(Ability):
 
 
 def _stage(data: ImageShardsConfig, stage_dir: str, run: RunContext) -> None:
+    from hpc_trainer.datasets.images.shard_index import read_index
     from hpc_trainer.datasets.images.splits import split_folder
     from hpc_trainer.datasets.images.staging import Signs, stage
-    from hpc_trainer.datasets.shard_index import read_index
 
     signs = Signs(run.beat, lambda: run.stop.is_set)
     for folder in dict.fromkeys(split_folder(data, split) for split in ("train", "eval")):

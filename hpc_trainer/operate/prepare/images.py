@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_trainer.config.schema.data_images import EVAL_FOLDERS
-from hpc_trainer.datasets.pictures import EXTENSIONS, decode
-from hpc_trainer.datasets.pictures import FORMATS as PILLOW
-from hpc_trainer.datasets.shard_index import (
+from hpc_trainer.config.schema.data.images import EVAL_FOLDERS
+from hpc_trainer.datasets.images.pictures import EXTENSIONS, decode
+from hpc_trainer.datasets.images.pictures import FORMATS as PILLOW
+from hpc_trainer.datasets.images.shard_index import (
     ABOUT as INDEX,
 )
-from hpc_trainer.datasets.shard_index import (
+from hpc_trainer.datasets.images.shard_index import (
     CLASSES,
     ROW,
     IndexedShard,

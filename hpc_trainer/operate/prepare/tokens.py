@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.config.data_files.token_meta import BYTES, TOKENS, TokenMeta, dtype_of, read_meta
-from hpc_trainer.datasets.token_files import finish
+from hpc_trainer.datasets.records.token_files import finish
 from hpc_trainer.errors import ConfigError, DataError, did_you_mean
 from hpc_trainer.operate.prepare.job import (
     BROKEN,

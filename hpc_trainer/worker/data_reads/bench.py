@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets import pictures
 from hpc_trainer.datasets.batch_trees import tensors_of
+from hpc_trainer.datasets.images import pictures
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.build import build_dataset, build_task

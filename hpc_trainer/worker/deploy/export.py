@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
-from hpc_trainer.config.schema.hf_model import CONFIG_FILE, HfConfig
+from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from hpc_trainer.config.schema.model import CustomModelConfig
+from hpc_trainer.config.schema.model.shipped import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.exported import FORMATS
 from hpc_trainer.training.deployed import DataShape

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc_trainer.config.load import from_plain, to_plain
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.config.schema.train import TrainConfig

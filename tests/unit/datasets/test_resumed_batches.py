@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data_records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
+from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.task import TaskConfig
-from hpc_trainer.datasets import MapDataset, arrays, hf_dataset, table, tokens
+from hpc_trainer.datasets import MapDataset
+from hpc_trainer.datasets.records import arrays, hf_dataset, table, tokens
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
 from tests.unit.datasets import test_arrays, test_hf_dataset, test_table, test_tokens

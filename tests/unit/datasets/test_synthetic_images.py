@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data import SyntheticImagesConfig
+from hpc_trainer.config.schema.data.shipped import SyntheticImagesConfig
 from hpc_trainer.datasets import MapDataset, synthetic_images
 from hpc_trainer.errors import ConfigError
 

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data import SyntheticTokensConfig
+from hpc_trainer.config.schema.data.shipped import SyntheticTokensConfig
 from hpc_trainer.datasets import MapDataset, synthetic_tokens
 from hpc_trainer.errors import ConfigError
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hpc_trainer.config.schema.data import TextBytesConfig
+from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 from hpc_trainer.datasets import MapDataset, text_bytes
 from hpc_trainer.errors import ConfigError, DataError
 

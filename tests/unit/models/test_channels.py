@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.channels import (
     Channels,

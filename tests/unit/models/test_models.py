@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from hpc_trainer.config.schema.model import (
+from hpc_trainer.config.schema.model.shipped import (
     CnnConfig,
     GptConfig,
     MlpConfig,
@@ -16,7 +16,7 @@ from hpc_trainer.config.schema.model import (
     Positions,
     ResnetConfig,
 )
-from hpc_trainer.config.schema.vision_model import MobilenetSize, MobilenetV3Config, VitConfig
+from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config, VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt

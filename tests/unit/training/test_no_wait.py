@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.guard import GuardConfig, OnSpike
+from hpc_trainer.config.schema.features.guard import GuardConfig, OnSpike
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig

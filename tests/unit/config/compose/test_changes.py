@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_trainer.config.compose.changes import with_data
-from hpc_trainer.config.schema.data import DigitsConfig, TextBytesConfig
+from hpc_trainer.config.schema.data.shipped import DigitsConfig, TextBytesConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 

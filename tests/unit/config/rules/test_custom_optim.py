@@ -13,7 +13,7 @@ import pytest
 
 from hpc_trainer.config.rules import custom_optim
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.model import CustomModelConfig, MlpConfig, ModelConfig
+from hpc_trainer.config.schema.model.shipped import CustomModelConfig, MlpConfig, ModelConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig
 from tests.unit.runs.builders import make_config
 

@@ -10,7 +10,7 @@ from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import compare
 from hpc_trainer.config.rules.validate import find_problems
 from hpc_trainer.config.schema.key import Effect
-from hpc_trainer.config.schema.model import ResnetConfig
+from hpc_trainer.config.schema.model.shipped import ResnetConfig
 from hpc_trainer.config.schema.parallel import FsdpDtype, Strategy
 from hpc_trainer.config.schema.precision import Dtype
 from tests.unit.runs.builders import make_config

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.rules.image_rules import num_train_images
+from hpc_trainer.config.data_files.image_files import num_train_images
 from hpc_trainer.config.rules.validate import find_problems, validate
-from hpc_trainer.config.schema.data_images import ImageFolderConfig, ImageShardsConfig
-from hpc_trainer.datasets.shard_index import build_index
+from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.datasets.images.shard_index import build_index
 from tests.unit.datasets.images.making import make_shards, samples
 from tests.unit.runs.builders import make_config
 

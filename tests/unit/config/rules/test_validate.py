@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from hpc_trainer.config.rules.validate import find_problems, validate
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.config.schema.data import DigitsConfig, SyntheticImagesConfig, SyntheticTokensConfig, TextBytesConfig
-from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
+from hpc_trainer.config.schema.data.shipped import (
+    DigitsConfig,
+    SyntheticImagesConfig,
+    SyntheticTokensConfig,
+    TextBytesConfig,
+)
+from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.hardware import HardwareConfig
-from hpc_trainer.config.schema.model import CnnConfig, GptConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ResnetConfig
 from hpc_trainer.config.schema.optim import CustomOptimConfig, MuonConfig, SgdConfig
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.precision import Dtype

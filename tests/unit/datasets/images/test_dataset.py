@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hpc_trainer.config.schema.data_images import ImageFolderConfig, ImageShardsConfig, OnBroken
+from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig, OnBroken
 from hpc_trainer.datasets import MapDataset
 from hpc_trainer.datasets.images import dataset as dataset_module
 from hpc_trainer.datasets.images.dataset import build
-from hpc_trainer.datasets.pictures import read_picture
-from hpc_trainer.datasets.shard_index import build_index
+from hpc_trainer.datasets.images.pictures import read_picture
+from hpc_trainer.datasets.images.shard_index import build_index
 from hpc_trainer.errors import BrokenPictureError, DataError
 from tests.unit.datasets.images.making import encoded, make_folder, make_shards, pixels, samples
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_trainer.config.schema.data_images import ImageShardsConfig
+from hpc_trainer.config.schema.data.images import ImageShardsConfig
 from hpc_trainer.datasets.images import staging
+from hpc_trainer.datasets.images.shard_index import build_index
 from hpc_trainer.datasets.images.shards import ShardSource
 from hpc_trainer.datasets.images.staging import Signs, stage, staged
-from hpc_trainer.datasets.shard_index import build_index
 from hpc_trainer.errors import DataError
 from hpc_trainer.runtime.disk_room import Room
 from tests.unit.datasets.images.making import make_shards, samples

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_trainer.config.schema.augment import AugmentConfig, Crop
+from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop
 from hpc_trainer.datasets.augment import bits_of
 from hpc_trainer.features.augment import draw, rand_augment
 

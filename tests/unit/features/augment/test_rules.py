@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.augment import OF_IMAGES, Crop
+from hpc_trainer.config.schema.features.augment import OF_IMAGES, Crop
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.choice import keys_of
 from hpc_trainer.features.augment import FEATURE

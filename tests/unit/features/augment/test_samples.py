@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_trainer.config.schema.augment import AugmentConfig, Crop, RunOn
-from hpc_trainer.config.schema.data import DigitsConfig, SyntheticImagesConfig
+from hpc_trainer.config.schema.data.shipped import DigitsConfig, SyntheticImagesConfig
+from hpc_trainer.config.schema.features.augment import AugmentConfig, Crop, RunOn
 from hpc_trainer.datasets import digits, synthetic_images
 from hpc_trainer.datasets.augment import generator_of
 from hpc_trainer.datasets.protocol import EpochDataset

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError

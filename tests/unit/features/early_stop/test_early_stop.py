@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_trainer.config.schema.early_stop import EarlyStopConfig, Mode
+from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig, Mode
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.early_stop.ability import EarlyStop, is_better
 from hpc_trainer.runtime.rank_group import RankGroup

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.init_from import InitFromConfig
+from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError, StorageError
 from hpc_trainer.features.init_from.load import load

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hpc_trainer.config.schema.init_from import InitFromConfig, WhichCheckpoint
+from hpc_trainer.config.schema.features.init_from import InitFromConfig, WhichCheckpoint
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.init_from import digest as digest_module
 from hpc_trainer.features.init_from.header import read_names

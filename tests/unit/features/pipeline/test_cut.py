@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hpc_trainer.config.schema.model import GptConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.errors import ConfigError, LoopError
 from hpc_trainer.features.pipeline.cut import Between, Stage, cut, keep, stages_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.compress import PruneMethod
+from hpc_trainer.config.schema.features.compress import PruneMethod
 from hpc_trainer.config.schema.parallel import Sync
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.prune.ability import PruneAbility

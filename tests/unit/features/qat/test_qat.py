@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.compress import QatConfig, QatTo
+from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.qat.rounding import begin_rounding, convert_config, layers_to_round, turn_rounding
 from hpc_trainer.runs.metrics_log import read_metrics

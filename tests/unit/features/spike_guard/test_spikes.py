@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 
-from hpc_trainer.config.schema.guard import GuardConfig, OnDivergence, OnSpike
+from hpc_trainer.config.schema.features.guard import GuardConfig, OnDivergence, OnSpike
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.features.averaged_weights.average import AveragedWeights

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.schema.data_images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.datasets.shard_index import build_index, read_index
+from hpc_trainer.datasets.images.shard_index import build_index, read_index
 from hpc_trainer.features.staging.ability import StagingAbility
 from tests.unit.datasets.images.making import make_shards, samples
 

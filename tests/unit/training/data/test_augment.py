@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_trainer.config.schema.data import DigitsConfig
+from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.datasets import digits
 from hpc_trainer.datasets.augment import generator_of
 from hpc_trainer.datasets.protocol import AugmentedDataset

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model import GptConfig, MlpConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp

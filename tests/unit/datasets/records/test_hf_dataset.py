@@ -16,9 +16,10 @@ from PIL import Image
 
 from hpc_trainer.config.rules.data_rules import data_problems
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data_records import HfDatasetConfig
+from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import MultiLabelConfig, RegressionConfig, TaskConfig
-from hpc_trainer.datasets import MapDataset, hf_dataset
+from hpc_trainer.datasets import MapDataset
+from hpc_trainer.datasets.records import hf_dataset
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import DataError, HpcTrainerError
 from tests.unit.runs.builders import make_config

@@ -15,12 +15,13 @@ import pytest
 from hpc_trainer.config.data_files.token_sources import epoch_shares
 from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data_records import TokensConfig
-from hpc_trainer.config.schema.model import GptConfig
+from hpc_trainer.config.schema.data.records import TokensConfig
+from hpc_trainer.config.schema.model.shipped import GptConfig
 from hpc_trainer.config.schema.task import TaskConfig
-from hpc_trainer.datasets import MapDataset, tokens
+from hpc_trainer.datasets import MapDataset
 from hpc_trainer.datasets.protocol import SPLITS
-from hpc_trainer.datasets.token_files import write_tokens
+from hpc_trainer.datasets.records import tokens
+from hpc_trainer.datasets.records.token_files import write_tokens
 from hpc_trainer.errors import DataError, HpcTrainerError
 from tests.seeds import chosen_seed
 from tests.unit.runs.builders import make_config

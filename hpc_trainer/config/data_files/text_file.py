@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.schema.data import TextBytesConfig
+from hpc_trainer.config.schema.data.shipped import TextBytesConfig
 
 _BUILT_IN_TEXT = "pydoc_data.topics"
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hpc_trainer.config.schema.data import DataConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, RULED, SAFE, key
 
 
@@ -15,7 +15,7 @@ class TokensConfig(DataConfig):
     """Folders of tokens, memory-mapped; documents packed to windows without padding, several sources by weight."""
 
     name: str = "tokens"
-    _target_: str = "hpc_trainer.datasets.tokens.build"
+    _target_: str = "hpc_trainer.datasets.records.tokens.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """A prepared folder: with parts train/ and eval/, or one part alone; of several sources `sources` has them."""
     sources: dict[str, float] = key({}, ALWAYS, COUNTS, SAFE, limits="> 0")
@@ -34,7 +34,7 @@ class ArraysConfig(DataConfig):
 
     takes_task: ClassVar[bool] = True
     name: str = "arrays"
-    _target_: str = "hpc_trainer.datasets.arrays.build"
+    _target_: str = "hpc_trainer.datasets.records.arrays.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """A folder with inputs.npy and targets.npy, or a file with these as names of arrays or columns."""
     inputs: str = key("inputs", ALWAYS, COUNTS)
@@ -71,7 +71,7 @@ class TableConfig(DataConfig):
 
     takes_task: ClassVar[bool] = True
     name: str = "table"
-    _target_: str = "hpc_trainer.datasets.table.build"
+    _target_: str = "hpc_trainer.datasets.records.table.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """The file. A .csv has the names of its columns in its first line."""
     target: str = key("target", ALWAYS, COUNTS)
@@ -96,7 +96,7 @@ class HfDatasetConfig(DataConfig):
 
     takes_task: ClassVar[bool] = True
     name: str = "hf_dataset"
-    _target_: str = "hpc_trainer.datasets.hf_dataset.build"
+    _target_: str = "hpc_trainer.datasets.records.hf_dataset.build"
     path: str | None = key(None, ALWAYS, COUNTS, SAFE)
     """The folder."""
     input: str = key("image", ALWAYS, COUNTS)

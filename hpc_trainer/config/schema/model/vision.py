@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from hpc_trainer.config.schema.key import ALWAYS, COUNTS, SCHEDULE, key
-from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.model.shipped import ModelConfig
 
 
 class MobilenetSize(str, enum.Enum):

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from hpc_trainer.datasets.pictures import decode, default_resize, read_picture, resize_and_crop, to_array
+from hpc_trainer.datasets.images.pictures import decode, default_resize, read_picture, resize_and_crop, to_array
 from hpc_trainer.errors import BrokenPictureError
 from tests.unit.datasets.images.making import encoded, pixels
 
@@ -122,6 +122,7 @@ def test_the_default_is_that_of_imagenet():
 
 def test_no_torch_is_imported():
     code = (
-        "import sys, hpc_trainer.datasets.images.source, hpc_trainer.datasets.pictures; print('torch' in sys.modules)"
+        "import sys, hpc_trainer.datasets.images.source, hpc_trainer.datasets.images.pictures; "
+        "print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -12,10 +12,11 @@ import torch
 from pyarrow import csv, parquet
 
 from hpc_trainer.config.rules.data_rules import data_problems
-from hpc_trainer.config.schema.data_records import Encoding, Missing, TableConfig
+from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import MultiLabelConfig, RegressionConfig, TaskConfig
-from hpc_trainer.datasets import MapDataset, table
+from hpc_trainer.datasets import MapDataset
 from hpc_trainer.datasets.protocol import SPLITS
+from hpc_trainer.datasets.records import table
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import HpcTrainerError
 

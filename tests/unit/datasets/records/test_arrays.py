@@ -15,10 +15,11 @@ from pyarrow import parquet
 from hpc_trainer.config.data_files.array_files import num_held_out
 from hpc_trainer.config.rules.data_rules import data_problems
 from hpc_trainer.config.rules.validate import find_problems
-from hpc_trainer.config.schema.data_records import ArraysConfig
+from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import CustomTaskConfig, MultiLabelConfig, RegressionConfig, TaskConfig
-from hpc_trainer.datasets import MapDataset, arrays, splits
+from hpc_trainer.datasets import MapDataset, splits
 from hpc_trainer.datasets.protocol import SPLITS
+from hpc_trainer.datasets.records import arrays
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import HpcTrainerError
 from tests.unit.runs.builders import make_config

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_trainer.datasets import shard_index
-from hpc_trainer.datasets.shard_index import ROW, build_index, index_shard, missing_shards, read_index
+from hpc_trainer.datasets.images import shard_index
+from hpc_trainer.datasets.images.shard_index import ROW, build_index, index_shard, missing_shards, read_index
 from hpc_trainer.errors import DataError
 
 
@@ -213,7 +213,7 @@ def test_class_names_are_a_list_of_distinct_names(tmp_path, text, message):
 TEN_MILLION = """
 import resource, sys, time
 from pathlib import Path
-from hpc_trainer.datasets.shard_index import read_index
+from hpc_trainer.datasets.images.shard_index import read_index
 before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
 index = read_index(Path(sys.argv[1]))
 seconds = time.perf_counter() - begin

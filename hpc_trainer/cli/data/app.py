@@ -67,7 +67,7 @@ def prepare_images(
     as_json: Json = False,
 ) -> None:
     """Pictures, a folder for each class: resized, in tar shards with an index."""
-    from hpc_trainer.cli.data_verbs import How, run_prepare_images
+    from hpc_trainer.cli.data.verbs import How, run_prepare_images
     from hpc_trainer.operate.prepare.images import ImageOptions
 
     options = ImageOptions(
@@ -99,7 +99,7 @@ def prepare_tokens(
     as_json: Json = False,
 ) -> None:
     """Texts: as tokens, one document after the other."""
-    from hpc_trainer.cli.data_verbs import How, run_prepare_tokens
+    from hpc_trainer.cli.data.verbs import How, run_prepare_tokens
     from hpc_trainer.operate.prepare.tokens import TokenOptions
 
     options = TokenOptions(tokenizer=tokenizer, document=document, end_token=end_token, eval_fraction=eval_fraction)
@@ -122,7 +122,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read all data as training would, and say what is wrong with them; exit code 1 if anything is."""
-    from hpc_trainer.cli.data_verbs import run_check
+    from hpc_trainer.cli.data.verbs import run_check
 
     run_check(Given(overrides, config_dir, trust), sample=sample, workers=workers, as_json=as_json)
 
@@ -142,7 +142,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure how fast batches come, by number of loader processes (data.num_workers)."""
-    from hpc_trainer.cli.data_verbs import run_bench
+    from hpc_trainer.cli.data.verbs import run_bench
 
     given = Given(overrides, config_dir, trust)
     run_bench(given, workers=workers, seconds=seconds, step_ms=step_ms, as_json=as_json)
@@ -154,6 +154,6 @@ def index(
     as_json: Json = False,
 ) -> None:
     """Write the index of tar shards that are there already, so that they can be trained on."""
-    from hpc_trainer.cli.data_verbs import run_index
+    from hpc_trainer.cli.data.verbs import run_index
 
     run_index(folder, as_json=as_json)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_trainer.config.schema.data_images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
+from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
 
 _INDEX = "index.json"
 

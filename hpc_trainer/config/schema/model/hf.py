@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, SAFE, key
-from hpc_trainer.config.schema.model import ModelConfig
+from hpc_trainer.config.schema.model.shipped import ModelConfig
 
 CONFIG_FILE = "config.json"
 """As transformers calls what stands beside weights."""

@@ -40,7 +40,7 @@ def decode(
     Raises:
         BrokenPictureError: it cannot be decoded.
     """
-    from PIL import Image  # where it is missing, `plan` has told (config/rules/image_rules.py)
+    from PIL import Image  # where it is missing, `plan` has told (config/data_files/image_files.py)
 
     mode = _MODES[num_channels]
     try:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_trainer.config.schema.data import DataConfig
+from hpc_trainer.config.schema.data.shipped import DataConfig
 from hpc_trainer.config.schema.key import ALWAYS, APART, COUNTS, SAFE, key
 
 EVAL_FOLDERS = ("eval", "val")
@@ -44,7 +44,7 @@ class ImagesConfig(DataConfig):
 
     @property
     def folder(self) -> Path:
-        """`path`; that it is set is checked before anything else (`config/rules/image_rules.py`)."""
+        """`path`; that it is set is checked before anything else (`config/data_files/image_files.py`)."""
         return Path(self.path or "").expanduser()
 
 

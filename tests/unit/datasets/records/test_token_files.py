@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hpc_trainer.config.data_files.token_meta import read_meta
-from hpc_trainer.datasets.token_files import check_tokens, read_tokens, write_tokens
+from hpc_trainer.datasets.records.token_files import check_tokens, read_tokens, write_tokens
 from hpc_trainer.errors import DataError
 from tests.seeds import chosen_seed
 
@@ -147,5 +147,5 @@ def test_no_token_at_all_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, hpc_trainer.datasets.token_files; sys.exit('torch' in sys.modules)"
+    code = "import sys, hpc_trainer.datasets.records.token_files; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

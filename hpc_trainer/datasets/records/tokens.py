@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.token_sources import Source, epoch_shares, find_sources
-from hpc_trainer.config.schema.data_records import TokensConfig
+from hpc_trainer.config.schema.data.records import TokensConfig
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
-from hpc_trainer.datasets.token_files import check_tokens, read_tokens
+from hpc_trainer.datasets.records.token_files import check_tokens, read_tokens
 from hpc_trainer.errors import DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED
 

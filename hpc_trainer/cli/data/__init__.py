@@ -1,0 +1,1 @@
+"""`hpc-trainer data`: verbs about data sets."""

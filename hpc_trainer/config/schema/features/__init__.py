@@ -1,0 +1,1 @@
+"""Sections of single features, one dataclass each (`hpc_trainer/features/`)."""

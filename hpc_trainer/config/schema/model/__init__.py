@@ -1,0 +1,1 @@
+"""`model/`: models, one dataclass each; `_target_` names the class or the builder."""

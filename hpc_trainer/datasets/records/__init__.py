@@ -1,0 +1,1 @@
+"""Data sets of files that hold numbers, tokens or columns."""
