@@ -16,7 +16,7 @@ from tests.unit.training.ranks import play_jobs
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-STEPS, STOP_AT = 8, 4
+STEPS, STOP_AT = 6, 4
 """Of 24 pictures three batches of 8 are an epoch: the stop is inside the second one."""
 BASE = [
     "model=mlp", "model.hidden_dim=8", "schedule=constant", "data.image_size=8", f"train.num_steps={STEPS}",
