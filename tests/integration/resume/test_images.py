@@ -16,7 +16,7 @@ from tests.unit.training.ranks import play_jobs
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-STEPS, STOP_AT = 8, 4
+STEPS, STOP_AT = 6, 4
 """Of 24 pictures three batches of 8 are an epoch: the stop is inside the second one."""
 BASE = [
     "model=mlp", "model.hidden_dim=8", "schedule=constant", "data.image_size=8", f"train.num_steps={STEPS}",
@@ -98,6 +98,7 @@ def test_what_was_done_about_files_is_told(played: Path, root: Path) -> None:
     assert f"shard(s) in {root / 'local'}" in "".join(path.read_text() for path in played.glob("output-again-*.txt"))
 
 
+@pytest.mark.long
 def test_a_run_that_met_a_broken_picture_goes_on_with_skip(local: LocalDriver, root: Path) -> None:
     words = [*BASE, "data=image_folder", f"data.path={root / 'folder'}", "data.num_workers=1", "sweep_name=broken"]
     refused = local.run("train", *words, "checkpoint.every_steps=1", check=False)
