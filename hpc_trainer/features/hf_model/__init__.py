@@ -29,7 +29,8 @@ def _fill(config: TrainConfig, memo: Memo) -> None:
 FEATURE = Feature(
     on="model=hf",
     off="model=gpt",
-    example="model=hf model.architecture=GPT2LMHeadModel +model.config={n_layer:2,n_embd:16,n_head:2}",
+    example="model=hf model.architecture=GPT2LMHeadModel +model.config={n_layer:2,n_embd:16,n_head:2,"
+    "resid_pdrop:0,embd_pdrop:0,attn_pdrop:0,tie_word_embeddings:false}",
     excludes=(
         Row(
             "parallel.tensor_parallel",
