@@ -62,7 +62,8 @@ FEATURE = Feature(
     example="augment.crop=padded augment.crop_padding=1 augment.flip=0.5 augment.mixup_alpha=0.2",
     excludes=(
         OF_SHARED_LOOP,
-        Row("data=text_bytes|synthetic_tokens", "it is for images, and these are tokens"),
+        Row("data=text_bytes|synthetic_tokens|tokens", "it is for images, and these are tokens"),
+        Row("data=table", "it is for images, and these are columns", when=_IMAGES, use="data=image_folder"),
         Row("model=gpt", "it is for images, and such a model reads tokens"),
         Row("task=custom", "nobody knows which of your batch are images and classes"),
         Row(

@@ -104,18 +104,23 @@ def _is_dynamic(qat: QatConfig) -> bool:
     return qat.to in (QatTo.dynamic_int8, QatTo.dynamic_int4)
 
 
-def _import_torchao(qat: QatConfig) -> None:
-    """Without what it says of its libraries for other machines, and torch of its enums."""
+def import_torchao() -> None:
+    """Its tensors and operations; without what it says of its libraries for other machines, and torch of its enums."""
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     before = [each.level for each in loggers]
     for each in loggers:
         each.setLevel(logging.ERROR)
     try:
         import torchao.quantization.qat  # noqa: F401
+    finally:
+        for each, level in zip(loggers, before, strict=True):
+            each.setLevel(level)
+
+
+def _import_torchao(qat: QatConfig) -> None:
+    try:
+        import_torchao()
     except ImportError as error:
         raise ConfigError(
             f"qat.to={qat.to.name} needs a package: pip install 'hpc_trainer[quantize]', or qat.to=none."
         ) from error
-    finally:
-        for each, level in zip(loggers, before, strict=True):
-            each.setLevel(level)

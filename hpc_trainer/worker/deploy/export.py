@@ -131,7 +131,7 @@ def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: M
     model = original
     if quantize is not None and quantize not in IN_THE_FILE.get(to, ()):
         model = copy.deepcopy(original)
-        count = quantize_model(model, quantize)
+        count = quantize_model(model, quantize, subject.config.qat)
     _write_file(subject, model, path, inputs, to)
 
     def build() -> nn.Module:

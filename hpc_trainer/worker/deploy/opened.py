@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hpc_trainer.features.qat.rounding import import_torchao
 from hpc_trainer.worker.deploy.graphs import read_onnx, read_program
-from hpc_trainer.worker.deploy.quantize import import_torchao
 from hpc_trainer.worker.deploy.weights import read_weights
 
 

@@ -6,14 +6,15 @@ there: torchao's dynamic quantization has none, and its 4 bits take a byte each 
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.features.compress import QatConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat.rounding import convert_config, import_torchao, layers_to_round
 from hpc_trainer.worker.deploy.graphs import quiet
 
 IN_THE_FILE = {"onnx": ("dynamic_int8", "int4")}
@@ -21,35 +22,36 @@ IN_THE_FILE = {"onnx": ("dynamic_int8", "int4")}
 _GROUP = 32  # weights of 4 bits that share a scale
 
 
-def quantize_model(model: nn.Module, kind: str) -> int:
+def quantize_model(model: nn.Module, kind: str, qat: QatConfig) -> int:
     """The linear layers of `model`, in place, by torchao; how many weights are of 8 bits now.
+
+    Args:
+        qat: of the run. Where it rounded to `kind`, the same layers get the numbers that training rounded to.
 
     Raises ConfigError: it has no such layer.
     """
     import_torchao()
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
-    chosen = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    trained_for = qat.to.name == kind
+    names = set(layers_to_round(model, qat)[0]) if trained_for else None
+    chosen = {
+        name: each
+        for name, each in model.named_modules()
+        if isinstance(each, nn.Linear) and (names is None or name in names)
+    }
     if not chosen:
         raise ConfigError(
             f"--quantize {kind}: {type(model).__name__} has no linear layer, and torchao takes no others. Use "
             "--to onnx --quantize dynamic_int8, which takes convolutions too, or leave --quantize out."
         )
-    config = Int8DynamicActivationInt8WeightConfig() if kind == "dynamic_int8" else Int8WeightOnlyConfig()
+    if trained_for:
+        config = convert_config(qat)
+    else:
+        config = Int8DynamicActivationInt8WeightConfig() if kind == "dynamic_int8" else Int8WeightOnlyConfig()
     with quiet():
-        quantize_(model, config)
-    return sum(module.weight.numel() for module in chosen if type(module.weight) is not nn.Parameter)
-
-
-def import_torchao() -> None:
-    """Its tensors and operations, which files of torch name; without what it says of libraries that are not there."""
-    logger = logging.getLogger("torchao")
-    before, logger.level = logger.level, logging.ERROR
-    try:
-        with quiet():
-            import torchao.quantization  # noqa: F401 -- registers them
-    finally:
-        logger.level = before
+        quantize_(model, config, filter_fn=lambda module, name: name in chosen)
+    return sum(each.weight.numel() for each in chosen.values() if type(each.weight) is not nn.Parameter)
 
 
 def quantize_file(path: Path, kind: str) -> int:

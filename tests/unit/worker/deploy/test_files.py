@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.features.qat.rounding import begin_rounding
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.runs.exported import FORMATS
@@ -53,7 +55,7 @@ def test_a_file_gives_the_models_answers(tmp_path: Path, plain_onnx: bytes, to: 
     inputs = torch.randn(33, 1, 8, 8)
     count = None
     if quantize is not None and quantize not in IN_THE_FILE.get(to, ()):
-        count = quantize_model(model, quantize)
+        count = quantize_model(model, quantize, QatConfig())
     if to == "onnx" and count is None:  # the file before anybody quantizes it: written once, as it takes seconds
         path = tmp_path / FORMATS[to].file
         path.write_bytes(plain_onnx)
@@ -125,7 +127,7 @@ def test_an_operation_that_onnx_has_not_is_named(tmp_path: Path) -> None:
 
 def test_nothing_to_quantize() -> None:
     with pytest.raises(ConfigError, match=r"Sequential has no linear layer, .* Use --to onnx --quantize dynamic_int8"):
-        quantize_model(nn.Sequential(nn.Conv2d(1, 2, 3)), "int8")
+        quantize_model(nn.Sequential(nn.Conv2d(1, 2, 3)), "int8", QatConfig())
 
 
 def test_other_answers_are_refused() -> None:
@@ -142,3 +144,19 @@ def test_other_answers_are_refused() -> None:
         compare(lambda batch: -model(batch), model, inputs, 0.1, "--to onnx --quantize int8")
     told = compare(lambda batch: model(batch) + 0.01, model, inputs, 0.5, "--to onnx")
     assert told["max_abs_difference"] == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dynamic_int8", "int8"])
+def test_a_run_that_rounded_gets_the_numbers_that_it_rounded_to(kind: str) -> None:
+    trained, plain = _mlp(), _mlp()
+    qat = QatConfig(to=QatTo[kind], exclude=["layers.1"])
+    begin_rounding(trained, qat, ["layers.4", "layers.7"])
+    assert [name for name, each in plain.named_modules() if isinstance(each, nn.Linear)] == [
+        "layers.1",
+        "layers.4",
+        "layers.7",
+    ]
+    assert quantize_model(plain, kind, qat) == 64 * 64 + 64 * 10, "layers.1 was left out in training"
+    inputs = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert (plain(inputs) - trained(inputs)).abs().max() < 1e-4 * trained(inputs).abs().max()
