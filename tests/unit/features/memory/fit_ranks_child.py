@@ -44,8 +44,8 @@ def main(rank: int, folder: Path) -> None:
     said: dict[str, Any] = {"rank": rank, "ended": ended}
     forward = fit_batch.VotingLoss.forward
 
-    def limited(loss: Any, batch: Any, *rest: Any) -> torch.Tensor:
-        value = forward(loss, batch, *rest)
+    def limited(loss: Any, batch: Any, *rest: Any, **more: Any) -> torch.Tensor:
+        value = forward(loss, batch, *rest, **more)
         is_training = loss.training and torch.is_grad_enabled()
         return EndsInBackward.apply(value, ended) if is_training and len(batch[0]) > MOST[rank] else value  # type: ignore[no-any-return, no-untyped-call]
 
