@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hpc_trainer.cli.given import Given
-from hpc_trainer.cli.options import ConfigDir, Json, Overrides, Trust
+from hpc_trainer.cli.options import ConfigDir, Json, Overrides, Trust, Verb
 
 data = typer.Typer(
     name="data", help="Prepare, check and measure data.", no_args_is_help=True, rich_markup_mode=None,
@@ -28,15 +28,18 @@ class OnBroken(str, enum.Enum):
     skip = "skip"
 
 
-To = Annotated[Path, typer.Option("--to", help="The prepared folder.")]
+To = Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The prepared folder.")]
 EvalFraction = Annotated[
-    float, typer.Option("--eval-fraction", help="Share that is held out for evaluation, by a hash of names.")
+    float,
+    typer.Option("--eval-fraction", metavar="SHARE", help="Share that is held out for evaluation, by a hash of names."),
 ]
 Broken = Annotated[
-    OnBroken, typer.Option("--on-broken", help="Of files that cannot be read: refuse all, or skip these.")
+    OnBroken,
+    typer.Option("--on-broken", metavar="refuse|skip", help="Of files that cannot be read: refuse all, or skip these."),
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", help="Processes; else one for each core that this process may use.")
+    int | None,
+    typer.Option("--workers", metavar="N", help="Processes; else one for each core that this process may use."),
 ]
 Part = Annotated[
     str | None, typer.Option("--part", metavar="I/N", help="Only each N-th piece from the I-th on: 1/8 .. 8/8.")
@@ -46,18 +49,24 @@ OnSlurm = Annotated[
     list[str] | None,
     typer.Option("--slurm", metavar="KEY=VALUE", help="As an array of Slurm jobs, with hardware=.. ; may be repeated."),
 ]
-Parts = Annotated[int, typer.Option("--parts", help="Jobs of that array.")]
+Parts = Annotated[int, typer.Option("--parts", metavar="N", help="Jobs of that array.")]
 
 
-@prepare.command("images")
+@prepare.command("images", cls=Verb)
 def prepare_images(
-    source: Annotated[Path, typer.Argument(help="A folder with a folder of pictures for each class.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A folder with a folder of pictures for each class.")
+    ],
     to: To,
-    size: Annotated[int, typer.Option("--size", help="Pixels of the shorter side; smaller ones stay.")] = 256,
-    picture_format: Annotated[str, typer.Option("--format", help="jpg, png or webp.")] = "jpg",
-    quality: Annotated[int | None, typer.Option("--quality", help="Of jpg and webp, 1 to 100; else 90.")] = None,
+    size: Annotated[
+        int, typer.Option("--size", metavar="PIXELS", help="Pixels of the shorter side; smaller ones stay.")
+    ] = 256,
+    picture_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="jpg, png or webp.")] = "jpg",
+    quality: Annotated[
+        int | None, typer.Option("--quality", metavar="N", help="Of jpg and webp, 1 to 100; else 90.")
+    ] = None,
     eval_fraction: EvalFraction = 0.1,
-    shard_mib: Annotated[int, typer.Option("--shard-mib", help="MiB of a shard, about.")] = 128,
+    shard_mib: Annotated[int, typer.Option("--shard-mib", metavar="MIB", help="MiB of a shard, about.")] = 128,
     on_broken: Broken = OnBroken.refuse,
     workers: Workers = None,
     part: Part = None,
@@ -80,14 +89,21 @@ def prepare_images(
     run_prepare_images(source, to, options, how)
 
 
-@prepare.command("tokens")
+@prepare.command("tokens", cls=Verb)
 def prepare_tokens(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders or 'patterns/**/*.txt'.")],
     to: To,
-    tokenizer: Annotated[str, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")] = "bytes",
-    document: Annotated[str, typer.Option("--document", help="What a document is: a file or a line.")] = "file",
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", metavar="TOKENIZER", help="`bytes`, or a tokenizer.json.")
+    ] = "bytes",
+    document: Annotated[
+        str, typer.Option("--document", metavar="file|line", help="What a document is: a file or a line.")
+    ] = "file",
     end_token: Annotated[
-        str | None, typer.Option("--end-token", help="The token after each document; else the tokenizer's usual one.")
+        str | None,
+        typer.Option(
+            "--end-token", metavar="TOKEN", help="The token after each document; else the tokenizer's usual one."
+        ),
     ] = None,
     eval_fraction: EvalFraction = 0.1,
     on_broken: Broken = OnBroken.refuse,
@@ -110,11 +126,12 @@ def prepare_tokens(
     run_prepare_tokens(sources, to, options, how)
 
 
-@data.command("check")
+@data.command("check", cls=Verb)
 def check(
     overrides: Overrides = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", help="Only so many samples of each split, at random, and no checksums.")
+        int | None,
+        typer.Option("--sample", metavar="N", help="Only so many samples of each split, at random, and no checksums."),
     ] = None,
     workers: Workers = None,
     config_dir: ConfigDir = None,
@@ -127,15 +144,16 @@ def check(
     run_check(Given(overrides, config_dir, trust), sample=sample, workers=workers, as_json=as_json)
 
 
-@data.command("bench")
+@data.command("bench", cls=Verb)
 def bench(
     overrides: Overrides = None,
     workers: Annotated[
         str, typer.Option("--workers", metavar="N,N..", help="Numbers of loader processes to try.")
     ] = "0,2,4",
-    seconds: Annotated[float, typer.Option("--seconds", help="Of each of these.")] = 3.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="SECONDS", help="Of each of these.")] = 3.0,
     step_ms: Annotated[
-        float | None, typer.Option("--step-ms", help="Milliseconds of a training step; says what suffices for it.")
+        float | None,
+        typer.Option("--step-ms", metavar="MS", help="Milliseconds of a training step; says what suffices for it."),
     ] = None,
     config_dir: ConfigDir = None,
     trust: Trust = None,
@@ -148,9 +166,9 @@ def bench(
     run_bench(given, workers=workers, seconds=seconds, step_ms=step_ms, as_json=as_json)
 
 
-@data.command("index")
+@data.command("index", cls=Verb)
 def index(
-    folder: Annotated[Path, typer.Argument(help="A folder of tar shards in WebDataset's layout.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of tar shards in WebDataset's layout.")],
     as_json: Json = False,
 ) -> None:
     """Write the index of tar shards that are there already, so that they can be trained on."""

@@ -369,10 +369,14 @@ def test_help_and_version(cli: Cli) -> None:
     assert code == 0
     verbs = [line.split()[0] for line in out.partition("Commands:")[2].splitlines() if re.match("  [a-z]", line)]
     assert {"train", "plan", "submit", "status", "logs", "cancel", "results", "retry", "export"} <= set(verbs)
-    for verb in verbs:
-        verb_code, verb_out, _ = cli(verb, "--help")
-        assert (verb_code, "--json" in verb_out) == (0, verb != "log")
-        assert all(of_python not in verb_out for of_python in ("list[", "<", "[[", "...]...")), verb_out
+    left = [(verb,) for verb in verbs]
+    while left:
+        words = left.pop()
+        code, out, _ = cli(*words, "--help")
+        within = [line.split()[0] for line in out.partition("Commands:")[2].splitlines() if re.match("  [a-z]", line)]
+        left += [(*words, verb) for verb in within]
+        assert (code, "--json" in out) == (0, words != ("log",) and not within), words
+        assert all(of_python not in out for of_python in ("list[", "<", "[[", "...]...")), out
     code, out, _ = cli("--version")
     assert (code, out.split()[0]) == (0, "hpc-trainer")
 
