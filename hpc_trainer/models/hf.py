@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.model.hf import HfConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_num_classes
@@ -47,12 +48,7 @@ def build(config: HfConfig, *, input_shape: tuple[int, ...], num_classes: int) -
 
 def _class_of(config: HfConfig) -> Any:
     """The class of transformers. Raises ConfigError."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            "model=hf needs a package: pip install 'hpc_trainer[hub]', or choose another model."
-        ) from error
+    transformers = optional("transformers", "model=hf")
     kind = getattr(transformers, config.architecture or "", None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise ConfigError(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpc_trainer.config.packages import check_installed
 from hpc_trainer.errors import ConfigError, RunStateError, valid
 from hpc_trainer.runs.files import check_trusted
 
@@ -17,7 +17,6 @@ CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
 CARD_FORMAT = 1
 _LONGEST_CARD = 4 * 2**20  # classes' names make the most of it
 _BLOCK = 2**20
-_EXTRAS = {"torchao": "quantize", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,7 @@ def check_packages(what: str, to: str, quantize: str | None) -> None:
     """Raises ConfigError: a package that files of this format take is missing; `what` asked for it."""
     kind = FORMATS[to]
     needed = (*kind.needs, *(kind.quantized[quantize] if quantize else ()))
-    missing = [each for each in needed if importlib.util.find_spec(each) is None]
-    if missing:
-        extras = ",".join(dict.fromkeys(_EXTRAS[each] for each in missing))
-        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'hpc_trainer[{extras}]'")
+    check_installed(what, *needed)
 
 
 def _why_not(to: str, quantize: str) -> str:

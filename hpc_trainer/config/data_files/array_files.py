@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpc_trainer.config.data_files.packages import optional
 from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
@@ -176,8 +176,8 @@ def _header(file: Any) -> ArrayFacts:
 
 
 def _parquet_facts(path: Path, names: tuple[str, str]) -> tuple[ArrayFacts, ArrayFacts]:
-    types = optional("pyarrow.types", "tables", str(path))
-    file = optional("pyarrow.parquet", "tables", str(path)).ParquetFile(path)
+    types = optional("pyarrow.types", str(path))
+    file = optional("pyarrow.parquet", str(path)).ParquetFile(path)
     schema, num_rows = file.schema_arrow, file.metadata.num_rows
     _check_names(path, names, schema.names)
     inputs, targets = (_column_facts(schema.field(name).type, num_rows, types) for name in names)

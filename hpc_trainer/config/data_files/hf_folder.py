@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
-from hpc_trainer.config.data_files.packages import check_installed
 from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
@@ -48,7 +48,7 @@ def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
     if data.path is None:
         raise ConfigError("data=hf_dataset needs data.path, a folder that Dataset.save_to_disk made.")
     path = Path(data.path).expanduser()
-    check_installed("datasets", "hub", f"data=hf_dataset data.path={path}")
+    check_installed(f"data=hf_dataset data.path={path}", "datasets")
     if data.eval_split is not None:
         check_parts(data.eval_split, data.eval_fraction, _USUAL_FRACTION, key="eval_split")
     train = _split_folder(path, "train_split", data.train_split)
@@ -70,7 +70,7 @@ def check_hf_folder(data: HfDatasetConfig, kind: TargetKind) -> HfParts:
             "Convert it before save_to_disk (a text: to tokens)."
         )
     if given.kind == IMAGE:
-        check_installed("PIL", "images", f"the images of data.path={path}")
+        check_installed(f"the images of data.path={path}", "PIL")
     target = _column(columns, "target", data.target or "label", train)
     _check_target(target, kind, train)
     return HfParts(train, evaluation, given, target)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS, ImagesConfig, ImageShardsConfig
 
 _INDEX = "index.json"
@@ -32,8 +32,9 @@ def num_train_images(data: ImagesConfig) -> int | None:
 
 
 def _values(data: ImagesConfig) -> Iterator[str]:
-    if importlib.util.find_spec("PIL") is None:
-        yield f"data={data.name} needs a package: pip install 'hpc_trainer[images]'"
+    problem = missing(f"data={data.name}", "PIL")
+    if problem is not None:
+        yield problem
     if data.resize is not None and data.resize < data.image_size:
         yield (
             f"data.resize={data.resize} is less than data.image_size={data.image_size}, which is cut out of it. "

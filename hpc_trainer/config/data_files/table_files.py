@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.config.data_files.array_files import check_parts
-from hpc_trainer.config.data_files.packages import optional
 from hpc_trainer.config.data_files.target_kind import TargetKind
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import TableConfig
 from hpc_trainer.errors import ConfigError, DataError, HpcTrainerError, valid
 
@@ -46,9 +46,9 @@ def read_head(path: Path) -> Head:
     what = f"data=table data.path={path}"
     try:
         if path.suffix == ".csv":
-            schema, num_rows = optional("pyarrow.csv", "tables", what).open_csv(path).schema, None
+            schema, num_rows = optional("pyarrow.csv", what).open_csv(path).schema, None
         else:
-            file = optional("pyarrow.parquet", "tables", what).ParquetFile(path)
+            file = optional("pyarrow.parquet", what).ParquetFile(path)
             schema, num_rows = file.schema_arrow, file.metadata.num_rows
     except HpcTrainerError:
         raise
@@ -57,7 +57,7 @@ def read_head(path: Path) -> Head:
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ConfigError(f"{path} has several columns named {twice[0]!r}. Give each its own name.")
-    types = optional("pyarrow.types", "tables", what)
+    types = optional("pyarrow.types", what)
     return Head({each.name: (_kind(each.type, types), str(each.type)) for each in schema}, num_rows)
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.array_files import check_headers
-from hpc_trainer.config.data_files.packages import optional
 from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import ArraysConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
@@ -205,7 +205,7 @@ def _read(path: Path, config: ArraysConfig) -> tuple[NDArray[Any], NDArray[Any]]
 
 
 def _columns(path: Path, names: Sequence[str]) -> list[NDArray[Any]]:
-    table = optional("pyarrow.parquet", "tables", str(path)).read_table(path, columns=list(names), memory_map=True)
+    table = optional("pyarrow.parquet", str(path)).read_table(path, columns=list(names), memory_map=True)
     return [_column(table.column(name).combine_chunks(), path, name) for name in names]
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.data_files.hf_folder import CLASSES, IMAGE, WHOLE, HfParts, check_hf_folder
-from hpc_trainer.config.data_files.packages import optional
 from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
@@ -74,7 +74,7 @@ class HfDataset:
     def _open(self) -> Any:
         """The columns that count, memory-mapped; images as bytes: decoding them is ours, which asks no network."""
         if self._source is None:
-            datasets = optional("datasets", "hub", f"data.path={self._folder}")
+            datasets = optional("datasets", f"data.path={self._folder}")
             try:
                 found = datasets.load_from_disk(str(self._folder), keep_in_memory=False)
             except (OSError, ValueError) as error:
@@ -140,7 +140,7 @@ class HfDataset:
 
     def _image(self, row: int, cell: Any) -> NDArray[np.float32]:
         """[channels, height, width] in 0..1. Raises DataError: it cannot be decoded, or has another size."""
-        pillow, config = optional("PIL.Image", "images", f"data.path={self._folder}"), self._config
+        pillow, config = optional("PIL.Image", f"data.path={self._folder}"), self._config
         where = f"{self._folder}: {self._parts.input.name} of row {row}"
         content = (cell or {}).get("bytes")
         if content is None:

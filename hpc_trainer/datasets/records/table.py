@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpc_trainer.config.data_files.packages import optional
 from hpc_trainer.config.data_files.table_files import Columns, check_table
 from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import Encoding, Missing, TableConfig
 from hpc_trainer.config.schema.task import TaskConfig
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
@@ -128,14 +128,14 @@ def build(config: TableConfig, split: Split, task: TaskConfig) -> Table:
 
 def _read(path: Path, columns: Columns) -> _Rows:
     """Raises ConfigError: a value is not of its column's type. DataError."""
-    arrow = optional("pyarrow", "tables", str(path))
+    arrow = optional("pyarrow", str(path))
     wanted = {name: arrow.float64() for name in columns.numeric} | {
         name: arrow.string() for name in columns.categorical
     }
     wanted[columns.target] = arrow.string() if columns.target_is_text else arrow.float64()
     try:
         if path.suffix == ".csv":
-            csv = optional("pyarrow.csv", "tables", str(path))
+            csv = optional("pyarrow.csv", str(path))
             table = csv.read_csv(
                 path,
                 read_options=csv.ReadOptions(use_threads=False),  # only so messages have the row
@@ -144,7 +144,7 @@ def _read(path: Path, columns: Columns) -> _Rows:
                 ),
             )
         else:
-            found = optional("pyarrow.parquet", "tables", str(path)).read_table(path, columns=list(wanted))
+            found = optional("pyarrow.parquet", str(path)).read_table(path, columns=list(wanted))
             table = arrow.table({name: found.column(name).cast(kind) for name, kind in wanted.items()})
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}. Write it again, or name another file.") from error

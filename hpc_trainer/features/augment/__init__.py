@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
+from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.shipped import DigitsConfig
 from hpc_trainer.config.schema.features.augment import OF_COLOURS, OF_IMAGES, AugmentConfig, RunOn
 from hpc_trainer.config.schema.train import TrainConfig
@@ -50,11 +50,10 @@ def _channels(config: TrainConfig) -> int | None:
 
 
 def _package(augment: AugmentConfig) -> Iterator[str]:
-    if not augment.changes_colours or importlib.util.find_spec("kornia") is not None:
-        return
     chosen = [name for name in (*OF_COLOURS, "randaugment_ops") if getattr(augment, name)]
-    off = " ".join(f"augment.{name}=0" for name in chosen)
-    yield f"augment.{chosen[0]} needs a package: pip install 'hpc_trainer[images]', or {off}."
+    problem = missing(f"augment.{chosen[0]}", "kornia") if chosen else None
+    if problem is not None:
+        yield f"{problem}, or {' '.join(f'augment.{name}=0' for name in chosen)}."
 
 
 FEATURE = Feature(

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.mesh import known_vocabulary
+from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.data.shipped import DataConfig, DigitsConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.errors import ConfigError, did_you_mean
 
-MISSING = "model=hf needs a package: pip install 'hpc_trainer[hub]'"
 _NOT_KEPT = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """What says nothing of the model, or only how its file was written: weights are fp32 here."""
 
@@ -44,7 +44,7 @@ def described(model: HfConfig, data: DataConfig) -> HfConfig:
     """
     tables = _tables()
     if tables is None:
-        raise ConfigError(f"{MISSING}, or choose another model.")
+        raise ConfigError(f"{missing('model=hf', 'transformers')}, or choose another model.")
     found = _read(model)
     if "auto_map" in found:
         raise ConfigError(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
+from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    if config.train.lora.rank > 0 and not _has_peft():
-        yield "train.lora needs a package: pip install 'hpc_trainer[hub]', or use train.lora.rank=0."
-
-
-def _has_peft() -> bool:
-    return importlib.util.find_spec("peft") is not None
+    problem = missing("train.lora", "peft") if config.train.lora.rank > 0 else None
+    if problem is not None:
+        yield f"{problem}, or use train.lora.rank=0."
 
 
 FEATURE = Feature(

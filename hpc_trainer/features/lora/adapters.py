@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import there_are
+from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.optim.weight_names import match_weights
@@ -32,12 +33,9 @@ def put_in(model: nn.Module, config: LoraConfig) -> list[str]:
     """
     names = [*_chosen(model, config)]
     besides = [each for found in match_weights(model, config.also, "train.lora.also").values() for each in found]
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError("train.lora needs a package: pip install 'hpc_trainer[hub]'.") from error
+    peft = optional("peft", "train.lora")
     adapters = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none",  # type: ignore[arg-type]
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, bias="none",
         target_modules="|".join(map(re.escape, names)),
     )  # fmt: skip
     try:

@@ -1,8 +1,8 @@
 """`qat`: linear layers that compute with the rounded numbers of a quantized export while they train."""
 
-import importlib.util
 from collections.abc import Iterator
 
+from hpc_trainer.config.packages import missing
 from hpc_trainer.config.schema.features.compress import QatTo
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.feature import OF_SHARED_LOOP, Feature, Row
@@ -17,11 +17,9 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             f"qat.start_step={qat.start_step} must be less than train.num_steps={num_steps}: nothing would be rounded. "
             f"Use {num_steps // 2}."
         )
-    if importlib.util.find_spec("torchao") is None:
-        yield (
-            f"qat.to={qat.to.name} needs a package: pip install 'hpc_trainer[quantize]', on this machine too, or "
-            "qat.to=none."
-        )
+    problem = missing(f"qat.to={qat.to.name}", "torchao")
+    if problem is not None:
+        yield f"{problem}, on this machine too, or qat.to=none."
 
 
 FEATURE = Feature(

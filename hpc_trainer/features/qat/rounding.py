@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.name_patterns import fits_any, there_are
+from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.features.compress import QatConfig, QatTo
 from hpc_trainer.errors import ConfigError
 
@@ -118,9 +119,5 @@ def import_torchao() -> None:
 
 
 def _import_torchao(qat: QatConfig) -> None:
-    try:
-        import_torchao()
-    except ImportError as error:
-        raise ConfigError(
-            f"qat.to={qat.to.name} needs a package: pip install 'hpc_trainer[quantize]', or qat.to=none."
-        ) from error
+    check_installed(f"qat.to={qat.to.name}", "torchao")
+    import_torchao()

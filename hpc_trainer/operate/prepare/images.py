@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS
 from hpc_trainer.datasets.images.pictures import EXTENSIONS, decode
 from hpc_trainer.datasets.images.pictures import FORMATS as PILLOW
@@ -144,10 +145,7 @@ def _check(options: ImageOptions) -> None:
         if not low <= value <= high:
             raise ConfigError(f"--{name}={value} must be {low} to {high}. Use {min(max(value, low), high)}.")
     check_fraction(options.eval_fraction)
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("data prepare images needs Pillow: pip install 'hpc_trainer[images]'.") from error
+    check_installed("data prepare images", "PIL")
 
 
 def _quality(options: ImageOptions) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_trainer.config.data_files.token_meta import BYTES, TOKENS, TokenMeta, dtype_of, read_meta
+from hpc_trainer.config.packages import optional
 from hpc_trainer.datasets.records.token_files import finish
 from hpc_trainer.errors import ConfigError, DataError, did_you_mean
 from hpc_trainer.operate.prepare.job import (
@@ -156,16 +157,11 @@ def _coding(options: TokenOptions) -> _Coding:
 
 def _load(path: Path) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the cores already
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ConfigError(
-            "--tokenizer FILE needs the package tokenizers: pip install 'hpc_trainer[text]'. Or use --tokenizer bytes."
-        ) from error
+    tokenizers = optional("tokenizers", f"--tokenizer {path}")
     if not path.is_file():
         raise ConfigError(f"--tokenizer={path} must be `{BYTES}` or a file that `tokenizers` reads (tokenizer.json).")
     try:
-        return Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no class of its own for it
         raise ConfigError(f"--tokenizer={path} is no file that `tokenizers` reads: {error}.") from error
 

@@ -73,7 +73,7 @@ def test_a_package_that_is_missing_is_named(flowers: Path, monkeypatch: pytest.M
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "PIL" else real(name, *rest))
     (problem,) = problems("data=image_folder", f"data.path={flowers}")
-    assert problem == "data=image_folder needs a package: pip install 'hpc_trainer[images]'"
+    assert problem == "data=image_folder needs the package PIL: pip install 'hpc_trainer[images]'"
 
 
 def test_shards_need_their_index_which_tells_how_many_there_are(flowers: Path) -> None:

@@ -90,7 +90,7 @@ def test_colours_need_kornia_and_the_message_names_the_extra(monkeypatch: pytest
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert _problems("augment.brightness=0.2", "augment.randaugment_ops=2") == [
-        "augment.brightness needs a package: pip install 'hpc_trainer[images]', or augment.brightness=0 "
+        "augment.brightness needs the package kornia: pip install 'hpc_trainer[images]', or augment.brightness=0 "
         "augment.randaugment_ops=0."
     ]
     assert _problems("augment=flip_crop", "augment.mixup_alpha=0.2", "augment.erasing=0.2") == []
