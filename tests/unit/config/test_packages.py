@@ -34,5 +34,5 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch)
     assert missing("--to onnx", "onnx", "onnxruntime", "torchao") == said
     with pytest.raises(ConfigError, match=re.escape(said)):
         check_installed("--to onnx", "onnx", "torchao")
-    with pytest.raises(ConfigError, match="table.csv needs the package pyarrow: pip install 'hpc_trainer"):
+    with pytest.raises(ConfigError, match=r"table\.csv needs the package pyarrow: pip install 'hpc_trainer"):
         optional("pyarrow.csv", "table.csv")
