@@ -182,6 +182,38 @@ def test_a_real_bash_at_a_terminal(project: Path, tmp_path: Path) -> None:
         os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_another_real_shell_at_a_terminal(shell: str, project: Path, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    program = tmp_path / "hpc-trainer"
+    program.write_text(f"#!{sys.executable}\nfrom hpc_trainer.cli.main import main\nmain()\n")
+    program.chmod(0o755)
+    (tmp_path / ".zshrc").touch()  # else zsh asks a new user about it
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm", ZDOTDIR=str(tmp_path), SHELL=shell, PATH=f"{tmp_path}:{os.environ['PATH']}")
+        os.environ["XDG_CONFIG_HOME"] = str(tmp_path / ".config")  # where typer writes, whatever it was
+        os.execvp(shell, [shell, "-i"])
+    try:
+        # Two words, which the terminal's echo of what is typed does not show.
+        _type(terminal, 'hpc-trainer --install-completion; echo "DO""NE"\n', "DONE\r\n")
+        _type(terminal, f"exec {shell} -i\n", "")
+        _type(terminal, 'echo "RE""ADY"\n', "READY\r\n")
+        # zsh loads it at the first Tab of a session, and completes from the second one on.
+        first = "hpc-trainer sta\t" + "\t" * (shell == "zsh")
+        for typed, shown in (
+            (first, "tus"),
+            ("\x15hpc-trainer plan model=resnet1\t", "resnet18"),
+            (" optim.momentu\t", "optim.momentum="),
+            ("0.9 experiment=ri\t", "experiment=rings"),
+        ):
+            _type(terminal, typed, shown)
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+
+
 def _type(terminal: int, keys: str, until: str) -> None:
     """Types, and reads until the terminal shows this."""
     os.write(terminal, keys.encode())
