@@ -39,7 +39,7 @@ class Images:
         self, config: ImagesConfig, source: PictureSource, normalisation: Normalisation, *, num_threads: int = 1
     ) -> None:
         self.input_shape = (config.num_channels, config.image_size, config.image_size)
-        self.num_classes = source.num_classes
+        self.num_classes, self.classes = source.num_classes, source.classes
         self.pixel_mean, self.pixel_std = normalisation.mean, normalisation.std
         self._config, self._source, self._normalisation = config, source, normalisation
         self._short_side = config.resize or default_resize(config.image_size)

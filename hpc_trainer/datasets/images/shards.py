@@ -40,6 +40,7 @@ class ShardSource:
         self._index = read_index(split_folder(config, split))
         self._folder = staged(self._index, config.stage_dir)
         self.num_classes = self._index.num_classes
+        self.classes = read_classes(self._index.folder)
         self._rows: NDArray[np.uint32] | None = None
         self._part = "all"
         if split == "eval":

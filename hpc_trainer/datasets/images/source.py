@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,11 @@ class PictureSource(Protocol):
     """Pictures of one split, numbered from 0: the same ones on every node."""
 
     num_classes: int
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Their names, by number; None: they have none."""
+        ...
 
     def __len__(self) -> int: ...
 

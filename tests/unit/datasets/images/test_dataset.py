@@ -44,6 +44,7 @@ def test_images_are_the_pixels_normalised(root):
     data = folder(root, mean=[0.1, 0.2, 0.3], std=[0.5, 0.25, 1.0])
     assert isinstance(data, MapDataset)
     assert (data.input_shape, data.num_classes, len(data)) == ((3, 16, 16), 3, 12)
+    assert list(data.classes) == sorted(path.name for path in (root / "train").iterdir())
     images, targets = data.__getitems__([5, 0, 11])
     assert (images.dtype, targets.dtype, targets.tolist()) == (torch.float32, torch.int64, [1, 0, 2])
     assert images.is_contiguous()
