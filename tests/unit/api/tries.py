@@ -215,7 +215,7 @@ class Tries:
         elif verb == "results":
             run_results(name, None, sort=None, as_json=as_json)
         elif verb == "report":
-            run_report(name, None, output=None, warmup_steps=0, as_json=as_json)
+            run_report(name, None, output=None, warmup_steps=0, exports=(), as_json=as_json)
         elif verb == "logs":
             run_logs(run_id, name, None, rank=None, follow=False, tail=None, as_json=as_json)
         else:

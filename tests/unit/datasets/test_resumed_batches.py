@@ -17,7 +17,7 @@ from hpc_trainer.datasets import MapDataset
 from hpc_trainer.datasets.records import arrays, hf_dataset, table, tokens
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
-from tests.unit.datasets import test_arrays, test_hf_dataset, test_table, test_tokens
+from tests.unit.datasets.records import test_arrays, test_hf_dataset, test_table, test_tokens
 
 NUM_STEPS, BATCH, FIRST = 7, 4, 3
 """Of data sets of some 11 to 40 samples: an epoch ends in between."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hpc_trainer.worker.take_out import take_out
 from torch import nn
 
 from hpc_trainer.config.identity import config_digest
@@ -23,6 +22,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.hf_model import reading
 from hpc_trainer.models.hf import build
 from hpc_trainer.training.build import build_model
+from hpc_trainer.worker.deploy.weights import take_out, write_weights
 from tests.unit.training.train_here import config_of, saved_bytes, train_here
 
 with warnings.catch_warnings():  # of packages that it looks for
@@ -54,12 +54,8 @@ def _saved(folder: Path, architecture: str) -> nn.Module:
 
 def _model_of(run: Path, step: int, config: TrainConfig) -> nn.Module:
     """The weights of a checkpoint, in the model that the configuration builds."""
-    target = run / f"{step}.safetensors"
-    take_out(run / "checkpoints", step, target, name="model")
-    from safetensors.torch import load_file
-
     model = build_model(config, DATA)
-    model.load_state_dict(load_file(target))
+    model.load_state_dict(take_out(run / "checkpoints", step, name="model").state)
     return model.eval()
 
 
@@ -89,7 +85,7 @@ def test_a_folder_gives_the_library_s_own_logits_and_trains(tmp_path: Path, arch
 
     out = tmp_path / "out"
     out.mkdir()
-    take_out(whole.paths.checkpoints, 2, out / "model.safetensors", name="model")
+    write_weights(out / "model.safetensors", take_out(whole.paths.checkpoints, 2, name="model").state)
     (out / "config.json").write_text(json.dumps(config.model.file_for((16,), 256)))
     again = getattr(transformers, architecture).from_pretrained(out, local_files_only=True).eval()
     with torch.no_grad():

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_export_is_asked_with_what_is_typed_to_trust(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
-    monkeypatch.setattr(ask_model, "ask", lambda verb, **asked: told.update(asked, verb=verb) or {"notes": []})
+    monkeypatch.setattr(ask_model, "ask", lambda _, verb, asked: told.update(asked, verb=verb) or {"notes": []})
     target = Target(name=str(folder), runs_dir=folder, trust=["other"])
     assert evaluate(target)["run_id"] == "mlp-1"
     assert (told["verb"], told["config"]["trust"], told["config"]["data"]["num_eval"]) == ("eval", ["other"], 9)

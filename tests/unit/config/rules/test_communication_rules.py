@@ -182,7 +182,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"optim__offload": True, "train__guard__on_spike": OnSpike.skip},
         "train.guard.on_spike=skip does not go with optim.offload=true: nobody has tried both. Use "
-        "optim.offload=false, or train.guard.on_spike=none train.guard.on_divergence=stop.",
+        "optim.offload=false, or train.guard.on_spike=none.",
     ),
     (
         {"optim__offload": True, "train__main": "mine.main", "trust": ["mine"]},
