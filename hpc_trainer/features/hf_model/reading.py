@@ -42,9 +42,10 @@ def described(model: HfConfig, data: DataConfig) -> HfConfig:
         ConfigError: transformers is missing or does not know the class, the folder has no config.json, or the data are
             none for such a model.
     """
+    problem = missing("model=hf", "transformers")
+    if problem is not None:
+        raise ConfigError(f"{problem}, or choose another model.")
     tables = _tables()
-    if tables is None:
-        raise ConfigError(f"{missing('model=hf', 'transformers')}, or choose another model.")
     found = _read(model)
     if "auto_map" in found:
         raise ConfigError(
@@ -114,11 +115,11 @@ def _check_data(architecture: str, kind: Kind, data: DataConfig) -> None:
 
 
 @functools.cache
-def _tables() -> Mapping[str, tuple[list[str], Kind]] | None:
-    """Class -> (types of configuration that go with it, kind), as transformers has them; None: it is not installed."""
+def _tables() -> Mapping[str, tuple[list[str], Kind]]:
+    """Class -> (types of configuration that go with it, kind), as transformers has them."""
     spec = importlib.util.find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations:
-        return None
+    assert spec is not None
+    assert spec.submodule_search_locations
     file = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
     tables = {kind.value: kind for kind in Kind}
     found: dict[str, tuple[list[str], Kind]] = {}

@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused_when_it_is_planned(tmp_path: Path, monkeypatc
     said = _told(path=str(tmp_path), architecture=gpt2)
     assert "model.architecture=GPT2LMHeadModel is of the type gpt2" in said
     assert "says llama" in said
-    monkeypatch.setattr(reading, "_tables", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'hpc_trainer[hub]'" in _told(architecture=gpt2)
 
 

@@ -93,7 +93,7 @@ MISTAKES = [
     (["modl=cnn"], ["modl: no such key", "Did you mean model?"]),
     (
         ["optim.lrr=1"],
-        ["optim.lrr: no such key in optim (optim=adamw)", "Did you mean lr?", "betas, eps, in_backward, layer_decay, lr"],
+        ["optim.lrr: no such key in optim (optim=adamw)", "Did you mean lr?", "in_backward, layer_decay, lr"],
     ),
     (["optim=sgd", "optim.betas=[1,2]"], ["optim.betas", "(optim=sgd)", "momentum"]),
     (["traim.num_steps=1"], ["no such section 'traim'", "Did you mean train?"]),
