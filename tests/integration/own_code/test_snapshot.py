@@ -6,6 +6,8 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -32,6 +34,7 @@ def _logs(local: LocalDriver, sweep: str) -> dict[str, str]:
     return logs
 
 
+@pytest.mark.long
 def test_a_run_that_waits_takes_the_code_of_its_submit(local: LocalDriver) -> None:
     module = local.folder / "my_data.py"
     module.write_text(DATA.replace("WORD", "submitted"))

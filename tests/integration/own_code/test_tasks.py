@@ -82,6 +82,7 @@ def _own(local: LocalDriver, name: str, *words: str, check: bool = True) -> Any:
     return local.run(*base, *small, *words, check=check)
 
 
+@pytest.mark.long
 def test_it_goes_on_with_the_same_bits_and_stops_by_its_own_metric(
     local: LocalDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

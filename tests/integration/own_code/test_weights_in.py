@@ -17,7 +17,8 @@ TUNED = (*DIGITS, "init_from=source/cnn", "init_from.exclude=[classifier.*]", "t
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_preempted_run_on_two_ranks_needs_its_source_no_more(local: LocalDriver, parallel: str) -> None:
     local.train(*DIGITS, "train.num_steps=20", "sweep_name=source")
     tuned = [*TUNED, "hardware=cpu_x2", f"parallel={parallel}", "train.num_steps=300", "checkpoint.every_steps=50"]

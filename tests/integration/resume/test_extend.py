@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
@@ -34,6 +36,7 @@ def test_a_constant_rate_from_its_end(local: LocalDriver) -> None:
     _same_as_straight(local, 12, 12, 20, "schedule=constant", "train.ema_decay=0.9", "model.dropout=0.2")
 
 
+@pytest.mark.long
 def test_warm_up_stable_decay_from_before_its_decay(local: LocalDriver) -> None:
     kept = ("checkpoint.every_steps=5", "checkpoint.keep_every_steps=5", "checkpoint.asynchronous=false")
     _same_as_straight(local, 14, 10, 20, "schedule=wsd", "schedule.decay_steps=4", *kept)
