@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hpc_trainer.config.packages import check_installed
+from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.parallel.fully_sharded import blocks
 
@@ -30,7 +30,9 @@ def use_float8(model: nn.Module, *, emulate: bool = False) -> int:
         raise ConfigError(
             "precision=fp8 needs a GPU from Ada or Hopper on (compute capability 8.9). Use precision=bf16."
         )
-    check_installed("precision=fp8", "torchao")
+    problem = missing("precision=fp8", "torchao")
+    if problem is not None:
+        raise ConfigError(f"{problem}, or precision=bf16.")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     inside = {id(module) for block in blocks(model) for module in block.modules()}

@@ -34,7 +34,9 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in gone else real(name))
     with pytest.raises(ConfigError) as error:
         check_format("onnx", "int8")
-    needs = "--to onnx --quantize int8 needs onnxscript, torchao: pip install 'hpc_trainer[export,quantize]'"
+    needs = (
+        "--to onnx --quantize int8 needs the package onnxscript and torchao: pip install 'hpc_trainer[export,quantize]'"
+    )
     assert str(error.value) == needs
     check_format("torch_export", None)
 

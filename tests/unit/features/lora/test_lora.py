@@ -179,10 +179,8 @@ def test_layers_that_cannot_be_are_refused(config: LoraConfig, words: str) -> No
 
 
 def test_what_it_needs_is_said_when_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_trainer.features import lora
-
     config = TrainConfig(train=LoopConfig(lora=LoraConfig(rank=2), freeze=["norm.*"]))
-    monkeypatch.setattr(lora, "_has_peft", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = "\n".join(find_problems(config))
     assert "pip install 'hpc_trainer[hub]'" in said
     assert "train.freeze=['norm.*']: all weights but the adapters stay as they are" in said
