@@ -32,7 +32,7 @@ class Cropped:
         self._source, self._config = source, config
         self.input_shape = source.input_shape
         self.num_classes = source.num_classes
-        for name in ("fingerprint", "all_targets_count", "pixel_mean", "pixel_std"):
+        for name in ("fingerprint", "all_targets_count", "pixel_mean", "pixel_std", "classes", "preprocessing"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         self._shape = _shape(source, config) if config.changes_images else None

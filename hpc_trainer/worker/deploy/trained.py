@@ -22,6 +22,7 @@ from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.data.batch_sizes import BatchSizes
 from hpc_trainer.training.deployed import DataShape
 from hpc_trainer.training.evaluate import evaluate
+from hpc_trainer.training.hooks import abilities
 from hpc_trainer.worker.deploy.weights import Taken, take_out
 
 
@@ -74,7 +75,7 @@ class Data:
 def open_data(config: TrainConfig) -> Data:
     """Raises ConfigError, DataError: the task or the data cannot be built here."""
     task = build_task(config)
-    samples = build_dataset(config, "eval", task)
+    samples = build_dataset(config, "eval", task, abilities(config))
     if not len(samples):
         raise DataError(f"data={config.data.name} has no evaluation sample.")
     return Data(config, task, samples)
