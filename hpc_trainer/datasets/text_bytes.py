@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpc_trainer.config.schema.data.shipped import TextBytesConfig
+from hpc_trainer.datasets.digests import spread_digest
 from hpc_trainer.datasets.protocol import Split, check_range, check_split, index_array
-from hpc_trainer.datasets.records.digests import spread_digest
 from hpc_trainer.errors import ConfigError, DataError
 
 _BUILT_IN_TEXT = "pydoc_data.topics"

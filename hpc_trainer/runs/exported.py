@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +10,11 @@ from typing import Any
 
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.errors import ConfigError, RunStateError, valid
-from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runs.files import check_trusted, sha256_of
 
 CARD, CARD_TEXT, CONFIG, LOAD = "card.json", "card.md", "config.yaml", "load.py"
 CARD_FORMAT = 1
 _LONGEST_CARD = 4 * 2**20  # classes' names make the most of it
-_BLOCK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +94,6 @@ def read_card(folder: Path) -> dict[str, Any]:
     if not is_ours:
         raise RunStateError(f"{folder / CARD} is of another version of hpc_trainer, or changed. Export anew.")
     check_trusted(folder / name)
-    if digest_of(folder / name) != digest:
+    if sha256_of(folder / name) != digest:
         raise RunStateError(f"{folder / name} is not what {CARD} describes: its SHA-256 is another. Export anew.")
     return card  # type: ignore[no-any-return]
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from hpc_trainer.runs.reading import TORN, Faults, Place, exists, is_storage_err
 
 __all__ = [
     "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_ours", "is_storage_error",
-    "read_json", "read_lines", "write_atomic", "write_json", "write_marker",
+    "read_json", "read_lines", "sha256_of", "write_atomic", "write_json", "write_marker",
 ]  # fmt: skip
+_PIECE = 1 << 22
 
 
 def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
@@ -89,6 +91,16 @@ def _finite(value: Any) -> Any:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
+    """SHA-256 of the bytes of a file, 64 hex digits, read now; `beat` is called on the way. Raises OSError."""
+    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            found.update(piece[:count])
+            beat()
+    return found.hexdigest()
 
 
 def fsync_folder(folder: Path) -> None:

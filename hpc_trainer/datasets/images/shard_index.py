@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hpc_trainer.datasets.problem import Problem, told
 from hpc_trainer.errors import DataError
-from hpc_trainer.runs.files import fsync_folder, read_json, write_json
+from hpc_trainer.runs.files import fsync_folder, read_json, sha256_of, write_json
 
 VERSION = 1
 ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"
@@ -35,7 +35,6 @@ ROW = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("size", "<u4"), ("label", 
 PICTURES = ("jpg", "jpeg", "png", "webp")
 _LABEL = "cls"
 _BLOCK = tarfile.BLOCKSIZE
-_CHUNK = 1 << 20
 _LARGEST = 2**32 - 1  # bytes of a picture
 
 
@@ -103,8 +102,7 @@ def index_shard(path: Path, num_classes: int | None = None) -> IndexedShard:
             size = os.fstat(file.fileno()).st_size
             scan = _Scan(path.name, num_classes)
             scan.read(file, size)
-            file.seek(0)
-            digest = _sha256(file)
+        digest = sha256_of(path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}. Fix: check its permissions, or restore it."
@@ -235,12 +233,6 @@ def read_classes(folder: Path) -> list[str] | None:
     return names
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hex."""
-    with path.open("rb") as file:
-        return _sha256(file)
-
-
 class _Member(NamedTuple):
     name: str
     offset: int  # of its bytes
@@ -338,13 +330,6 @@ def _sha256_of_rows(rows: NDArray[Any]) -> str:
 
 def _or(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + f" or {names[-1]}"
-
-
-def _sha256(file: Any) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _write_rows(path: Path, rows: NDArray[Any]) -> None:

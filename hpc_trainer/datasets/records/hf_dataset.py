@@ -17,8 +17,8 @@ from hpc_trainer.config.data_files.target_kind import TargetKind, target_kind
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.data.records import HfDatasetConfig
 from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.datasets.digests import digest_of_files
 from hpc_trainer.datasets.protocol import Split, check_split, index_array
-from hpc_trainer.datasets.records.digests import digest_of_files
 from hpc_trainer.datasets.splits import part_of
 from hpc_trainer.errors import ConfigError, DataError
 from hpc_trainer.tasks.cross_entropy import IGNORED

@@ -7,41 +7,28 @@ a rank reads the bytes themselves before it loads them.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.files import sha256_of, write_atomic
 
-_PIECE = 1 << 22
 _SMALL = 64 << 20  # bytes; below, nothing is remembered
 _MOST = 200  # files
 
 
-def sha256(path: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Of the bytes of a file, read now; `beat` is called on the way. Raises OSError."""
-    found, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(piece):
-            found.update(piece[:count])
-            beat()
-    return found.hexdigest()
-
-
 def remembered(path: Path) -> str:
-    """The same, of a large file from the time before, if it is as it was. Raises OSError."""
+    """SHA-256 of a file, of a large one from the time before, if it is as it was. Raises OSError."""
     info = path.stat()
     if info.st_size < _SMALL:
-        return sha256(path)
+        return sha256_of(path)
     key = str(path.resolve())
     form = [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
     known = _read()
     if known.get(key, [])[:-1] == form:
         return str(known[key][-1])
-    digest = sha256(path)
+    digest = sha256_of(path)
     kept = {name: each for name, each in known.items() if name != key}
     _write({**dict(list(kept.items())[1 - _MOST :]), key: [*form, digest]})
     return digest

@@ -16,10 +16,10 @@ from torch import nn
 from hpc_trainer.config.name_patterns import listed, parents, there_are
 from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.errors import CheckpointError, ConfigError
-from hpc_trainer.features.init_from.digest import sha256
 from hpc_trainer.features.init_from.names import is_wanted, renamed
 from hpc_trainer.features.init_from.source import digest_of, files_in, is_checkpoint
 from hpc_trainer.runs.checkpoint_folders import step_of
+from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.runs.first_weights import FirstWeights
 from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
 from hpc_trainer.runtime.rank_group import RankGroup
@@ -47,7 +47,7 @@ def load(
 
     def problem() -> str | None:
         try:
-            digest = digest_of(place, partial(sha256, beat=beat))
+            digest = digest_of(place, partial(sha256_of, beat=beat))
         except ConfigError as error:
             return str(error)
         except FileNotFoundError:

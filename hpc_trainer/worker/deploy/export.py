@@ -18,7 +18,8 @@ from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, digest_of
+from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD
+from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.training.build import build_model
 from hpc_trainer.training.deployed import DataShape, changes_model, deployed_model
 from hpc_trainer.worker.deploy.card import as_page, data_facts, form_of
@@ -80,7 +81,7 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     card = {
         "format": CARD_FORMAT, "made_by": f"hpc_trainer {__version__}", "run_id": asked["run_id"],
         "step": asked["step"], "weights": "raw" if asked["over"] is None else "average", "to": to,
-        "quantize": quantize, "file": path.name, "num_bytes": path.stat().st_size, "sha256": digest_of(path),
+        "quantize": quantize, "file": path.name, "num_bytes": path.stat().st_size, "sha256": sha256_of(path),
         "built_for": None if made.shape is None else dataclasses.asdict(made.shape),
         "model": {"name": config.model.name, "class": config.model._target_, **counts(made.state)},
         **made.told, "notes": notes,

@@ -12,7 +12,8 @@ from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.operate.deploy import ask_model
 from hpc_trainer.operate.deploy.ask_model import Target, evaluate, predict
 from hpc_trainer.operate.deploy.checkpoint import Which
-from hpc_trainer.runs.exported import CARD, CONFIG, digest_of
+from hpc_trainer.runs.exported import CARD, CONFIG
+from hpc_trainer.runs.files import sha256_of
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     card: dict[str, Any] = {
         "format": 1, "to": "safetensors", "quantize": None, "file": "model.safetensors", "run_id": "mlp-1", "step": 3,
         "weights": "raw", "built_for": {"input_shape": [1, 8, 8], "num_classes": 10},
-        "sha256": digest_of(folder / "model.safetensors"),
+        "sha256": sha256_of(folder / "model.safetensors"),
     }  # fmt: skip
     (folder / CARD).write_text(json.dumps(card))
     (folder / CONFIG).write_text(

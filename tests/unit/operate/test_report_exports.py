@@ -11,7 +11,8 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.report.data import Report
 from hpc_trainer.operate.report.exports import read_exports
 from hpc_trainer.operate.report.page import render_page
-from hpc_trainer.runs.exported import CARD, CONFIG, digest_of
+from hpc_trainer.runs.exported import CARD, CONFIG
+from hpc_trainer.runs.files import sha256_of
 
 
 def _side(num_bytes: int, accuracy: float, seconds: float) -> dict[str, object]:
@@ -26,7 +27,7 @@ def _export(folder: Path, quantize: str | None, *, is_measured: bool = True) -> 
     measured = {"original": _side(4_000_000, 0.99, 0.004), "exported": _side(1_000_000, 0.98, 0.001)}
     card = {
         "format": 1, "to": "onnx", "quantize": quantize, "file": "model.onnx", "run_id": "cnn-<1>", "step": 7,
-        "sha256": digest_of(folder / "model.onnx"), "measured": measured if is_measured else None,
+        "sha256": sha256_of(folder / "model.onnx"), "measured": measured if is_measured else None,
     }  # fmt: skip
     (folder / CARD).write_text(json.dumps(card))
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
-from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, QUANTIZED, check_format, digest_of, read_card
+from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, QUANTIZED, check_format, read_card
+from hpc_trainer.runs.files import sha256_of
 
 
 def test_every_pair_is_taken_or_refused_with_one_that_is_taken() -> None:
@@ -47,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir(mode=0o755)
     (folder / "model.onnx").write_bytes(b"weights")
     card = {"format": 1, "to": "onnx", "quantize": None, "file": "model.onnx"}
-    (folder / CARD).write_text(json.dumps({**card, "sha256": digest_of(folder / "model.onnx")}))
+    (folder / CARD).write_text(json.dumps({**card, "sha256": sha256_of(folder / "model.onnx")}))
     (folder / CONFIG).write_text("seed: 0\n")
     return folder
 

@@ -226,8 +226,8 @@ def test_the_digest_of_a_large_file_is_read_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(digest_module, "_SMALL", 0)
     path, reads = _file(tmp_path / "w.safetensors", "w"), []
-    real = digest_module.sha256
-    monkeypatch.setattr(digest_module, "sha256", lambda each: (reads.append(each), real(each))[1])
+    real = digest_module.sha256_of
+    monkeypatch.setattr(digest_module, "sha256_of", lambda each: (reads.append(each), real(each))[1])
     first = digest_module.remembered(path)
     assert digest_module.remembered(path) == first == real(path)
     assert len(reads) == 1
