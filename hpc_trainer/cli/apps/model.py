@@ -68,7 +68,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a run's model into one file that loads in ten lines, and its size, latency and metrics beside it."""
-    from hpc_trainer.cli.export_verb import run_export
+    from hpc_trainer.cli.verbs.export import run_export
     from hpc_trainer.operate.deploy.checkpoint import Which
     from hpc_trainer.operate.deploy.export import Wanted
 
@@ -93,8 +93,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Print the metrics of a run's checkpoint, or of an export, on its validation set or on other data; here."""
-    from hpc_trainer.cli.eval_verb import run_eval
     from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.verbs.eval import run_eval
     from hpc_trainer.operate.deploy.ask_model import Target
     from hpc_trainer.operate.deploy.checkpoint import Which
 
@@ -126,8 +126,8 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Write what a run's model, or an export, predicts for each sample of its validation set or of other data; here."""
-    from hpc_trainer.cli.eval_verb import run_predict
     from hpc_trainer.cli.given import resolve_runs_dir
+    from hpc_trainer.cli.verbs.eval import run_predict
     from hpc_trainer.operate.deploy.ask_model import Target
     from hpc_trainer.operate.deploy.checkpoint import Which
 

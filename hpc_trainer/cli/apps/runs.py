@@ -103,7 +103,7 @@ def log(
     words: Annotated[list[str], typer.Argument(metavar="step=N [METRIC=VALUE]...", help="What to tell.")],
 ) -> None:
     """Tell, from inside a program that runs as a run, which step it has done and its metrics."""
-    from hpc_trainer.cli.log_verb import run_log
+    from hpc_trainer.cli.verbs.log import run_log
 
     run_log(words)
 
@@ -116,7 +116,7 @@ def why(
     as_json: Json = False,
 ) -> None:
     """Say in a sentence why a run is not done, what that rests on, and what to do."""
-    from hpc_trainer.cli.why_verb import run_why
+    from hpc_trainer.cli.verbs.why import run_why
 
     run_why(names or [], sweep, runs_dir, as_json=as_json)
 
@@ -158,7 +158,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page: runs, curves, and speed-up and efficiency of a sweep over hardware."""
-    from hpc_trainer.cli.report_verb import run_report
+    from hpc_trainer.cli.verbs.report import run_report
 
     run_report(sweep, runs_dir, output=output, warmup_steps=warmup_steps, exports=exports or (), as_json=as_json)
 
@@ -174,6 +174,6 @@ def sync(
     as_json: Json = False,
 ) -> None:
     """Send W&B or MLflow what runs have logged; from a login node, as often as you like."""
-    from hpc_trainer.cli.sync_verb import run_sync
+    from hpc_trainer.cli.verbs.sync import run_sync
 
     run_sync(names or [], sweep, runs_dir, to=to, as_json=as_json)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli import live, run_verbs
-from hpc_trainer.cli.drill_verb import run_drill_verb
 from hpc_trainer.cli.grid_verbs import run_retry
 from hpc_trainer.cli.run_verbs import run_cancel, run_logs, run_results, run_status
-from hpc_trainer.cli.why_verb import run_why
+from hpc_trainer.cli.verbs.drill import run_drill_verb
+from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate import waits
 from hpc_trainer.operate.drill.kinds import Drill
