@@ -15,6 +15,8 @@ EXTRAS = {
     "datasets": "hub", "peft": "hub", "transformers": "hub",
     "onnx": "export", "onnxruntime": "export", "onnxscript": "export",
     "torchao": "quantize",
+    "pynvml": "nvidia", "amdsmi": "amd",
+    "prometheus_client": "prometheus",
 }  # fmt: skip
 """Package, as it is imported -> the extra of pyproject.toml."""
 
