@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -231,8 +232,8 @@ def start_local(
         setup: lines of cluster.setup, run by bash before each task, which then takes bash's place; the first that
             fails ends the task.
     """
-    # Also without setup: of a program that is not there the controller says nothing into the rank's log.
-    command = ["bash", "-c", "\n".join([*setup_lines(setup), 'exec "$@"']), "bash", *command]
+    if setup or shutil.which(command[0]) is None:  # of what is not there only bash writes into the rank's log
+        command = ["bash", "-c", "\n".join([*setup_lines(setup), 'exec "$@"']), "bash", *command]
     folder.mkdir(parents=True, exist_ok=True)
     environ = {
         "SUBMITIT_LOCAL_NTASKS": shape.tasks_per_node,

@@ -28,6 +28,7 @@ def _worker(folder: Path, num_bytes: int) -> tuple[RunPaths, int]:
     grid.sweep.folder.mkdir(mode=0o700)
     append_specs(grid.sweep, grid.specs)
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH"))}
+    environ["PYTHONDONTWRITEBYTECODE"] = "1"  # Python puts a .pyc that was cut off in place, for whoever comes next
     paths = grid.sweep.run(grid.specs[0].run_id)
     done = subprocess.run(
         [sys.executable, "-m", "hpc_trainer.worker", "--sweep-dir", grid.sweep.folder, "--run", paths.run_id],

@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests import warm
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
 
 _SHOW = """
 from __main__ import __dict__ as names
@@ -83,6 +86,21 @@ def test_what_it_starts_is_forked_too_and_outlives_it(tmp_path: Path) -> None:
     with warm.Popen(argv, cwd=tmp_path, stdin=-1, stdout=-1, text=True) as process:
         output, _ = process.communicate("x\n", timeout=60)
     assert set(output.split()) == {"True", str(process.pid)}
+
+
+@pytest.mark.dist
+def test_ranks_that_a_training_on_this_machine_starts_are_forked(local: LocalDriver) -> None:
+    """A start in between that is no Python (a shell, say) would cost each rank of each test 2 s of a core."""
+    (local.folder / "tells.py").write_text(
+        "import gc, os\nfrom torch import nn\n"
+        "def build(input_shape, num_classes):\n"
+        "    open('frozen' + os.environ['SUBMITIT_LOCAL_GLOBALID'], 'w').write(str(gc.get_freeze_count()))\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    local.train("experiment=digits", "debug=smoke", "hardware=cpu_x2", "model=custom", "model._target_=tells.build",
+                "--trust", "tells")  # fmt: skip
+    counts = [int((local.folder / f"frozen{rank}").read_text()) for rank in (0, 1)]
+    assert min(counts) > 10_000, counts  # what the warm process has imported; 0 in a real start
 
 
 def test_what_a_fork_cannot_give_is_a_real_start() -> None:
