@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.errors import ConfigError, SlurmError
+from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.signs import last_lines, meaning_of
@@ -26,6 +27,7 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 _TRACEBACK_LINES = 4
 _LAST_LINES = 8
+_ADVISED = (RunState.COMPLETED, RunState.RUNNING)
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
@@ -64,6 +66,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
+    if asks_slurm and run.state in _ADVISED and (count := count_of(status, run)):
+        advice.append(f"hpc-trainer tune {run.run_id}: {count} suggestion(s) to make it faster or cheaper")
     warning = _grace(run) if asks_slurm else None
     if warning is not None:
         evidence.append(warning)
