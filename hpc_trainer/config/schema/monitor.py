@@ -22,3 +22,6 @@ class MonitorConfig:
     (docs/speed.md). The same bits; those steps are some percent slower. 0: none."""
     profile_warmup_steps: int = key(10, only_with("monitor.profile_steps"), limits="≥ 1")
     """Steps of each attempt before the profile: caches, compilers and allocators are cold in the first ones."""
+    telemetry_every_s: float = key(5.0, ALWAYS, limits="≥ 0")
+    """Seconds between two samples of each rank's GPU and host (docs/monitoring.md); all ranks together take 20 a second
+    at most. 0: none."""
