@@ -1,0 +1,1 @@
+"""What a run tells of itself while it works, beside its metrics: formats of the run folder. No torch."""
