@@ -17,6 +17,7 @@ from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.first_weights import read_first_weights
+from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
@@ -28,6 +29,7 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 _TRACEBACK_LINES = 4
 _LAST_LINES = 8
 _ADVISED = (RunState.COMPLETED, RunState.RUNNING)
+_MOST_SLOW = 20
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
@@ -157,6 +159,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     first_weights = read_first_weights(status.sweep.run(run.run_id), status.faults)
     if first_weights is not None:
         yield first_weights.line()
+    yield from straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults))
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in log_files(status, run)[-1:])
 
@@ -182,6 +185,11 @@ def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
         (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
         for each in status.ledger.changes
         if run.run_id in each.run_ids
+    ]
+    slow = read_stragglers(status.sweep.run(run.run_id))[-_MOST_SLOW:]
+    told += [
+        (each.time, [f"{_clock(each.time)}  attempt {each.attempt}, step {each.step}: {each.in_words()}"])
+        for each in slow
     ]
     return [line for _, lines in sorted(told, key=lambda each: each[0]) for line in lines]
 

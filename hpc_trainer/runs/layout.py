@@ -67,6 +67,8 @@ class RunPaths:
     """Figures, advice and the top operators of the newest profile; rank 0 replaces."""
     profile_trace = _Named("profile.trace.json.gz")
     """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
+    stragglers = _Named("stragglers.jsonl")
+    """Ranks that held the others up (runs/monitoring/stragglers.py); rank 0 appends."""
     rendezvous = _Named("rendezvous.json")
     """Where rank 0 listens for the others; rank 0 replaces."""
     checkpoints = _Named("checkpoints")

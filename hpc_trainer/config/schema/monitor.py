@@ -25,3 +25,6 @@ class MonitorConfig:
     telemetry_every_s: float = key(5.0, ALWAYS, limits="≥ 0")
     """Seconds between two samples of each rank's GPU and host (docs/monitoring.md); all ranks together take 20 a second
     at most. 0: none."""
+    straggler_factor: float = key(1.3, ALWAYS, limits="≥ 1.05")
+    """A rank whose own work in a step takes longer than this many times the median of the other ranks' is named in
+    `status` and `why` (docs/monitoring.md). 0: nobody is looked for."""

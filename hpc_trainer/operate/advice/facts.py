@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
+from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry, summary
 from hpc_trainer.runs.reading import Faults, is_number, read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
+
+_START_SAMPLES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,12 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUse:
-    """What one rank used, by its telemetry; means over its samples where no other word is there."""
+    """What one rank used, or one GPU of a program that drives several; means over an attempt where nothing else is
+    said.
+    """
 
-    rank: int
+    name: str
+    """As `rank 3`, or `GPU 2 of rank 0`."""
     node: str
     samples: int
     device: str | None = None
@@ -50,9 +58,9 @@ class RankUse:
     utilisation: float | None = None
     """Of the GPU, 0 to 1."""
     throttle: Mapping[str, float] = field(default_factory=dict)
-    """Reason -> share of the samples that name it."""
+    """Reason -> share of the samples that name it (runs/monitoring/telemetry.py)."""
     clock_share: float | None = None
-    """Mean of the GPU's clock over the highest one seen in this run."""
+    """Mean of the GPU's clock over the highest that a GPU of that name has in this run."""
     power_limit_w: float | None = None
     cpus: float | None = None
     """Cores busy, of the rank and its children."""
@@ -61,15 +69,6 @@ class RankUse:
     cpus_allowed: float | None = None
     most_rss: float | None = None
     """The most host memory, bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A rank that the others wait for: its own part of a step takes `factor` times theirs."""
-
-    rank: int
-    node: str
-    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +84,7 @@ class Facts:
     """Seconds of all attempts by what they went to (`runtime.spans.Kind`), by the run's ledger."""
     ranks: Sequence[RankUse] = ()
     stragglers: Sequence[Straggler] = ()
+    """Ranks that held the others up when it was last looked, the slowest first."""
     needs_s: Sequence[float] = ()
     """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts."""
 
@@ -132,6 +132,8 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
         config=run.spec.typed(),
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
         memory={key: float(value) for key, value in memory.items() if is_number(value)},
+        ranks=uses_of(read_telemetry(paths)),
+        stragglers=slow_at_end(read_stragglers(paths)),
         needs_s=_needs(status, run),
     )
 
@@ -154,6 +156,45 @@ def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) 
             seconds += count * float(step_s)  # type: ignore[arg-type]
             wait_s += count * float(waited_s) if _is_finite(waited_s) else 0.0  # type: ignore[arg-type]
     return Pace(steps, seconds, wait_s, lines) if lines and seconds > 0 else None
+
+
+def uses_of(samples: Sequence[Sample]) -> list[RankUse]:
+    """Of the attempt with the most samples. The first two of each rank are left out where there are more: they are of
+    its start.
+    """
+    attempts = Counter(each.attempt for each in samples)
+    if not attempts:
+        return []
+    ((chosen, _),) = attempts.most_common(1)
+    found: dict[tuple[int, str | None], list[Sample]] = {}
+    for each in samples:
+        if each.attempt == chosen:
+            found.setdefault((each.rank, each.device.uuid if each.device else None), []).append(each)
+    several = {rank for rank, count in Counter(rank for rank, _ in found).items() if count > 1}
+    best: dict[str | None, float] = {}
+    for each in samples:
+        if each.device is not None and each.device.sm_clock_mhz is not None:
+            best[each.device.name] = max(best.get(each.device.name, 0.0), each.device.sm_clock_mhz)
+    uses = []
+    for number, ((rank, _), mine) in enumerate(found.items()):
+        name = f"GPU {number} of rank {rank}" if rank in several else f"rank {rank}"
+        uses.append(_use(name, mine[_START_SAMPLES:] or mine, best))
+    return uses
+
+
+def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float]) -> RankUse:
+    usage = summary(samples).run
+    device = next((each.device for each in reversed(samples) if each.device is not None), None)
+    busy = [each.host.cpus for each in samples if each.host is not None and each.host.cpus is not None]
+    clock = mean_of([None if each.device is None else each.device.sm_clock_mhz for each in samples])
+    return RankUse(
+        name=name, node=samples[-1].node or "?", samples=len(samples), utilisation=usage.utilisation,
+        device=device.name if device else None, throttle=usage.throttled,
+        clock_share=clock / best[device.name] if device and clock and best.get(device.name) else None,
+        power_limit_w=device.power_limit_w if device else None,
+        cpus=usage.cpus, most_cpus=percentile_95(busy) if busy else None, cpus_allowed=usage.cpus_allowed,
+        most_rss=usage.max_rss_bytes,
+    )  # fmt: skip
 
 
 def _is_finite(value: object) -> bool:

@@ -10,17 +10,18 @@ from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileMode, Recompute
 from hpc_trainer.operate.advice.facts import Facts, RankUse, mean_of
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
+from hpc_trainer.runs.monitoring.telemetry import HARMFUL
 
 _ROOMY, _FULL = 0.5, 0.85  # of the GPU's memory
 _KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory_ways.py
 _TIME_OF_FULL = 4 / 3
 _IDLE_GPU, _LITTLE_WAIT = 0.5, 0.1
-_SLOW = 1.15  # a rank's part of a step
 _THROTTLED = 0.3  # of the samples
+_LITTLE, _MUCH = 0.95, 0.6  # of the highest clock
+_AT_LIMIT = "at its power limit"
 _SAMPLES = 5
 _AMPERE = 8
-_CAPPED = ("power_cap", "sw_power_cap", "hw_power_brake_slowdown")
-_HOT = ("thermal", "sw_thermal_slowdown", "hw_thermal_slowdown")
+_CAPPED = ("power_cap",)
 
 
 def _memory(facts: Facts) -> tuple[float, float, float] | None:
@@ -108,12 +109,13 @@ def _host_bound(facts: Facts) -> Iterator[Finding]:
 
 
 def _straggler(facts: Facts) -> Iterator[Finding]:
-    slow = max(facts.stragglers, key=lambda each: each.factor, default=None)
-    if slow is None or slow.factor < _SLOW or facts.config.hardware.world_size == 1:
+    slow = facts.stragglers[0] if facts.stragglers else None
+    if slow is None or facts.pace is None:
         return
-    gain = Gain(share=1 - 1 / slow.factor)
-    seen = f"rank {slow.rank} on {slow.node} takes {slow.factor:.2f}x as long as the others, which wait for it"
-    yield Finding(seen, [_without_node(facts, slow.node, gain, "look at that node: what else runs there?")])
+    gain = Gain(share=min(1.0, max(0.0, slow.own_s - slow.others_s) / facts.pace.step_s))
+    yield Finding(
+        slow.in_words(), [_without_node(facts, slow.node, gain, f"look at {slow.node}: what else runs there?")]
+    )
 
 
 def _without_node(facts: Facts, node: str, gain: Gain, otherwise: str) -> Change:
@@ -125,23 +127,21 @@ def _without_node(facts: Facts, node: str, gain: Gain, otherwise: str) -> Change
 
 
 def _held_back(facts: Facts) -> Iterator[Finding]:
-    for words, what in ((_HOT, "too hot"), (_CAPPED, "at its power limit")):
-        found = max(facts.ranks, key=lambda each: _share(each, words), default=None)
-        if found is None or found.samples < _SAMPLES or _share(found, words) < _THROTTLED:
+    known = [each for each in facts.ranks if each.samples >= _SAMPLES and each.clock_share is not None]
+    for words, what, most in ((HARMFUL, "held back by heat or its power supply", _LITTLE), (_CAPPED, _AT_LIMIT, _MUCH)):
+        found = max(known, key=lambda each: _share(each, words), default=None)
+        if found is None or found.clock_share is None or found.clock_share > most:
             continue
-        clock = found.clock_share if found.clock_share is not None else 1.0
-        limit = f" ({found.power_limit_w:.0f} W)" if words is _CAPPED and found.power_limit_w else ""
+        if (share := _share(found, words)) < _THROTTLED:
+            continue
+        limit = f" of {found.power_limit_w:.0f} W" if words is _CAPPED and found.power_limit_w else ""
         seen = (
-            f"the GPU of rank {found.rank} on {found.node} is {what}{limit} {_share(found, words):.0%} of the time, "
-            f"and its clock at {clock:.0%} of its highest"
+            f"the GPU of {found.name} on {found.node} is {what}{limit} {share:.0%} of the time, and its clock at "
+            f"{found.clock_share:.0%} of its highest"
         )
-        otherwise = "ask the site for its cooling" if words is _HOT else "ask the site for a higher power limit"
-        others = [each for each in facts.ranks if each.node != found.node]
-        is_alone = words is _HOT or any(_share(each, words) < _THROTTLED for each in others)
-        gain = Gain(share=1 - clock)
-        yield Finding(
-            seen, [_without_node(facts, found.node, gain, otherwise) if is_alone else Change({}, gain, otherwise)]
-        )
+        gain = Gain(share=1 - found.clock_share)
+        otherwise = f"ask the site about the {'power limit' if words is _CAPPED else 'cooling'} of {found.node}"
+        yield Finding(seen, [_without_node(facts, found.node, gain, otherwise)])
 
 
 def _share(rank: RankUse, words: tuple[str, ...]) -> float:
@@ -175,14 +175,14 @@ RULES = (
     ),
     Rule(
         name="straggler",
-        when="a rank takes ≥ 1.15 times as long as the others",
-        why="less comes and goes with the load of a node",
+        when="a rank's own work takes ≥ monitor.straggler_factor (1.3) times as long as the others' at the last look",
+        why="docs/decisions/0048-stragglers.md; the gain is the difference, as a share of the step",
         find=_straggler,
     ),
     Rule(
         name="held-back",
-        when="≥ 30 % of the samples name heat or the power limit, and the clock is ≥ 5 % below its highest",
-        why="single samples name a limit in healthy runs",
+        when="≥ 30 % of the samples name heat or power supply, clock ≤ 95 % of its highest; the power limit: ≤ 60 %",
+        why="a GPU that works hard is at its power limit, and then a good part below its highest clock",
         find=_held_back,
     ),
 )

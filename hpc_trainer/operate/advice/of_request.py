@@ -43,9 +43,8 @@ def _idle_ranks(facts: Facts) -> Iterator[Finding]:
         if values:
             share = 1 - count / len(known)
             changes.append(Change(values, Gain(share=share, of=what, is_bound=False)))
-    names = ", ".join(str(each.rank) for each in idle[:8])
-    kind = "the GPU" if gpus else "the cores"
-    yield Finding(f"asked for {len(known)} {what}, used {used}: {kind} of rank {names} did nothing", changes)
+    names = ", ".join(each.name for each in idle[:8])
+    yield Finding(f"asked for {len(known)} {what}, used {used}: nothing was done by {names}", changes)
 
 
 def _of_ranks(facts: Facts, count: int) -> dict[str, int]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
-from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, Straggler, pace_of
+from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
 from hpc_trainer.operate.advice.rule import Advice, with_values
 from hpc_trainer.operate.advice.rules import RULES, advice_of
+from hpc_trainer.runs.monitoring.stragglers import Straggler
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.status import RunStatus
@@ -24,6 +25,9 @@ SMALL = ("experiment=digits", "cluster=local")
 GPU = ("experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x1", "hardware.gpu_type=a100", "precision=bf16")
 STEADY = Pace(steps=1000, seconds=100.0, wait_s=1.0, lines=100)
 GB = 1e9
+SLOW = Straggler(
+    time=5.0, attempt=0, step=100, rank=1, node="n7", is_slow=True, factor=2.0, own_s=0.1, others_s=0.05, is_data=False
+)
 
 
 def facts_of(words: tuple[str, ...] = SMALL, *, attempts: int = 1, cause: str = "done", **known: Any) -> Facts:
@@ -46,7 +50,14 @@ def facts_of(words: tuple[str, ...] = SMALL, *, attempts: int = 1, cause: str = 
 
 def rank(**known: Any) -> RankUse:
     """A rank that works."""
-    usual: dict[str, Any] = {"rank": 0, "node": "n1", "samples": 20, "cpus": 0.97, "most_cpus": 1.0, "cpus_allowed": 1}
+    usual: dict[str, Any] = {
+        "name": "rank 0",
+        "node": "n1",
+        "samples": 20,
+        "cpus": 0.97,
+        "most_cpus": 1.0,
+        "cpus_allowed": 1,
+    }
     return RankUse(**{**usual, **known})
 
 
@@ -103,18 +114,18 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, An
     ("host-bound", GPU, {"ranks": [rank(utilisation=0.3)]},
      "train.compile=true train.compile_mode=reduce_overhead", 0.7, {"ranks": [rank(utilisation=0.8)]}),
     ("straggler", ("experiment=digits", "cluster=slurm", "hardware=gpu_x2", "hardware.num_nodes=2"),
-     {"stragglers": [Straggler(rank=1, node="n7", factor=2.0)]}, "hardware.exclude=n7", 0.5,
-     {"stragglers": [Straggler(rank=1, node="n7", factor=1.1)]}),
-    ("held-back", GPU, {"ranks": [rank(utilisation=0.9, throttle={"thermal": 0.6}, clock_share=0.7)]},
-     "hardware.exclude=n1", 0.3, {"ranks": [rank(utilisation=0.9, throttle={"thermal": 0.1}, clock_share=0.7)]}),
+     {"stragglers": [SLOW]}, "hardware.exclude=n7", 0.5,
+     {"stragglers": [dataclasses.replace(SLOW, own_s=0.052)]}),
+    ("held-back", GPU, {"ranks": [rank(utilisation=0.9, throttle={"hw_thermal": 0.6}, clock_share=0.7)]},
+     "hardware.exclude=n1", 0.3, {"ranks": [rank(utilisation=0.9, throttle={"hw_thermal": 0.1}, clock_share=0.7)]}),
     ("held-back", GPU,
-     {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.7, power_limit_w=300)]},
-     "ask the site for a higher power limit", 0.3,
-     {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.97)]}),
+     {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.5, power_limit_w=300)]},
+     "hardware.exclude=n1", 0.5,
+     {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.75)]}),
     ("idle-ranks", ("experiment=digits", "cluster=slurm", "hardware=gpu_x8"),
-     {"ranks": [rank(rank=each, utilisation=0.8 if each < 3 else 0.0) for each in range(8)]},
+     {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.0) for each in range(8)]},
      "hardware.gpus_per_node=4 train.micro_batch_size=16", 0.5,
-     {"ranks": [rank(rank=each, utilisation=0.8 if each < 3 else 0.05) for each in range(8)]}),
+     {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.05) for each in range(8)]}),
     ("idle-cpus", (*SMALL, "hardware.cpus_per_task=8"), {"ranks": [rank(cpus_allowed=8)]}, "hardware.cpus_per_task=2",
      0.75, {"ranks": [rank(most_cpus=3.0, cpus_allowed=8)]}),
     ("host-memory", (*SMALL, "hardware.mem_gb_per_node=64"), {"ranks": [rank(most_rss=1 * GB)]},
