@@ -33,6 +33,7 @@ from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 _MUCH_WAIT = 0.05  # of a step
+_MOST_REMARKS = 5
 
 
 # Of more runs than this, a person gets a summary by state, unless asked for all.
@@ -67,7 +68,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
             {"run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
              "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
              "pending_reason": run.pending_reason, "node": run.node, "metrics": dict(run.metrics),
-             "speed": dict(run.speed), "goodput": goodput.get(run.run_id)}
+             "speed": dict(run.speed), "remarks": list(run.remarks), "goodput": goodput.get(run.run_id)}
             for run in status.runs
         ],
         "notes": status.notes,
@@ -80,9 +81,16 @@ def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     if is_long:
         print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
-    for note in status.notes:
+    for note in (*status.notes, *run_remarks(status)):
         say(f"Note: {as_typed(note)}")
     print_next(_next_command(status))
+
+
+def run_remarks(status: SweepStatus) -> list[str]:
+    """What runs at work say that a person should know, of the first few."""
+    found = [f"{run.run_id}: {text}." for run in status.open_runs.values() for text in run.remarks]
+    more = [f"{len(found) - _MOST_REMARKS} more remarks of runs: hpc-trainer why RUN."]
+    return found[:_MOST_REMARKS] + (more if len(found) > _MOST_REMARKS else [])
 
 
 def _most_telling(status: SweepStatus) -> list[RunStatus]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_trainer.errors import ConfigError, SlurmError
+from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.first_weights import read_first_weights
+from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
@@ -29,6 +31,8 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 _TRACEBACK_LINES = 4
 _LAST_LINES = 8
+_ADVISED = (RunState.COMPLETED, RunState.RUNNING)
+_MOST_SLOW = 20
 _ALLOWS = re.compile(r"checkpoint\.allow_changes=\[[^]]*\]")
 _AGAIN = "another configuration is another run: hpc-trainer submit with the key above"
 
@@ -70,6 +74,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
+    if asks_slurm and run.state in _ADVISED and (count := count_of(status, run)):
+        advice.append(f"hpc-trainer tune {run.run_id}: {count} suggestion(s) to make it faster or cheaper")
     ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
     if ledger is not None and (line := ledger_line(ledger)) is not None:
         evidence.append(line)
@@ -163,6 +169,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     first_weights = read_first_weights(status.sweep.run(run.run_id), status.faults)
     if first_weights is not None:
         yield first_weights.line()
+    yield from straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults))
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in log_files(status, run)[-1:])
 
@@ -188,6 +195,11 @@ def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
         (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
         for each in status.ledger.changes
         if run.run_id in each.run_ids
+    ]
+    slow = read_stragglers(status.sweep.run(run.run_id))[-_MOST_SLOW:]
+    told += [
+        (each.time, [f"{_clock(each.time)}  attempt {each.attempt}, step {each.step}: {each.in_words()}"])
+        for each in slow
     ]
     return [line for _, lines in sorted(told, key=lambda each: each[0]) for line in lines]
 

@@ -24,13 +24,18 @@ from hpc_trainer.runs.states import DONE
 
 
 def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
-    """`step`, `attempt`, `time`, figures of speed and `metrics`; {} if there is none that can be read."""
+    """`step`, `attempt`, `time`, figures of speed, `metrics` and `remarks`; {} if there is none that can be read."""
     beat = read_json(path, faults)
     if beat is None:
         return {}
     found = {key: value for key, value in beat.items() if is_number(value) and math.isfinite(value)}
     known = _typed(beat, {"step": as_count, "num_steps": as_count, "attempt": as_count, "time": as_time}, path, faults)
-    others = {key: value for key, value in found.items() if key not in ("step", "num_steps", "attempt", "time")}
+    others: dict[str, Any] = {
+        key: value for key, value in found.items() if key not in ("step", "num_steps", "attempt", "time")
+    }
+    remarks = beat.get("remarks")
+    if isinstance(remarks, dict):
+        others["remarks"] = {name: text for name, text in remarks.items() if isinstance(text, str)}
     return {**others, **known, **_with_metrics(beat)}
 
 

@@ -15,7 +15,8 @@ _LOG = logging.getLogger(__name__)
 _MAX_WAITING = 1_000
 
 SPEED = (
-    "steps_per_s", "step_time_s", "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
+    "steps_per_s", "step_time_s", "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s",
+    "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
 """Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
 

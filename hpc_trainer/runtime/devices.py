@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -24,6 +25,8 @@ class DeviceKind:
     backend: ClassVar[str] = "gloo"
     """Of torch.distributed."""
     has_float64: ClassVar[bool] = True
+    has_stamps: ClassVar[bool] = True
+    """`stamp` tells when work is done, not when it was asked for."""
 
     def count(self) -> int:
         """Devices that this process sees."""
@@ -54,6 +57,15 @@ class DeviceKind:
 
     def launch(self) -> None:
         """Starts what was only collected so far: XLA compiles and runs a graph at a time, others run at once."""
+
+    def stamp(self) -> Any:
+        """The moment at which all that was launched so far is done, for `seconds_between`. Waits for nothing."""
+        return time.perf_counter()
+
+    def seconds_between(self, first: Any, last: Any) -> float:
+        """Seconds from one `stamp` to a later one. Of a GPU: asked when the device is known to have passed both."""
+        seconds: float = last - first
+        return seconds
 
     def is_in_use(self) -> bool:
         """True if this process has random numbers of this kind to keep, besides those of the CPU. Starts nothing."""
@@ -101,6 +113,15 @@ class CudaKind(DeviceKind):
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
+    def stamp(self) -> Any:
+        # The host runs ahead of the device: its clock would tell when kernels were launched.
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds_between(self, first: Any, last: Any) -> float:
+        return float(first.elapsed_time(last)) / 1000
+
     def is_in_use(self) -> bool:
         # Asking CUDA for its state would start it, and take 0.5 GB of GPU memory from a run on the CPU.
         return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -120,6 +141,7 @@ class MpsKind(DeviceKind):
 
     type = "mps"
     has_float64 = False  # Metal has none
+    has_stamps = False
 
     def count(self) -> int:
         return int(torch.backends.mps.is_available())
@@ -154,6 +176,7 @@ class XlaKind(DeviceKind):
     """TPUs, through torch-xla (`pip install 'hpc_trainer[xla]'`); PJRT_DEVICE=CPU tries it without one."""
 
     type = "xla"
+    has_stamps = False
 
     def device(self, local_rank: int) -> torch.device:
         try:

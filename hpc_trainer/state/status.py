@@ -61,6 +61,8 @@ class RunStatus:
     """Of the whole run; 0 if nobody knows."""
     speed: Mapping[str, float] = field(default_factory=dict)
     """The newest figures of `runs.metrics_log.SPEED`, of a run that works or is complete."""
+    remarks: Sequence[str] = ()
+    """What its newest attempt says that a person should know, while it works: a rank that holds up the others."""
     failure: Mapping[str, Any] = field(default_factory=dict)
     stop_s: float | None = None
     """How long this run needs to stop: a step and a save, the slowest 1 % of both, as it measured itself."""
@@ -378,6 +380,7 @@ def _status_of(
         steps_per_s=beat.get("steps_per_s") if running else None,
         eta_s=beat.get("eta_s") if running else None,
         speed=_speed({**beat, **beat.get("metrics", {})}) if running or state is RunState.COMPLETED else {},
+        remarks=tuple(beat.get("remarks", {}).values()) if running else (),
         age_s=None if seen is None else max(0.0, time.time() - seen),
         num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
         stop_s=beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None,

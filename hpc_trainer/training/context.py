@@ -330,6 +330,18 @@ class RunContext(RankView):
         if self.is_rank_zero:
             self._signs.tell(step, force=force)
 
+    def remark(self, name: str, text: str | None) -> None:
+        """What `status` shows of this attempt besides its metrics, from the next heartbeat on; rank 0's counts.
+
+        Args:
+            name: who says it; another text of the same name replaces this one.
+            text: a clause that names what is wrong; None: nothing is any more.
+        """
+        if text is None:
+            self._signs.remarks.pop(name, None)
+        else:
+            self._signs.remarks[name] = text
+
     def finish(self, metrics: Mapping[str, Any], reason: str | None = None) -> None:
         """All steps are done: these are the final metrics (rank 0's count). The run is COMPLETED once main returns.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.training.ability import GoBackError
 from hpc_trainer.training.build import Training, open_training
@@ -88,7 +89,9 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
     if is_evaluation_due and not _goes_on(run, training, run.last_evaluation() or _evaluate(config, run, training)):
         return
     _mark_best(run, state)
-    speed, peak = Speed(state.step, batches, batch_size=config.train.global_batch_size), peak_lr(config)
+    kind = kind_of(training.stepper.device)
+    speed = Speed(state.step, batches, batch_size=config.train.global_batch_size, kind=kind)
+    peak = peak_lr(config)
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
@@ -98,6 +101,7 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
         state.samples_seen += config.train.global_batch_size
         for after_step in after_steps:
             after_step(state.step)
+        speed.end_step()
 
         if _is_due(state.step, config.monitor.log_every_steps, num_steps):
             values = _step_metrics(run, result, lr) | speed.figures(state.step) | state.guard.figures()

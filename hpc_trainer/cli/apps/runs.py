@@ -122,6 +122,19 @@ def why(
 
 
 @verbs.command(cls=Verb)
+def tune(
+    names: Names = None,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say what would make runs faster or cheaper: what was seen, the key to change, the expected gain."""
+    from hpc_trainer.cli.verbs.tune import run_tune
+
+    run_tune(names or [], sweep, runs_dir, as_json=as_json)
+
+
+@verbs.command(cls=Verb)
 def results(
     sweep: SweepArgument = None,
     sort: Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Column to sort by, best first.")] = None,

@@ -46,6 +46,8 @@ def run_report(
     for scaling in report.scaling:
         _print_scaling(scaling)
     say(f"Sweep {report.sweep}: {counts_line(dict(report.counts))}.")
+    for line in report.advice:
+        say(f"Advice: {line}")
     for note in report.notes:
         say(f"Note: {note}")
     say(f"Page: {page}")
@@ -64,6 +66,7 @@ def report_json(report: Report, page: Path) -> dict[str, Any]:
     return {
         "sweep": report.sweep, "page": str(page), "counts": dict(report.counts), "runs": runs, "scaling": scaling,
         "notes": report.notes, "exports": [dataclasses.asdict(each) for each in report.exports],
+        "advice": list(report.advice),
     }  # fmt: skip
 
 

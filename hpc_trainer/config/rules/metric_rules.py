@@ -18,7 +18,8 @@ EVALUATED = {
 """What an evaluation of the shared loop makes, by task; a person's own task makes more than the loss."""
 OF_STEPS = (
     "loss", "lr", "grad_norm", "sparsity", "skipped_steps", "spikes", "rollbacks", "steps_per_s", "step_time_s",
-    "samples_per_s", "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
+    "step_time_p50_s", "step_time_p95_s", "step_time_p99_s", "samples_per_s", "tokens_per_s", "data_wait_s",
+    "data_wait_share", "mfu",
 )  # fmt: skip
 """What the shared loop writes into metrics.jsonl besides."""
 

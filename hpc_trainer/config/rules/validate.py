@@ -38,6 +38,7 @@ from hpc_trainer.errors import ConfigError
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
 _SHORTEST_WATCHDOG_S = 10
+_LEAST_STRAGGLER_FACTOR = 1.05  # ranks that are well differ by some percent
 _DIGIT_PIXELS = 8  # a side of data=digits
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 MAX_SEED = 2**32 - 1
@@ -129,6 +130,8 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
     if config.monitor.watchdog_s:
         yield from at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
+    if config.monitor.straggler_factor:
+        yield from at_least("monitor.straggler_factor", config.monitor.straggler_factor, _LEAST_STRAGGLER_FACTOR)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)

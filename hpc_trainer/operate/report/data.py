@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_trainer.operate.advice.advised import sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.results import newest_metrics
@@ -105,6 +106,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     exports: Sequence[ExportReport] = ()
     """What else the page shows: exports that somebody named."""
+    advice: Sequence[str] = ()
+    """What `tune` says of these runs, alike lines once."""
 
 
 def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:
@@ -131,7 +134,10 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
             "left out. Train longer, log more often (monitor.log_every_steps), or give --warmup-steps."
         )
     notes += [_other_gpus(each, runs) for each in scaling if len(_gpus(each, runs)) > 1]
-    return Report(sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes)
+    advice = sweep_lines(tune(status, [*status.specs])[0])
+    return Report(
+        sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes, advice=advice
+    )  # fmt: skip
 
 
 def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int, faults: Faults) -> RunReport:

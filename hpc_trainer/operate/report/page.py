@@ -83,7 +83,8 @@ def render_page(report: Report, now: float | None = None) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{name}</title><style>{_STYLE}</style></head><body>\n"
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
+        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}"
+        f"{_advice(report.advice)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
     )
     # Half a surrogate pair, which JSON may hold, is no text that a file could take.
     return page.encode("utf-8", "replace").decode("utf-8")
@@ -248,6 +249,14 @@ def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) ->
 
 def _label(run: RunReport) -> str:
     return " ".join(f"{key}={value}" for key, value in run.axes.items()) or run.run_id
+
+
+# --- advice ---
+
+
+def _advice(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<h2>Advice</h2><ul>{items}</ul>\n" if items else ""
 
 
 # --- runs ---

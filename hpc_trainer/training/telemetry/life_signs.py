@@ -47,6 +47,8 @@ class LifeSigns:
     _newest: int = 0
     _speed: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What a person should know of the run now, under the name of who says it; `status` shows it."""
 
     def start(self, step: int) -> None:
         """Training goes on from this step."""
@@ -84,6 +86,7 @@ class LifeSigns:
             "job_id": self.env.job_id,
             "node": self.env.node,
             "metrics": self._metrics,
+            **({"remarks": self.remarks} if self.remarks else {}),
             **self.saves.figures(),
             "spent": self.spent(step),
         }

@@ -233,7 +233,7 @@ REPORT = {
             ],
         }
     ],
-    "notes": list,
+    "notes": list, "advice": list,
     "exports": list,
 }  # fmt: skip
 

@@ -65,13 +65,15 @@ def said_by(kinds: Mapping[str, tuple[int, Any]], folder: Path) -> dict[str, lis
     }
 
 
-def play_jobs(folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]]) -> list[RankEnd]:
-    """Runs world_child.py as every rank, with PLAY=`tag`, until all have ended.
+def play_jobs(
+    folder: Path, world_size: int, tag: str, jobs: list[dict[str, Any]], child: Path | None = None
+) -> list[RankEnd]:
+    """Runs world_child.py, or `child`, as every rank, with PLAY=`tag`, until all have ended.
 
     Once one has failed, the others may wait for it in a collective: they have a minute.
     """
     environment = {**child_environment(), "PLAY": tag}
-    words = [sys.executable, str(Path(__file__).with_name("world_child.py"))]
+    words = [sys.executable, str(child or Path(__file__).with_name("world_child.py"))]
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context((folder / f"output-{tag}-{rank}.txt").open("w+")) for rank in range(world_size)]
         ranks = [

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training import build
 from hpc_trainer.training.ability import Ability
@@ -37,6 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(speed, "time", clock)
+    monkeypatch.setattr("hpc_trainer.runtime.devices.time", clock)
     monkeypatch.setattr("hpc_trainer.training.data.loader.time", clock)
     return clock
 
@@ -118,6 +120,7 @@ def test_the_figures_of_a_real_run(tmp_path: Path) -> None:
         assert line["step_time_s"] == pytest.approx(1 / line["steps_per_s"])
         assert 0 < line["data_wait_s"] <= line["step_time_s"]
         assert 0 < line["data_wait_share"] <= 1
+        assert 0 < line["step_time_p50_s"] <= line["step_time_p95_s"] <= line["step_time_p99_s"] < 60
         assert "mfu" not in line  # of a CPU nobody knows the peak
     beat = json.loads((tmp_path / "run" / "heartbeat.json").read_text())
     assert beat["metrics"]["tokens_per_s"] == logged[-1]["tokens_per_s"]
@@ -140,3 +143,43 @@ def test_what_is_added_to_a_log_is_blamed_on_no_step(tmp_path: Path, monkeypatch
     logged = [line for line in lines if "loss" in line]
     assert [line["more"] for line in logged] == [2, 4]
     assert logged[1]["step_time_s"] < 0.25, "0.5 s of each of its two steps"
+
+
+def _passed(seen: Speed, clock: Clock, *seconds: float) -> None:
+    for each in seconds:
+        clock.now += each
+        seen.end_step()
+
+
+def test_quantiles_are_steps_that_were_measured(clock: Clock) -> None:
+    seen = Speed(0, _batches(IMAGES, clock, wait_s=0.0), batch_size=1)
+    _passed(seen, clock, 60.0, *[0.01] * 90, *[0.5] * 8, 2.0, 3.0)
+    figures = seen.figures(101)
+    of_100 = {"step_time_p50_s": 0.01, "step_time_p95_s": 0.5, "step_time_p99_s": 2.0}
+    assert {key: figures[key] for key in of_100} == pytest.approx(of_100), "the first step is none of them"
+
+    clock.now += 100.0  # a save
+    seen.restart(101)
+    _passed(seen, clock, *[0.02] * 100)
+    assert seen.figures(201)["step_time_p99_s"] == pytest.approx(2.0), "the 200 newest"
+    _passed(seen, clock, *[0.02] * 150)
+    assert seen.figures(351)["step_time_p99_s"] == pytest.approx(0.02), "those are gone"
+    _passed(seen, clock, *[0.03] * 300)
+    assert seen.figures(651)["step_time_p50_s"] == pytest.approx(0.03), "all since the line before"
+
+
+def test_a_device_without_a_clock_has_no_quantiles(clock: Clock) -> None:
+    seen = Speed(0, _batches(IMAGES, clock, wait_s=0.0), batch_size=1, kind=kind_of("xla"))
+    _passed(seen, clock, 0.1, 0.1, 0.1)
+    figures = seen.figures(3)
+    assert figures["step_time_s"] == pytest.approx(0.1)
+    assert not {key for key in figures if key.startswith("step_time_p")}
+
+
+def test_quantiles_hold_no_more_than_they_say() -> None:
+    seen = Speed(0, BatchIterator(iter([]), []), batch_size=1)
+    for _ in range(5_000):
+        seen.end_step()
+    assert len(seen._stamps) == 1_001
+    seen.figures(5_000)
+    assert len(seen._seconds) <= 1_000

@@ -1,0 +1,75 @@
+"""Who is a straggler: from what each rank's own work took, look after look."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOOKS = 8
+"""In each of so many looks in a row a rank must be slow to be named: what else a machine does passes."""
+LEAST_SHARE = 0.05
+"""Of a step, that a rank's own work takes longer than the others': less is nothing to mend."""
+_WORSE = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is new of one rank: it is slow, slower than was told (`is_slow`), or as quick as the others again.
+
+    `factor`: its own work over the median of the other ranks', of the last `LOOKS` looks. Seconds are of a step.
+    """
+
+    rank: int
+    is_slow: bool
+    factor: float
+    own_s: float
+    others_s: float
+    is_data: bool
+    """More of what it takes longer is the wait for its data than the rest."""
+
+
+class Judge:
+    """One attempt's looks; every rank has seen the same. `factor` > 1: from where on a rank is slow."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._looks = deque[Sequence[tuple[float, float, float]]](maxlen=LOOKS)
+        self._told: dict[int, float] = {}
+
+    def see(self, ranks: Sequence[tuple[float, float, float]]) -> list[Verdict]:
+        """What is new.
+
+        Args:
+            ranks: of each of two ranks or more, seconds of a step: its own work, its wait for data in that, the step.
+        """
+        self._looks.append(ranks)
+        if len(self._looks) < LOOKS:
+            return []
+        return [verdict for rank in range(len(ranks)) if (verdict := self._judge(rank)) is not None]
+
+    def _judge(self, rank: int) -> Verdict | None:
+        mine = [look[rank] for look in self._looks]
+        own_s, data_s, step_s = (statistics.median(each[index] for each in mine) for index in range(3))
+        others_s, others_data_s = (
+            statistics.median(_of_others(look, rank, index) for look in self._looks) for index in range(2)
+        )
+        least = min(each[0] for each in mine)
+        is_slow = least > self._factor * others_s and least - others_s > LEAST_SHARE * step_s
+        factor, before = own_s / max(1e-9, others_s), self._told.get(rank)
+        if is_slow and (before is None or factor > _WORSE * before):
+            self._told[rank] = factor
+        elif before is not None and factor < (1 + self._factor) / 2:
+            del self._told[rank]
+        else:
+            return None
+        return Verdict(
+            rank=rank, is_slow=rank in self._told, factor=factor, own_s=own_s, others_s=others_s,
+            is_data=data_s - others_data_s > (own_s - others_s) / 2,
+        )  # fmt: skip
+
+
+def _of_others(look: Sequence[tuple[float, float, float]], rank: int, index: int) -> float:
+    """Median of the ranks but one: of two ranks the other one, where that of both would hide half of it."""
+    return statistics.median(each[index] for other, each in enumerate(look) if other != rank)

@@ -1,0 +1,109 @@
+"""What one rank's own work takes of a step: all but the time in which it waits for other ranks.
+
+In synchronous training all ranks' steps are equally long: who is quick waits in the reduction. So a rank's clock runs
+from where its step begins to the model's door, which is the wait for data, stands still in what DDP does there (buffers
+come from rank 0), and runs again from inside until the last gradient is there, before DDP waits for the reduction.
+Where every block's weights are gathered (FSDP2) forward and backward wait too: there it runs inside of each block's
+forward pass alone.
+
+Stamps are the device's (`DeviceKind.stamp`): on a GPU a wait for data that is hidden behind kernels takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpc_trainer.runtime.devices import DeviceKind
+from hpc_trainer.training.parallel.fully_sharded import blocks, is_fully_sharded
+from hpc_trainer.training.parallel.share import VotingLoss
+
+MOST_STEPS = 16
+"""Steps before each logged line that are measured, so that what has to be read then is bounded."""
+_Part = tuple[bool, Any, Any]
+"""Whether it is a wait for data; from when until when."""
+
+
+class OwnTime:
+    """Clocks of one rank, in hooks of its modules. Changes no number, and nothing waits for the device.
+
+    Args:
+        module: what ranks share the loss by.
+        loss: the same, or inside of it.
+        kind: of the device; it has stamps.
+    """
+
+    def __init__(self, module: nn.Module, loss: VotingLoss, kind: DeviceKind) -> None:
+        self._kind, self._is_on = kind, False
+        self._last: Any = None
+        self._from: Any = None
+        self._is_inside = False
+        self._parts: list[_Part] = []
+        self._steps = deque[list[_Part]](maxlen=MOST_STEPS)
+        module.register_forward_pre_hook(self._arrive, prepend=True)
+        inner = list(blocks(loss.model)) or [loss] if is_fully_sharded(module) else []
+        for each in inner:
+            each.register_forward_pre_hook(self._enter)  # behind FSDP's own, which waits for the weights
+            each.register_forward_hook(self._leave, prepend=True)
+        self._is_whole = not inner
+        if self._is_whole:
+            loss.register_forward_pre_hook(self._enter)
+        loss.register_forward_hook(self._forward_is_done, prepend=True)
+
+    def begin(self, *, is_measured: bool) -> None:
+        """A step begins here."""
+        self._end()
+        self._is_on = is_measured
+        if is_measured:
+            self._last = self._kind.stamp()
+
+    def take(self) -> tuple[float, float] | None:
+        """(seconds of a rank's own work in a step, those of them that it waited for data), of the steps that were
+        measured since the last call; None: there were none. The device has done all of them.
+
+        Of the step at the lower quarter: what else runs on a machine only ever adds, and a rank that is slow is so in
+        each step.
+        """
+        self._end()
+        if not self._steps:
+            return None
+        steps = [[(is_wait, self._kind.seconds_between(*ends)) for is_wait, *ends in parts] for parts in self._steps]
+        self._steps.clear()
+        sums = sorted((sum(s for _, s in parts), sum(s for is_wait, s in parts if is_wait)) for parts in steps)
+        return sums[len(sums) // 4]
+
+    def _end(self) -> None:
+        if self._parts:
+            self._steps.append(self._parts)
+        self._parts, self._is_on, self._is_inside = [], False, False
+
+    def _arrive(self, *_: object) -> None:
+        if self._is_on and self._last is not None:
+            self._parts.append((True, self._last, self._kind.stamp()))
+            self._last = None
+
+    def _enter(self, *_: object) -> None:
+        if self._is_on:
+            self._arrive()  # past DDP, as of local_sgd from some step on
+            self._from, self._is_inside = self._kind.stamp(), True
+
+    def _leave(self, *_: object) -> None:
+        if self._is_inside:
+            self._parts.append((False, self._from, self._kind.stamp()))
+            self._is_inside = False
+
+    def _forward_is_done(self, module: nn.Module, inputs: Any, loss: Any) -> None:
+        if self._is_on and isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        # Called in their order, when all gradients are there: DDP's, which waits, is queued by the last of those.
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)  # type: ignore[attr-defined]
+
+    def _backward_is_done(self) -> None:
+        if self._is_whole:
+            self._leave()
+        self._last = self._kind.stamp()

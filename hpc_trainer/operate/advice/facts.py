@@ -1,0 +1,226 @@
+"""What is known of one run, from its own files: the ground that advice stands on. Nothing here is guessed; no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
+from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry, summary
+from hpc_trainer.runs.reading import Faults, is_number, read_json
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, SweepStatus
+
+_START_SAMPLES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Steps by metrics.jsonl, but for the first logged span of each attempt, in which caches and compilers are cold.
+
+    `steps` of them took `seconds`, of which `wait_s` passed until batches came; `lines` were logged.
+    """
+
+    steps: int
+    seconds: float
+    wait_s: float
+    lines: int
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return self.seconds / self.steps
+
+    @property
+    def wait_share(self) -> float:
+        """Share of a step that waits for its batch, 0 to 1."""
+        return min(1.0, self.wait_s / self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUse:
+    """What one rank used, or one GPU of a program that drives several; means over an attempt where nothing else is
+    said.
+    """
+
+    name: str
+    """As `rank 3`, or `GPU 2 of rank 0`."""
+    node: str
+    samples: int
+    device: str | None = None
+    """The name of its GPU."""
+    utilisation: float | None = None
+    """Of the GPU, 0 to 1."""
+    throttle: Mapping[str, float] = field(default_factory=dict)
+    """Reason -> share of the samples that name it (runs/monitoring/telemetry.py)."""
+    clock_share: float | None = None
+    """Mean of the GPU's clock over the highest that a GPU of that name has in this run."""
+    power_limit_w: float | None = None
+    cpus: float | None = None
+    """Cores busy, of the rank and its children."""
+    most_cpus: float | None = None
+    """The 95th percentile of that."""
+    cpus_allowed: float | None = None
+    most_rss: float | None = None
+    """The most host memory, bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Of one run. What nobody knows is None or empty, and rules that need it stay silent."""
+
+    run: RunStatus
+    config: TrainConfig
+    pace: Pace | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
+    """Bytes: what memory.json holds of the rank that held the most (features/memory_report/ability.py)."""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of all attempts by what they went to (`runtime.spans.Kind`), by the run's ledger."""
+    ranks: Sequence[RankUse] = ()
+    stragglers: Sequence[Straggler] = ()
+    """Ranks that held the others up when it was last looked, the slowest first."""
+    needs_s: Sequence[float] = ()
+    """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts."""
+
+    @property
+    def is_shared_loop(self) -> bool:
+        """True if hpc_trainer's own loop trains; False of a person's loop or program."""
+        return not self.run.spec.is_own_loop
+
+    @property
+    def is_on_slurm(self) -> bool:
+        """True if the newest attempt was started by Slurm."""
+        return bool(self.run.attempts) and self.run.attempts[-1].executor == "slurm"
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the ledger accounts for."""
+        return sum(self.spent.values())
+
+    @property
+    def trained_s(self) -> float:
+        """Of those the seconds from the first step to the last."""
+        return self.spent_on("step", "data_wait", "evaluation", "save_stall", "redone")
+
+    def spent_on(self, *kinds: str) -> float:
+        """Seconds of these kinds together."""
+        return sum(self.spent.get(kind, 0.0) for kind in kinds)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all steps are done."""
+        return self.run.state is RunState.COMPLETED
+
+
+def gather(status: SweepStatus, run: RunStatus) -> Facts:
+    """Reads the files of one run.
+
+    Raises:
+        ConfigError: its frozen configuration is of another version.
+    """
+    paths = status.sweep.run(run.run_id)
+    records = read_metrics(paths.metrics, Faults())
+    memory = read_json(paths.memory, Faults()) or {}
+    return Facts(
+        run=run,
+        config=run.spec.typed(),
+        pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
+        memory={key: float(value) for key, value in memory.items() if is_number(value)},
+        ranks=uses_of(read_telemetry(paths)),
+        stragglers=slow_at_end(read_stragglers(paths)),
+        needs_s=_needs(status, run),
+    )
+
+
+def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) -> Pace | None:
+    """Sums over the lines of metrics.jsonl; None where fewer than two spans between lines are known."""
+    before, attempt = 0, -1
+    steps = lines = 0
+    seconds = wait_s = 0.0
+    for record in records:
+        step_s, waited_s = record.get("step_time_s"), record.get("data_wait_s")
+        if not _is_finite(step_s):
+            continue  # an evaluation's line
+        step = record["step"]
+        start = max((each for each in resumed_steps if each < step), default=0)
+        count, is_cold = step - max(start, before), start != attempt
+        before, attempt = step, start
+        if not is_cold and count > 0:
+            steps, lines = steps + count, lines + 1
+            seconds += count * float(step_s)  # type: ignore[arg-type]
+            wait_s += count * float(waited_s) if _is_finite(waited_s) else 0.0  # type: ignore[arg-type]
+    return Pace(steps, seconds, wait_s, lines) if lines and seconds > 0 else None
+
+
+def uses_of(samples: Sequence[Sample]) -> list[RankUse]:
+    """Of the attempt with the most samples. The first two of each rank are left out where there are more: they are of
+    its start.
+    """
+    attempts = Counter(each.attempt for each in samples)
+    if not attempts:
+        return []
+    ((chosen, _),) = attempts.most_common(1)
+    found: dict[tuple[int, str | None], list[Sample]] = {}
+    for each in samples:
+        if each.attempt == chosen:
+            found.setdefault((each.rank, each.device.uuid if each.device else None), []).append(each)
+    several = {rank for rank, count in Counter(rank for rank, _ in found).items() if count > 1}
+    best: dict[str | None, float] = {}
+    for each in samples:
+        if each.device is not None and each.device.sm_clock_mhz is not None:
+            best[each.device.name] = max(best.get(each.device.name, 0.0), each.device.sm_clock_mhz)
+    uses = []
+    for number, ((rank, _), mine) in enumerate(found.items()):
+        name = f"GPU {number} of rank {rank}" if rank in several else f"rank {rank}"
+        uses.append(_use(name, mine[_START_SAMPLES:] or mine, best))
+    return uses
+
+
+def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float]) -> RankUse:
+    usage = summary(samples).run
+    device = next((each.device for each in reversed(samples) if each.device is not None), None)
+    busy = [each.host.cpus for each in samples if each.host is not None and each.host.cpus is not None]
+    clock = mean_of([None if each.device is None else each.device.sm_clock_mhz for each in samples])
+    return RankUse(
+        name=name, node=samples[-1].node or "?", samples=len(samples), utilisation=usage.utilisation,
+        device=device.name if device else None, throttle=usage.throttled,
+        clock_share=clock / best[device.name] if device and clock and best.get(device.name) else None,
+        power_limit_w=device.power_limit_w if device else None,
+        cpus=usage.cpus, most_cpus=percentile_95(busy) if busy else None, cpus_allowed=usage.cpus_allowed,
+        most_rss=usage.max_rss_bytes,
+    )  # fmt: skip
+
+
+def _is_finite(value: object) -> bool:
+    return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _needs(status: SweepStatus, run: RunStatus) -> list[float]:
+    found = []
+    for run_id, state in status.states.items():
+        spec = status.specs[run_id]
+        if state is RunState.COMPLETED and (spec.shape, spec.num_steps) == (run.spec.shape, run.spec.num_steps):
+            found.append(worked_s(status.run(run_id)))
+    return [each for each in found if each > 0]
+
+
+def worked_s(run: RunStatus) -> float:
+    """Seconds that the attempts of a run lasted, as far as they told their end."""
+    return sum(max(0.0, each.end_time - each.start_time) for each in run.attempts if each.end_time is not None)
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """The nearest rank; of few values the largest."""
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None if none is."""
+    known = [each for each in values if each is not None]
+    return statistics.fmean(known) if known else None

@@ -1,0 +1,136 @@
+"""Rules about data: a step that waits for its batch, cores that are too few for loading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hpc_trainer.config.schema.data.images import ImageFolderConfig, ImageShardsConfig
+from hpc_trainer.operate.advice.facts import Facts, Pace, mean_of
+from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
+
+_WAIT = 0.2  # of a step
+_BUSY = 0.9  # of the cores
+_MOST_WORKERS = 16
+_SPARE = 1.2  # a loader that is only just fast enough lets a step wait now and then
+
+
+def _waits(facts: Facts) -> Pace | None:
+    """The pace of a training that waits for data."""
+    pace = facts.pace
+    if pace is None or not facts.is_shared_loop or pace.wait_share < _WAIT or pace.wait_s < LEAST_LOST_S:
+        return None
+    return pace
+
+
+def _seen(pace: Pace) -> str:
+    waited, step = 1e3 * pace.wait_s / pace.steps, 1e3 * pace.step_s
+    return f"a step waits {waited:.3g} of {step:.3g} ms for its batch ({pace.wait_share:.0%})"
+
+
+def is_cpu_bound(facts: Facts) -> bool | None:
+    """True if ranks keep all their cores busy; None if nobody knows."""
+    shares = [each.cpus / each.cpus_allowed for each in facts.ranks if each.cpus is not None and each.cpus_allowed]
+    return None if not shares else max(shares) >= _BUSY
+
+
+def cpus_key(facts: Facts) -> str:
+    """The key that gives a rank its cores."""
+    hardware = facts.config.hardware
+    is_a_gpu = hardware.gpus_per_node and hardware.cpus_per_task is None
+    return "hardware.cpus_per_gpu" if is_a_gpu else "hardware.cpus_per_task"
+
+
+def _with_workers(pace: Pace, now: int, wanted: int) -> Gain:
+    """Of a loader whose time for a batch is shared by its processes, beside a step that waits no more than it must."""
+    computed_s = pace.step_s * (1 - pace.wait_share)
+    batch_s = _batch_s(pace, now)
+    return Gain(share=max(0.0, 1 - max(computed_s, batch_s / wanted) / pace.step_s))
+
+
+def _batch_s(pace: Pace, now: int) -> float:
+    """Seconds of one process for a batch: `now` of them together make one a step; without any the rank does it."""
+    return now * pace.step_s if now else pace.wait_share * pace.step_s
+
+
+def _too_few_workers(facts: Facts) -> Iterator[Finding]:
+    pace = _waits(facts)
+    if pace is None or (is_cpu_bound(facts) and facts.config.data.num_workers):
+        return
+    now, cores = facts.config.data.num_workers, facts.config.hardware.cpus_per_rank
+    computed_s = max(1e-6, pace.step_s * (1 - pace.wait_share))
+    wanted = min(_MOST_WORKERS, max(now + 1, math.ceil(_SPARE * _batch_s(pace, now) / computed_s)))
+    # Loaders that wait for a disk need no core each.
+    room = wanted if is_cpu_bound(facts) is False else max(1, cores)
+    changes = []
+    if min(wanted, room) > now:
+        within = min(wanted, room)
+        changes.append(Change({"data.num_workers": within}, _with_workers(pace, now, within)))
+    if wanted > cores:
+        more = {cpus_key(facts): wanted, "data.num_workers": wanted}
+        changes.append(Change(more, _with_workers(pace, now, wanted)))
+        if changes[0].gain.share < 0.8 * changes[-1].gain.share:  # more cores gain much more
+            changes.reverse()
+    yield Finding(_seen(pace), changes)
+
+
+def _too_few_cpus(facts: Facts) -> Iterator[Finding]:
+    pace = _waits(facts)
+    now, cores = facts.config.data.num_workers, facts.config.hardware.cpus_per_rank
+    if pace is None or not now or not is_cpu_bound(facts):
+        return
+    computed_s = max(1e-6, pace.step_s * (1 - pace.wait_share))
+    batch_s = min(now, cores) * pace.step_s  # no more of them are at work at a time than there are cores
+    wanted = min(_MOST_WORKERS, max(cores + 1, math.ceil(_SPARE * batch_s / computed_s)))
+    gain = Gain(share=max(0.0, 1 - max(computed_s, batch_s / wanted) / pace.step_s))
+    values = {cpus_key(facts): wanted, "data.num_workers": wanted}
+    busy = mean_of([each.cpus for each in facts.ranks]) or 0.0
+    yield Finding(f"{_seen(pace)}, and {busy:.2g} of its {cores} core(s) are busy", [Change(values, gain)])
+
+
+def _pictures_from_files(facts: Facts) -> Iterator[Finding]:
+    pace, data = _waits(facts), facts.config.data
+    if pace is None or not isinstance(data, ImageFolderConfig):
+        return
+    size = data.resize or round(data.image_size * 256 / 224)
+    do = f"hpc-trainer data prepare images {data.path} --to SHARDS --size {size}, then data=image_shards"
+    yield Finding(
+        f"{_seen(pace)}, and each picture is a file of its own", [Change({}, Gain(share=pace.wait_share), do)]
+    )
+
+
+def _not_staged(facts: Facts) -> Iterator[Finding]:
+    pace, data = _waits(facts), facts.config.data
+    if pace is None or not isinstance(data, ImageShardsConfig) or data.stage_dir or is_cpu_bound(facts):
+        return
+    change = Change({"data.stage_dir": "$TMPDIR"}, Gain(share=pace.wait_share))
+    yield Finding(f"{_seen(pace)}, and shards are read where they lie", [change])
+
+
+_WHY_WAIT = "less than a fifth comes and goes with the load of a node, and is worth 1.25x at the most"
+RULES = (
+    Rule(
+        name="data-workers",
+        when="a step waits for its batch ≥ 20 % of its time, ≥ 1 s in all, and cores are free",
+        why=_WHY_WAIT,
+        find=_too_few_workers,
+    ),
+    Rule(
+        name="data-cpus",
+        when="the same with loader processes, and ≥ 90 % of the rank's cores are busy",
+        why="another process would wait for a core",
+        find=_too_few_cpus,
+    ),
+    Rule(
+        name="data-shards",
+        when="the same with data=image_folder",
+        why=_WHY_WAIT,
+        find=_pictures_from_files,
+    ),
+    Rule(
+        name="data-staging",
+        when="the same with data=image_shards, no data.stage_dir and < 90 % of the cores busy",
+        why="cores that are free wait for the file system",
+        find=_not_staged,
+    ),
+)

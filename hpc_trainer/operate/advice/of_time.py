@@ -1,0 +1,191 @@
+"""Rules about time that is not training: saves, evaluations, lines of metrics, starts, steps done twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hpc_trainer.config.mesh import num_blocks
+from hpc_trainer.config.schema.checkpoint import SaveEvery
+from hpc_trainer.config.schema.train import CompileScope
+from hpc_trainer.operate.advice.facts import Facts, worked_s
+from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
+
+_SAVES = 0.1
+_LEFT_OF_SYNCHRONOUS = 0.1
+_EVALUATIONS, _RIGHT_FOR_EVALUATIONS = 0.3, 0.05
+_REDONE = 0.1
+_STARTS, _RIGHT_FOR_STARTS = 0.1, 0.05
+_COMPILE, _SLOWER_WITHOUT = 0.3, 1.5
+_TIMEOUT = "timeout"  # what the journal has of a stop before the time limit
+_LINE_S, _LINE_EVERY_S = 0.5e-3, 0.05
+
+
+def _step_s(facts: Facts) -> float | None:
+    return facts.pace.step_s if facts.pace else None
+
+
+def _num_steps_done(facts: Facts) -> int:
+    """Of all attempts, those that were done again included as far as attempts told them."""
+    return max(1, facts.run.step)
+
+
+def _between_s(facts: Facts) -> float:
+    return mean_time_between_interruptions(max(0, len(facts.run.attempts) - 1), worked_s(facts.run))
+
+
+def _saves_wait(facts: Facts) -> Iterator[Finding]:
+    lost_s = facts.spent_on("save_stall")
+    if facts.config.checkpoint.asynchronous or not facts.is_shared_loop or lost_s < LEAST_LOST_S:
+        return
+    if (share := lost_s / facts.trained_s) >= _SAVES:
+        gain = Gain(share=share * (1 - _LEFT_OF_SYNCHRONOUS), is_bound=False)
+        yield Finding(_stood_still(facts, share), [Change({"checkpoint.asynchronous": True}, gain)])
+
+
+def _stood_still(facts: Facts, share: float) -> str:
+    return f"training stood still for its checkpoints {share:.0%} of the time ({facts.spent_on('save_stall'):.3g} s)"
+
+
+def _saves_often(facts: Facts) -> Iterator[Finding]:
+    checkpoint, step_s, lost_s = facts.config.checkpoint, _step_s(facts), facts.spent_on("save_stall")
+    if step_s is None or checkpoint.every is SaveEvery.auto or lost_s < LEAST_LOST_S:
+        return
+    share, now = lost_s / facts.trained_s, checkpoint.every_steps
+    stall_s = lost_s / (_num_steps_done(facts) // now + 1)
+    right = round(best_interval(stall_s, _between_s(facts)) / step_s)
+    if share < _SAVES or right < 2 * now:
+        return
+    gain = Gain(share=share * (1 - now / right), is_bound=False)
+    seen = f"{_stood_still(facts, share)}, with one every {now} steps"
+    yield Finding(
+        seen,
+        [Change({"checkpoint.every": SaveEvery.auto}, gain), Change({"checkpoint.every_steps": right}, gain)],
+    )
+
+
+def _redone(facts: Facts) -> Iterator[Finding]:
+    checkpoint, step_s, lost_s = facts.config.checkpoint, _step_s(facts), facts.spent_on("redone")
+    if step_s is None or lost_s < LEAST_LOST_S or lost_s / facts.wall_s < _REDONE:
+        return
+    share, now = lost_s / facts.wall_s, checkpoint.every_steps
+    num_saves = _num_steps_done(facts) // now + len(facts.run.attempts)
+    stall_s = max(1e-3, facts.spent_on("save_stall") / num_saves)
+    right = max(1, round(best_interval(stall_s, _between_s(facts)) / step_s))
+    right = min(right, max(1, now // 2))  # of an interruption half an interval is lost
+    gain = Gain(share=share * (1 - right / now), is_bound=False)
+    seen = (
+        f"{share:.0%} of the time went to steps that were done again ({lost_s:.3g} s in {len(facts.run.attempts)} "
+        f"attempts), with a checkpoint every {now} steps"
+    )
+    yield Finding(seen, [Change({"checkpoint.every_steps": right}, gain)])
+
+
+def _evaluations(facts: Facts) -> Iterator[Finding]:
+    lost_s, now = facts.spent_on("evaluation"), facts.config.train.eval_every_steps
+    if not now or not facts.is_shared_loop or lost_s < LEAST_LOST_S:
+        return
+    share, done = lost_s / facts.trained_s, _num_steps_done(facts)
+    if share < _EVALUATIONS:
+        return
+    factor = math.ceil(share / (1 - share) * (1 - _RIGHT_FOR_EVALUATIONS) / _RIGHT_FOR_EVALUATIONS)
+    right = min(now * factor, facts.config.train.num_steps)
+    count, wanted = max(1, done // now), max(1, done // right)
+    gain = Gain(share=share * (1 - wanted / count), is_bound=False)
+    seen = f"evaluations took {share:.0%} of the time ({lost_s:.3g} s), with one every {now} steps"
+    yield Finding(seen, [Change({"train.eval_every_steps": right}, gain)])
+
+
+def _log_lines(facts: Facts) -> Iterator[Finding]:
+    pace, now = facts.pace, facts.config.monitor.log_every_steps
+    if pace is None or not facts.is_shared_loop or now >= 10 or pace.seconds < LEAST_LOST_S:
+        return
+    every_s = pace.seconds / pace.lines
+    if every_s >= _LINE_EVERY_S:
+        return
+    right = _round_up(math.ceil(1.0 / pace.step_s))
+    gain = Gain(share=min(0.5, _LINE_S / every_s) * (1 - now / right), is_bound=False)
+    seen = f"a line of metrics every {1e3 * every_s:.3g} ms, each of which waits for the loss"
+    yield Finding(seen, [Change({"monitor.log_every_steps": right}, gain)])
+
+
+def _round_up(count: int) -> int:
+    """To 1, 2 or 5 times a power of ten."""
+    size = int(10 ** (len(str(count)) - 1))
+    return next(size * each for each in (1, 2, 5, 10) if size * each >= count)
+
+
+def _compile(facts: Facts) -> Iterator[Finding]:
+    train, lost_s = facts.config.train, facts.spent_on("compile")
+    if not train.compile or lost_s < 5 * LEAST_LOST_S or lost_s / facts.wall_s < _COMPILE or not facts.is_complete:
+        return
+    changes = []
+    if train.compile_scope is CompileScope.model and (blocks := num_blocks(facts.config.model) or 0) > 1:
+        gain = Gain(share=lost_s / facts.wall_s * (1 - 1 / blocks))
+        changes.append(Change({"train.compile_scope": CompileScope.blocks}, gain))
+    # A guess on the safe side: steps take half as long again without it.
+    saved_s = lost_s - (_SLOWER_WITHOUT - 1) * facts.spent_on("step")
+    changes.append(Change({"train.compile": False}, Gain(share=max(0.0, saved_s / facts.wall_s), is_bound=False)))
+    yield Finding(f"compilation took {lost_s / facts.wall_s:.0%} of the whole run ({lost_s:.0f} s)", changes)
+
+
+def _starts(facts: Facts) -> Iterator[Finding]:
+    """Of a run that its time limit ended again and again."""
+    ended = sum(each.cause == _TIMEOUT or each.state is RunState.TIMEOUT for each in facts.run.attempts)
+    lost_s = facts.spent_on("start_up", "imports", "rendezvous", "compile", "restore")
+    if ended < 2 or not facts.wall_s or (share := lost_s / facts.wall_s) < _STARTS:
+        return
+    now = facts.config.hardware.time_limit_min
+    start_s = lost_s / len(facts.run.attempts)
+    right = max(2 * now, math.ceil(start_s / _RIGHT_FOR_STARTS / 60))
+    gain = Gain(share=share * (1 - now / right), is_bound=False)
+    seen = f"the time limit of {now} min ended {ended} attempts, and starts took {share:.0%} of the time"
+    yield Finding(seen, [Change({"hardware.time_limit_min": right}, gain)])
+
+
+RULES = (
+    Rule(
+        name="saves-wait",
+        when="checkpoint.asynchronous=false, and training stands still for saves ≥ 10 % of its time, ≥ 1 s",
+        why="a save beside training stalls it at most a tenth as long (docs/benchmarks/checkpoints.md)",
+        find=_saves_wait,
+    ),
+    Rule(
+        name="saves-often",
+        when="training stands still for saves ≥ 10 % of its time, ≥ 1 s, and at less than half the best interval",
+        why="Daly (2006): the interval that loses the least to saves and to work done twice",
+        find=_saves_often,
+    ),
+    Rule(
+        name="saves-seldom",
+        when="steps that were done again are ≥ 10 % of the time, ≥ 1 s",
+        why="Daly (2006); an interruption costs half an interval in the mean",
+        find=_redone,
+    ),
+    Rule(
+        name="evaluations",
+        when="evaluations are ≥ 30 % of the training time, ≥ 1 s; the value leaves 5 %",
+        why="a curve needs some tens of points; a healthy run of the shipped experiments gives less than a tenth",
+        find=_evaluations,
+    ),
+    Rule(
+        name="log-lines",
+        when="fewer than 10 steps between two lines of metrics, and less than 50 ms",
+        why="a line takes about 0.5 ms, and waits for the device; the value is a line a second",
+        find=_log_lines,
+    ),
+    Rule(
+        name="compile-time",
+        when="train.compile, and compilation is ≥ 30 % of a complete run, ≥ 5 s",
+        why="the gain counts with steps that take 1.5 times as long uncompiled",
+        find=_compile,
+    ),
+    Rule(
+        name="time-limit-short",
+        when="the time limit ended ≥ 2 attempts, and starts are ≥ 10 % of the time; the value leaves 5 %",
+        why="each attempt pays for a start",
+        find=_starts,
+    ),
+)

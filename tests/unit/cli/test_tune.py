@@ -1,0 +1,116 @@
+"""`hpc-trainer tune` on files as runs leave them: one run, runs alike, one that nothing is wrong with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.cli.main import main
+from hpc_trainer.runs.states import RunState
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+Cli = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+
+    def run(*argv: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["hpc-trainer", *argv])
+        capsys.readouterr()
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as error:
+            code = error.code
+        return code or 0, capsys.readouterr().out
+
+    return run
+
+
+def _sweep(tmp_path: Path, waits: list[float], **changes: Any) -> SweepOnDisk:
+    specs = make_specs(len(waits), hardware__cpus_per_task=4, **changes)
+    sweep = SweepOnDisk(tmp_path / "runs" / "s", specs)
+    for index, wait in enumerate(waits):
+        sweep.start(index, executor="local", resumed=0)
+        lines = [{"step": each, "step_time_s": 0.1, "data_wait_s": 0.1 * wait} for each in range(10, 210, 10)]
+        sweep.run(index).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_loss=0.5)
+    return sweep
+
+
+def test_one_run_gets_a_line_for_each_piece_of_advice_and_the_command(
+    cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm
+) -> None:
+    sweep = _sweep(tmp_path, [0.75])
+    run_id = sweep.specs[0].run_id
+    code, out = cli("tune", run_id)
+    told = "a step waits 75 of 100 ms for its batch (75%). data.num_workers=4: up to 4x faster"
+    assert (code, out.splitlines()) == (0, [f"{run_id}  COMPLETED", f"data-workers: {told}"])
+    (run,) = json.loads(cli("tune", "--json")[1])["runs"]
+    assert run == {
+        "run_id": run_id, "state": "COMPLETED",
+        "advice": [{
+            "rule": "data-workers", "seen": "a step waits 75 of 100 ms for its batch (75%)",
+            "set": ["data.num_workers=4"], "do": "",
+            "gain": {"share": pytest.approx(0.75), "of": "time", "is_bound": True},
+            "is_same_run": True, "line": f"data-workers: {told}",
+        }],
+    }  # fmt: skip
+    assert f"tune {run_id}: 1 suggestion(s)" in cli("why", run_id)[1]
+    assert fake_slurm.calls() == []
+
+
+def test_runs_of_a_sweep_with_the_same_advice_stand_together(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = _sweep(tmp_path, [0.75, 0.76, 0.0])
+    first, second, _ = (spec.run_id for spec in sweep.specs)
+    code, out = cli("tune")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("2 x data-workers: a step waits 76 of 100 ms")
+    assert lines[1:] == [
+        f"  {first}, {second}", "2 of 3 runs looked at have advice.", f"Next: hpc-trainer tune {first}",
+    ]  # fmt: skip
+    code, out = cli("report", "--json")
+    assert json.loads(out)["advice"] == [f"2 run(s), as {first}: {lines[0].removeprefix('2 x ')}"]
+    page = (sweep.paths.folder / "report.html").read_text()
+    assert "<h2>Advice</h2><ul><li>2 run(s), as" in page
+
+
+def test_a_healthy_run_is_told_nothing(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = _sweep(tmp_path, [0.02])
+    run_id = sweep.specs[0].run_id
+    assert cli("tune", run_id) == (0, f"{run_id}  COMPLETED\nNothing stands out.\n")
+    assert json.loads(cli("tune", "--json")[1])["runs"][0]["advice"] == []
+    assert "tune" not in cli("why", run_id)[1]
+    cli("report")
+    assert "Advice" not in (sweep.paths.folder / "report.html").read_text()
+
+
+def test_a_run_of_another_version_costs_no_other(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = _sweep(tmp_path, [0.75, 0.75])
+    specs = sweep.paths.specs
+    first, second = specs.read_text().splitlines()
+    record = json.loads(first)
+    record.pop("crc")
+    record["config"]["optim"]["later"] = 1
+    specs.write_text(f"{json.dumps(record)}\n{second}\n")
+    document = json.loads(cli("tune", "--json")[1])
+    assert [run["run_id"] for run in document["runs"]] == [sweep.specs[1].run_id]
+    assert sweep.specs[0].run_id in document["notes"][0]
+
+
+def test_what_has_not_begun_has_nothing_to_look_at(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    SweepOnDisk(tmp_path / "runs" / "s", make_specs(2))
+    document = json.loads(cli("tune", "--json")[1])
+    assert document["runs"] == []
+    assert document["notes"] == ["none of these runs has begun: there is nothing to look at yet."]

@@ -1,0 +1,231 @@
+"""Each rule by itself: what it says at its threshold, nothing below; what it proposes is legal, and composes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
+from hpc_trainer.operate.advice.rule import Advice, with_values
+from hpc_trainer.operate.advice.rules import RULES, advice_of
+from hpc_trainer.runs.monitoring.stragglers import Straggler
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.status import RunStatus
+from tests.composed import composed
+from tests.unit.runs.builders import make_spec
+
+ROOT = Path(__file__).parents[4]
+SMALL = ("experiment=digits", "cluster=local")
+GPU = ("experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x1", "hardware.gpu_type=a100", "precision=bf16")
+STEADY = Pace(steps=1000, seconds=100.0, wait_s=1.0, lines=100)
+GB = 1e9
+SLOW = Straggler(
+    time=5.0, attempt=0, step=100, rank=1, node="n7", is_slow=True, factor=2.0, own_s=0.1, others_s=0.05, is_data=False
+)
+
+
+def facts_of(words: tuple[str, ...] = SMALL, *, attempts: int = 1, cause: str = "done", **known: Any) -> Facts:
+    """Facts of a complete run of 1,000 steps."""
+    spec = make_spec(*words)
+    told = [
+        Attempt(
+            attempt=number, job_id="5", restart_count=number, node="n1", pid=1, start_time=100.0 * number,
+            executor=spec.config["cluster"]["executor"], end_time=100.0 * number + 100, cause=cause,
+            state=RunState.COMPLETED,
+        )
+        for number in range(attempts)
+    ]  # fmt: skip
+    run = RunStatus(
+        spec=spec, state=RunState.COMPLETED, step=1000, attempts=told, job_id="5", cause=cause, node="n1", metrics={},
+        steps_per_s=None, eta_s=None, age_s=None, num_steps=1000,
+    )  # fmt: skip
+    return Facts(run=run, config=spec.typed(), **{"pace": STEADY, **known})
+
+
+def rank(**known: Any) -> RankUse:
+    """A rank that works."""
+    usual: dict[str, Any] = {
+        "name": "rank 0",
+        "node": "n1",
+        "samples": 20,
+        "cpus": 0.97,
+        "most_cpus": 1.0,
+        "cpus_allowed": 1,
+    }
+    return RankUse(**{**usual, **known})
+
+
+def gpu_memory(activations: float, others: float, limit: float = 80.0) -> dict[str, float]:
+    return {"activations": activations * GB, "peak": (activations + others) * GB, "limit": limit * GB}
+
+
+def waiting(share: float, step_ms: float = 100.0) -> Pace:
+    return Pace(steps=1000, seconds=step_ms, wait_s=share * step_ms, lines=100)
+
+
+def spent(**seconds: float) -> dict[str, float]:
+    return {"step": 100.0, "start_up": 1.0, **seconds}
+
+
+# Name of the rule, words, facts that show the fault, what is to be said, the gain; facts just below the threshold.
+CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, Any]]] = [
+    ("data-workers", (*SMALL, "hardware.cpus_per_task=4"), {"pace": waiting(0.5)}, "data.num_workers=2", 0.5,
+     {"pace": waiting(0.15)}),
+    ("data-workers", SMALL, {"pace": waiting(0.8), "ranks": [rank(cpus=0.3)]}, "data.num_workers=5", 0.8,
+     {"pace": Pace(steps=9, seconds=0.9, wait_s=0.8, lines=9)}),
+    ("data-cpus", (*SMALL, "data.num_workers=2", "hardware.cpus_per_task=2"),
+     {"pace": waiting(0.6), "ranks": [rank(cpus=1.95, cpus_allowed=2)]},
+     "hardware.cpus_per_task=6 data.num_workers=6", 0.6,
+     {"pace": waiting(0.1), "ranks": [rank(cpus=1.95, cpus_allowed=2)]}),
+    ("data-shards", ("model=resnet18", "data=image_folder", "data.path={pictures}", "cluster=local"),
+     {"pace": waiting(0.5)}, "hpc-trainer data prepare images", 0.5, {"pace": waiting(0.1)}),
+    ("saves-wait", (*SMALL, "checkpoint.asynchronous=false"), {"spent": spent(save_stall=25.0)},
+     "checkpoint.asynchronous=true", 0.18, {"spent": spent(save_stall=5.0)}),
+    ("saves-often", (*SMALL, "checkpoint.every_steps=1"), {"spent": spent(save_stall=50.0)}, "checkpoint.every=auto",
+     0.33, {"spent": spent(save_stall=5.0)}),
+    ("saves-seldom", (*SMALL, "checkpoint.every_steps=1000"),
+     {"spent": spent(redone=50.0, save_stall=0.1), "attempts": 3},
+     "checkpoint.every_steps=", 0.3, {"spent": spent(redone=5.0), "attempts": 3}),
+    ("evaluations", (*SMALL, "train.eval_every_steps=5"), {"spent": spent(evaluation=100.0)},
+     "train.eval_every_steps=95", 0.47, {"spent": spent(evaluation=30.0)}),
+    ("log-lines", (*SMALL, "monitor.log_every_steps=1"), {"pace": Pace(steps=2000, seconds=4.0, wait_s=0, lines=2000)},
+     "monitor.log_every_steps=500", 0.25, {"pace": Pace(steps=2000, seconds=200.0, wait_s=0, lines=2000)}),
+    ("compile-time", (*SMALL, "train.compile=true"), {"spent": {"step": 20.0, "compile": 80.0}}, "train.compile=false",
+     0.7, {"spent": {"step": 80.0, "compile": 20.0}}),
+    ("compile-time", ("experiment=gpt_bytes", "cluster=local", "train.compile=true"),
+     {"spent": {"step": 20.0, "compile": 80.0}}, "train.compile_scope=blocks", 0.6,
+     {"spent": {"step": 80.0, "compile": 4.0}}),
+    ("time-limit-short", ("experiment=digits", "cluster=slurm", "hardware.time_limit_min=5"),
+     {"spent": spent(start_up=60.0), "attempts": 3, "cause": "timeout"}, "hardware.time_limit_min=10", 0.18,
+     {"spent": spent(start_up=60.0), "attempts": 1, "cause": "timeout"}),
+    ("recompute", (*GPU, "train.recompute=full"), {"memory": gpu_memory(10, 10)}, "train.recompute=none", 0.25,
+     {"memory": gpu_memory(30, 10)}),
+    ("micro-batch", (*GPU, "train.global_batch_size=64", "train.micro_batch_size=4"),
+     {"memory": gpu_memory(5, 10), "ranks": [rank(utilisation=0.6)]},
+     "train.micro_batch_size=32 train.grad_accum_steps=2", 0.35, {"memory": gpu_memory(40, 10)}),
+    ("precision", (*GPU[:3], "hardware.gpu_type=h100", "precision=fp32"),
+     {}, "precision=bf16", 0.5, {"ranks": [rank(utilisation=0.3)], "pace": waiting(0.5)}),
+    ("host-bound", GPU, {"ranks": [rank(utilisation=0.3)]},
+     "train.compile=true train.compile_mode=reduce_overhead", 0.7, {"ranks": [rank(utilisation=0.8)]}),
+    ("straggler", ("experiment=digits", "cluster=slurm", "hardware=gpu_x2", "hardware.num_nodes=2"),
+     {"stragglers": [SLOW]}, "hardware.exclude=n7", 0.5,
+     {"stragglers": [dataclasses.replace(SLOW, own_s=0.052)]}),
+    ("held-back", GPU, {"ranks": [rank(utilisation=0.9, throttle={"hw_thermal": 0.6}, clock_share=0.7)]},
+     "hardware.exclude=n1", 0.3, {"ranks": [rank(utilisation=0.9, throttle={"hw_thermal": 0.1}, clock_share=0.7)]}),
+    ("held-back", GPU,
+     {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.5, power_limit_w=300)]},
+     "hardware.exclude=n1", 0.5,
+     {"ranks": [rank(utilisation=0.9, throttle={"power_cap": 0.9}, clock_share=0.75)]}),
+    ("idle-ranks", ("experiment=digits", "cluster=slurm", "hardware=gpu_x8"),
+     {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.0) for each in range(8)]},
+     "hardware.gpus_per_node=4 train.micro_batch_size=16", 0.5,
+     {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.05) for each in range(8)]}),
+    ("idle-cpus", (*SMALL, "hardware.cpus_per_task=8"), {"ranks": [rank(cpus_allowed=8)]}, "hardware.cpus_per_task=2",
+     0.75, {"ranks": [rank(most_cpus=3.0, cpus_allowed=8)]}),
+    ("host-memory", (*SMALL, "hardware.mem_gb_per_node=64"), {"ranks": [rank(most_rss=1 * GB)]},
+     "hardware.mem_gb_per_node=3", 0.95, {"ranks": [rank(most_rss=20 * GB)]}),
+    ("time-limit-long", ("experiment=digits", "cluster=slurm", "hardware.time_limit_min=1440"), {"needs_s": [1200.0]},
+     "hardware.time_limit_min=45", 0.96, {"needs_s": [30_000.0]}),
+    ("short-runs", ("experiment=digits", "cluster=slurm"), {"needs_s": [20.0] * 12}, "local.max_parallel=N", 0.9,
+     {"needs_s": [20.0] * 9}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that data=image_folder takes."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("pictures")
+    for split in ("train", "eval"):
+        for kind in ("cats", "dogs"):
+            (folder / split / kind).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(folder / split / kind / "1.png")
+    return folder
+
+
+def _said(rule: str, facts: Facts) -> list[Advice]:
+    return [each for each in advice_of(facts) if each.rule == rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "fault", "expected", "gain", "below"),
+    CASES,
+    ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)],
+)
+def test_a_rule_names_its_fault_and_a_legal_change(
+    rule: str, words: tuple[str, ...], fault: dict[str, Any], expected: str, gain: float, below: dict[str, Any],
+    pictures: Path,
+) -> None:  # fmt: skip
+    words = tuple(word.format(pictures=pictures) for word in words)
+    (found,) = _said(rule, facts_of(words, **fault))
+    assert expected in (" ".join(found.set) or found.do)
+    assert found.gain.share == pytest.approx(gain, abs=0.1)
+    assert _said(rule, facts_of(words, **below)) == []
+    validate(composed([*words, *found.set]))  # as `plan` would
+
+
+def test_every_rule_has_a_case_and_stands_in_the_docs() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    assert {case[0] for case in CASES} | {"data-staging"} == set(names)
+    told = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*?) \|", (ROOT / "docs/tune.md").read_text(), re.MULTILINE)
+    assert told == [(rule.name, rule.when, rule.why) for rule in RULES]
+
+
+def test_facts_that_nobody_knows_give_no_advice() -> None:
+    assert advice_of(facts_of(pace=None)) == []
+    assert advice_of(facts_of(GPU, pace=None)) == []
+
+
+def test_what_plan_would_refuse_is_not_proposed() -> None:
+    """A program of one's own has no data loader; a batch of 64 does not go over 3 ranks."""
+    config = make_spec(*SMALL).typed()
+    assert with_values(config, {"hardware.tasks_per_node": 3}) is None
+    assert with_values(config, {"train.num_steps": 0}) is None
+    assert with_values(config, {"data.num_workers": config.data.num_workers}) is None
+    assert with_values(config, {"data.num_workers": 2}) is not None
+    program = facts_of((*SMALL[1:], "train.command='sleep 5'"), pace=waiting(0.9))
+    assert advice_of(program) == []
+
+
+def test_another_run_is_told_from_the_same_one() -> None:
+    (workers,) = advice_of(facts_of((*SMALL, "hardware.cpus_per_task=4"), pace=waiting(0.5)))
+    (cores,) = advice_of(facts_of((*SMALL, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)]))
+    assert (workers.is_same_run, cores.is_same_run) == (True, False)
+
+
+def test_what_gains_the_most_time_comes_first() -> None:
+    facts = facts_of(
+        (*SMALL, "hardware.cpus_per_task=8", "train.eval_every_steps=5"), pace=waiting(0.5),
+        spent=spent(evaluation=400.0), ranks=[rank(cpus_allowed=8)],
+    )  # fmt: skip
+    assert [each.rule for each in advice_of(facts)] == ["evaluations", "data-workers", "idle-cpus"]
+
+
+def test_the_first_span_of_each_attempt_does_not_count() -> None:
+    def line(step: int, step_s: float, wait_s: float = 0.0) -> dict[str, Any]:
+        return {"step": step, "step_time_s": step_s, "data_wait_s": wait_s}
+
+    cold = [line(10, 9.0), line(20, 0.1, 0.05), {"step": 20, "eval_loss": 1.0}, line(30, 0.1, 0.05)]
+    assert pace_of(cold, [0]) == Pace(steps=20, seconds=pytest.approx(2.0), wait_s=pytest.approx(1.0), lines=2)
+    resumed = [*cold, line(40, 7.0), line(50, 0.3)]
+    assert pace_of(resumed, [0, 30]) == Pace(30, pytest.approx(5.0), pytest.approx(1.0), 3)
+    assert pace_of(cold[:1], [0]) is None
+    assert pace_of([line(10, float("nan")), {"step": 20, "step_time_s": "x"}], [0]) is None
+
+
+def test_a_gain_is_said_as_a_factor_of_time_or_a_share() -> None:
+    (found,) = advice_of(facts_of((*SMALL, "hardware.cpus_per_task=4"), pace=waiting(0.5)))
+    assert found.line == (
+        "data-workers: a step waits 50 of 100 ms for its batch (50%). data.num_workers=2: up to 2x faster"
+    )
+    facts = facts_of((*SMALL, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)])
+    (found,) = advice_of(dataclasses.replace(facts))
+    assert found.line.endswith("hardware.cpus_per_task=2: about 75% less CPUs")
