@@ -20,7 +20,11 @@ class ProfileAbility(Ability):
             return make
 
         def make_watched(**fields: Any) -> Any:
-            self._watcher = ProfiledStepper(make(**fields), self.config, run.paths)
+            monitor = self.config.monitor
+            self._watcher = ProfiledStepper(
+                make(**fields), self.config, run.paths, warmup_steps=monitor.profile_warmup_steps,
+                num_steps=monitor.profile_steps,
+            )  # fmt: skip
             return self._watcher
 
         return make_watched
