@@ -11,6 +11,7 @@ from typing import Any
 
 from hpc_trainer.errors import LoopError, NoProgressError
 from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.training.checkpoint.objects import load_objects
@@ -74,6 +75,8 @@ class RunContext(RankView):
     max_no_progress: int = 3
     beat: Callable[[], None] = _no_watchdog
     """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
+    spans: Spans = field(default_factory=Spans)
+    """Where this rank's time goes: `with run.spans.within(Kind.evaluation):`."""
     step: int = 0
     stop_step: int | None = None
     first_step: int = 0

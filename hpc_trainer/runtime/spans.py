@@ -1,0 +1,157 @@
+"""Where the time of one rank goes: each moment of its process belongs to exactly one kind. No torch.
+
+    with run.spans.within(Kind.evaluation):
+        ...
+
+Of spans inside each other the innermost one counts, so the seconds of all kinds add up to the life of the process by
+construction. Clocks are monotonic: one that is set back moves nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections import deque
+from pathlib import Path
+
+_RECENT = 4096
+
+
+class Kind(str, enum.Enum):
+    """What a second of an allocation went to; one of them each."""
+
+    start_up = "start_up"
+    """From the allocation to the first step, but for what follows."""
+    imports = "imports"
+    rendezvous = "rendezvous"
+    compile = "compile"
+    restore = "restore"
+    data_wait = "data_wait"
+    step = "step"
+    """Also what an own loop does between the calls of its RunContext."""
+    evaluation = "evaluation"
+    save_stall = "save_stall"
+    """Training stood still for a checkpoint."""
+    redone = "redone"
+    """Steps that had to be done again. Known afterwards (state/monitoring/ledger.py); no span is of this kind."""
+    hang = "hang"
+    shutdown = "shutdown"
+    program = "program"
+    """A program of `train.command` was at work."""
+
+
+class Spans:
+    """The spans of one process, entered and left by its main thread; other threads may read.
+
+    Args:
+        age_s: seconds since the process began; they belong to `start_up`.
+    """
+
+    __slots__ = ("_open", "_recent", "_since", "_total", "_zero")
+
+    def __init__(self, age_s: float = 0.0) -> None:
+        now = time.monotonic()
+        self._zero = time.time() - now
+        self._total = dict.fromkeys(Kind, 0.0)
+        self._since = now - age_s
+        self._recent: deque[tuple[Kind, float, float, int | None]] = deque(maxlen=_RECENT)
+        self._open = _Span(self, Kind.start_up, None)
+        self._open.begin = self._since
+
+    @classmethod
+    def of_process(cls) -> Spans:
+        """Those of a process that has not been asked before: its time so far, Python's own start too, counts."""
+        return cls(_age_s())
+
+    def within(self, kind: Kind, step: int | None = None) -> _Span:
+        """A context manager: while its block runs, the time is of this kind, but for spans inside. ≤ 1 µs."""
+        return _Span(self, kind, step)
+
+    def rest(self, kind: Kind) -> None:
+        """From now on the time in no span is of this kind: at first start_up, in the end shutdown."""
+        span = self._open
+        if span.outer is None:
+            self._charge()
+        while span.outer is not None:
+            span = span.outer
+        span.kind = kind
+
+    def hang(self, silent_s: float) -> None:
+        """The newest `silent_s` seconds were a hang, and the process is about to end. From any thread.
+
+        The main thread is stuck, or this would not be called.
+        """
+        now = time.monotonic()
+        silent_s = min(max(0.0, silent_s), now - self._since)
+        self._total[self._open.kind] += now - self._since - silent_s
+        self._total[Kind.hang] += silent_s
+        self._since = now
+        self._open.kind = Kind.shutdown
+
+    def seconds(self) -> dict[Kind, float]:
+        """Of each kind so far, also of those that had none; their sum is the life of the process."""
+        found, span, since = dict(self._total), self._open, self._since
+        found[span.kind] += max(0.0, time.monotonic() - since)
+        return found
+
+    def recent(self) -> list[tuple[Kind, float, float, int | None]]:
+        """(kind, begin, end, step) of the newest spans by their end, at most 4096, then those still open up to now.
+
+        Seconds since the epoch; spans inside others are listed beside them.
+        """
+        zero, found = self._zero, [(kind, begin, end, step) for kind, begin, end, step in self._recent.copy()]
+        span: _Span | None = self._open
+        now, still = time.monotonic(), []
+        while span is not None:
+            still.append((span.kind, span.begin, now, span.step))
+            span = span.outer
+        return [(kind, zero + begin, zero + end, step) for kind, begin, end, step in (*found, *reversed(still))]
+
+    def enter(self, span: _Span) -> _Span:
+        """For `_Span`: it is the innermost one from now on; returns the one that was."""
+        now = span.begin = time.monotonic()
+        before = self._open
+        self._total[before.kind] += now - self._since
+        self._since, self._open = now, span
+        return before
+
+    def leave(self, span: _Span, outer: _Span) -> None:
+        """For `_Span`: it ends."""
+        now = time.monotonic()
+        self._total[span.kind] += now - self._since
+        self._since, self._open = now, outer
+        self._recent.append((span.kind, span.begin, now, span.step))
+
+    def _charge(self) -> None:
+        now = time.monotonic()
+        self._total[self._open.kind] += now - self._since
+        self._since = now
+
+
+class _Span:
+    """One span: a context manager, used once."""
+
+    __slots__ = ("_spans", "begin", "kind", "outer", "step")
+
+    def __init__(self, spans: Spans, kind: Kind, step: int | None) -> None:
+        self._spans, self.kind, self.step = spans, kind, step
+        self.begin = 0.0
+        self.outer: _Span | None = None
+
+    def __enter__(self) -> None:
+        self.outer = self._spans.enter(self)
+
+    def __exit__(self, *exception: object) -> None:
+        assert self.outer is not None
+        self._spans.leave(self, self.outer)
+
+
+def _age_s() -> float:
+    """Seconds since this process began (proc(5): starttime, in ticks since the boot); 0 where nobody says."""
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
