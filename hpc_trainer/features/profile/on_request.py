@@ -7,7 +7,7 @@ changes: a run that is watched has the bits of one that is not.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,11 +36,17 @@ _LOOK_S, _LOOK_PER_RANK_S = 1.0, 0.03
 
 
 class StepperOnRequest:
-    """A Stepper; everything but `step` is the one's that it stands for. Without a request a step takes 0.4 µs more."""
+    """A Stepper; everything but `step` is the one's that it stands for. A step without a request takes 0.4 µs more.
 
-    def __init__(self, stepper: Any, config: TrainConfig, paths: RunPaths, group: RankGroup, *, attempt: int) -> None:
+    `is_busy`: a request waits while that is true.
+    """
+
+    def __init__(
+        self, stepper: Any, config: TrainConfig, paths: RunPaths, group: RankGroup, *, attempt: int,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self._stepper, self._config, self._paths, self._rank = stepper, config, paths, group.rank
-        self._attempt = attempt
+        self._attempt, self._is_busy = attempt, is_busy
         self._every_s = max(config.monitor.heartbeat_every_s, _LOOK_S, _LOOK_PER_RANK_S * group.world_size)
         self._next_look = 0.0
         self._request: ProfileRequest | None = None
@@ -78,8 +84,8 @@ class StepperOnRequest:
         request = read_request(self._paths)
         if request is None or request.id == self._answered or self._rank not in request.ranks:
             return
-        if not request.is_wanted() or torch.autograd.profiler._is_profiler_enabled:
-            return  # torch has one at a time, and that of `monitor.profile_steps` ends by itself
+        if not request.is_wanted() or self._is_busy() or torch.autograd.profiler._is_profiler_enabled:
+            return  # torch has one at a time
         before = read_answer(self._paths, self._rank)
         if before is not None and before.id == request.id and before.state != WATCHING:
             self._answered = request.id  # by an attempt before

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_trainer.features.profile_request import stepper as module
-from hpc_trainer.features.profile_request.stepper import StepperOnRequest
+from hpc_trainer.features.profile import on_request as module
+from hpc_trainer.features.profile.on_request import StepperOnRequest
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.profile_request import (
     ProfileAnswer,
