@@ -143,6 +143,10 @@ class RunPaths:
         """The CUDA allocator's blocks where memory was not enough; that rank writes."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.memory.json"
 
+    def flight(self, attempt: int, rank: int) -> Path:
+        """What a rank did last (`runs/monitoring/flight.py`); that rank replaces."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.flight.json"
+
     def failure(self, attempt: int) -> Path:
         """The first failing rank's error; whoever fails first writes once."""
         return self.logs / f"attempt-{attempt:03d}.failure.json"
