@@ -29,6 +29,7 @@ from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 _MUCH_WAIT = 0.05  # of a step
@@ -58,6 +59,7 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
 
 def status_json(status: SweepStatus) -> dict[str, Any]:
     """The stable form of `status --json` (docs/json.md)."""
+    goodput = goodputs(status, status.runs)
     return {
         "sweep": status.sweep.name,
         "counts": status.counts,
@@ -65,7 +67,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
             {"run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
              "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
              "pending_reason": run.pending_reason, "node": run.node, "metrics": dict(run.metrics),
-             "speed": dict(run.speed)}
+             "speed": dict(run.speed), "goodput": goodput.get(run.run_id)}
             for run in status.runs
         ],
         "notes": status.notes,
@@ -74,7 +76,7 @@ def status_json(status: SweepStatus) -> dict[str, Any]:
 
 def _print_status(status: SweepStatus, *, every_run: bool) -> None:
     is_long = len(status.specs) > MOST_LINES and not every_run
-    _print_runs(_most_telling(status) if is_long else status.runs)
+    _print_runs(status, _most_telling(status) if is_long else status.runs)
     if is_long:
         print(as_typed(f"{len(status.specs)} runs; a line for each: hpc-trainer status --all {status.sweep.name}"))
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}.")
@@ -96,15 +98,17 @@ _TELLING = (
 )  # fmt: skip
 
 
-def _print_runs(runs: Sequence[RunStatus]) -> None:
+def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
     if not runs:
         return
+    goodput = goodputs(status, runs)
     print_table(
-        ["RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
+        ["RUN", "STATE", "STEP", "ETA", "SPEED", "GOODPUT", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
         [
             [
                 run.run_id, run.state, run.progress, short_duration(run.eta_s),
-                speed_words(run.speed), str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run),
+                speed_words(run.speed), f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
+                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run),
                 _cause(run),
             ]
             for run in runs

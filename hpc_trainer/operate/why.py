@@ -22,6 +22,9 @@ from hpc_trainer.slurm.preemption import OFF, show_preemption
 from hpc_trainer.slurm.reasons import Reason, explain_reason
 from hpc_trainer.state.journal import Attempt
 from hpc_trainer.state.last_words import NOT_STARTED
+from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
+from hpc_trainer.state.monitoring.ledger import RunLedger
+from hpc_trainer.state.monitoring.ledger_words import ledger_line
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
 _TRACEBACK_LINES = 4
@@ -44,13 +47,16 @@ class Why:
     evidence: list[str]
     advice: list[str]
     timeline: list[str]
+    ledger: RunLedger | None = None
+    """Where the time went; None: nobody knows, or nobody asked."""
 
 
 def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> Why:
     """Explains one run from what its folder and the scheduler say.
 
     Args:
-        asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work.
+        asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work; and once in
+            the life of each attempt for how long it had its nodes (`ask_ledgers`). Else there is no ledger.
     """
     verdict, memory = _verdict(status, run), _memory(status, run)
     meaning = meaning_of(run) if memory is None else None
@@ -64,6 +70,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
             advice = [*memory_advice(run.spec.typed(), memory), _AGAIN]
+    ledger = ask_ledgers(status, [run], status.faults).get(run.run_id) if asks_slurm else None
+    if ledger is not None and (line := ledger_line(ledger)) is not None:
+        evidence.append(line)
     warning = _grace(run) if asks_slurm else None
     if warning is not None:
         evidence.append(warning)
@@ -78,6 +87,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
         evidence=evidence,
         advice=advice,
         timeline=_timeline(status, run),
+        ledger=ledger,
     )
 
 

@@ -55,6 +55,8 @@ class RunPaths:
     """One line for each logged step; rank 0 appends."""
     heartbeat = _Named(HEARTBEAT)
     """Step, speed, ETA; rank 0 replaces."""
+    ledger = _Named("ledger.jsonl")
+    """Seconds of each kind that attempts spent; rank 0 appends, and whoever learns of an attempt's Elapsed."""
     memory = _Named("memory.json")
     """What a rank's memory holds, after the first steps of the newest attempt; rank 0 replaces."""
     result = _Named(RESULT)

@@ -76,6 +76,13 @@ def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) 
     return float(start) + 60.0 * time_limit_min if start.isdecimal() else None
 
 
+def job_start_time(environ: Mapping[str, str] | None = None) -> float | None:
+    """Seconds since the epoch at which Slurm gave this job its nodes, as near as Slurm or its script tells."""
+    environ = os.environ if environ is None else environ
+    told = environ.get("SLURM_JOB_START_TIME") or environ.get(JOB_START, "")
+    return float(told) if "SLURM_JOB_ID" in environ and told.isdecimal() else None
+
+
 def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:
     """True when a save that begins later may not be finished before the time limit."""
     return end_time is not None and (time.time() if now is None else now) >= end_time - pace.lead_s

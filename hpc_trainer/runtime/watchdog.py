@@ -54,6 +54,11 @@ class Watchdog:
         """Says that this rank lives."""
         self._last = time.monotonic()
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last beat."""
+        return time.monotonic() - self._last
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watches while the block runs; an error of the block is not hidden."""

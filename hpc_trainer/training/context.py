@@ -13,7 +13,9 @@ from typing import Any
 
 from hpc_trainer.errors import LoopError, NoProgressError
 from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.runs.monitoring.ledger import spent_so_far
+from hpc_trainer.runtime.pace import job_start_time
+from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.training.checkpoint.objects import load_objects
@@ -87,6 +89,7 @@ class RunContext(RankView):
     first_step: int = 0
     early_reason: str | None = None
     saver: Saver = field(init=False)
+    _done_before: int = 0
     _names: frozenset[str] | None = None
     _rng: dict[str, Any] | None = None
     _result: dict[str, float] | None = None
@@ -98,7 +101,7 @@ class RunContext(RankView):
         self._poll = StopPoll(self.group, self.stop)
         self._signs = LifeSigns(
             paths=self.paths, env=self.env, attempt=self.attempt, num_steps=self.num_steps,
-            every_s=self.heartbeat_every_s, saves=self.saves, stop=self.stop,
+            every_s=self.heartbeat_every_s, saves=self.saves, stop=self.stop, spent=self.spent,
         )  # fmt: skip
         self._reporter = Reporter(paths=self.paths, signs=self._signs, make_tracker=self.make_tracker)
         give_way = self._signs.give_way if self.is_rank_zero else _no_watchdog
@@ -139,6 +142,12 @@ class RunContext(RankView):
         if self._names is not None:
             raise LoopError("run.restore was called before; one call takes all objects: run.restore(model=model, ...).")
         self.beat()
+        with self.spans.within(Kind.restore):
+            restored = self._restore(objects)
+        self.spans.rest(Kind.step)
+        return restored
+
+    def _restore(self, objects: Mapping[str, Any]) -> Restored:
         self._names = self.saver.names = frozenset(objects)
         restored = Restored(0, objects)
         store, newest = find_start(self.store, self.contract.resume_from, self.paths.run_id, self.num_steps, self.group)
@@ -164,9 +173,11 @@ class RunContext(RankView):
 
         Raises CheckpointError: there is none that can be read.
         """
-        self.saver.wait()
-        restored = self._load(self.store, self.saver.find_before(before, every_steps), objects)
-        self.saver.forget_after(restored.step)
+        with self.spans.within(Kind.save_stall):
+            self.saver.wait()
+        with self.spans.within(Kind.restore):
+            restored = self._load(self.store, self.saver.find_before(before, every_steps), objects)
+            self.saver.forget_after(restored.step)
         self._begin_at(restored.step)
         if self.is_rank_zero:
             self._reporter.start(restored.step)
@@ -179,7 +190,18 @@ class RunContext(RankView):
         self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
         return Restored(step, values)
 
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of this attempt, also those that `rewind` went back behind."""
+        return self._done_before + self.step - self.first_step
+
+    def spent(self, step: int) -> dict[str, Any]:
+        """What this rank spent so far, as files have it (`runs.monitoring.ledger`); it is at this step now."""
+        done = self._done_before + step - self.first_step
+        return spent_so_far(self.spans.seconds().items(), steps_done=done, allocated_time=job_start_time())
+
     def _begin_at(self, step: int) -> None:
+        self._done_before = self.steps_done
         self.step = self.first_step = step
         self._see(step)
         self._signs.start(step)
@@ -253,7 +275,8 @@ class RunContext(RankView):
     def stop_here(self, step: int, /, **objects: Any) -> None:
         """The same, and the step is saved, unless it is sooner done again than saved. Collective. Raises as `save`."""
         self.agree_to_stop(step)
-        self.saver.save_at_stop(step, objects)
+        with self.spans.within(Kind.save_stall):
+            self.saver.save_at_stop(step, objects)
 
     def should_save(self, step: int) -> bool:
         """True when a checkpoint is due (`checkpoint.every`); the same on all ranks.
@@ -272,7 +295,8 @@ class RunContext(RankView):
             CheckpointError: on all ranks, if any rank could not write; older checkpoints are as they were.
             LoopError: other names than `restore` got, or `restore` was not called.
         """
-        self.saver.save(self._reach(step), objects)
+        with self.spans.within(Kind.save_stall):
+            self.saver.save(self._reach(step), objects)
 
     def save_in_background(self, step: int, /, **objects: Any) -> None:
         """The same, and returns when the state is copied: it is written while training goes on. Collective.
@@ -280,14 +304,16 @@ class RunContext(RankView):
         If the file system refuses, that is a warning, and the run goes on. If the one before is still being written,
         this one is put off, until `should_save` says so. The run ends when all is written. Raises as `save`, else.
         """
-        self.saver.save_in_background(self._reach(step), objects)
+        with self.spans.within(Kind.save_stall):
+            self.saver.save_in_background(self._reach(step), objects)
 
     def save_best(self, step: int, /, **objects: Any) -> float | None:
         """After an evaluation was logged: the checkpoint of the best step (`checkpoint.keep_best`) stands. Collective.
 
         Returns the best value so far; None: none was logged. Raises as `save_in_background`.
         """
-        return self.saver.save_best(self._reach(step), objects)
+        with self.spans.within(Kind.save_stall):
+            return self.saver.save_best(self._reach(step), objects)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a line to metrics.jsonl, and to the tracker; rank 0 only, others return at once.
@@ -334,7 +360,8 @@ class RunContext(RankView):
             CheckpointError: what was being written could not be saved.
             LoopError: main neither finished nor stopped where all had agreed, or the ranks differ.
         """
-        self.saver.finish()
+        with self.spans.within(Kind.save_stall):
+            self.saver.finish()
         mine = "finished" if self._result is not None else "left early" if self.stop_step is None else "stopped"
         ends = self.group.gather([mine, self.step])
         if len({how for how, _ in ends}) > 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpc_trainer.config.lr_scaling import peak_lr
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.training.ability import GoBackError
 from hpc_trainer.training.build import Training, open_training
 from hpc_trainer.training.context import RunContext
@@ -34,10 +35,13 @@ def train(config: TrainConfig, run: RunContext) -> None:
 def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
     state = training.state
     state.resume(run.restore(**state.objects()))
-    for each in training.abilities:
-        each.restored()
+    with run.spans.within(Kind.restore):
+        for each in training.abilities:
+            each.restored()
     while True:
-        batches = open_batches(config, training)
+        with run.spans.within(Kind.start_up):
+            batches = open_batches(config, training)
+        batches.spans = run.spans
         try:
             run.restore_rng()  # building a loader may draw from the random state
             _run_steps(config, run, training, batches)
@@ -45,7 +49,8 @@ def _train(config: TrainConfig, run: RunContext, training: Training) -> None:
         except GoBackError as error:
             go_back = error.go_back
         finally:
-            batches.close()
+            with run.spans.within(Kind.shutdown):
+                batches.close()
         go_back()
 
 
@@ -87,7 +92,8 @@ def _run_steps(config: TrainConfig, run: RunContext, training: Training, batches
     while state.step < num_steps:
         lr = learning_rate(config.schedule, peak, state.step, num_steps)
         set_momentum(state.optimizer, momentum(config.schedule, state.step, num_steps))
-        result = training.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
+        with run.spans.within(Kind.step, state.step):
+            result = training.stepper.step(state, batches, lr=lr, wish_to_stop=run.stop.is_set)
         state.step += 1
         state.samples_seen += config.train.global_batch_size
         for after_step in after_steps:
@@ -147,7 +153,7 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
     step, model = training.state.step, training.state.model
-    with contextlib.ExitStack() as around:
+    with run.spans.within(Kind.evaluation, step), contextlib.ExitStack() as around:
         for each in training.abilities:
             around.enter_context(each.evaluating())
         around.enter_context(buffers_shared(model, training.mesh.data_groups()))

@@ -18,13 +18,15 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.runtime.pace import job_end_time
+from hpc_trainer.runtime.pace import job_end_time, job_start_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
+from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.state.journal import Journal
@@ -35,7 +37,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
-from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.conclude import Spent, Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.flight_recorder import FlightRecorder
 from hpc_trainer.worker.late_stop import LateStop
@@ -43,7 +45,7 @@ from hpc_trainer.worker.probe import context_class
 from hpc_trainer.worker.tracker import build_tracker
 
 
-def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
+def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
     """Trains as one rank and returns the exit code; an error ends the process here, the other ranks follow."""
     journal = Journal(paths)
     if env.rank == 0:
@@ -56,15 +58,22 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             executor=env.launcher,
             world_size=env.world_size,
         )
+        keep_spent(paths, attempt)
+    run: RunContext | None = None
+
+    def spent() -> Spent:
+        if run is None:
+            return 0, spent_so_far(spans.seconds().items(), steps_done=0, allocated_time=job_start_time())
+        return run.step, run.spent(run.step)
 
     def ended(saved_step: int | None) -> Stop:
-        return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step)
+        return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step, spent=spent)
 
-    recorder = FlightRecorder(ended(None))
+    recorder = FlightRecorder(ended(None), spans)
     try:
         device = _device(config, env)
         torch.set_num_threads(num_threads(config))
-        with process_group(
+        ranks = process_group(
             env,
             device,
             rendezvous=paths.rendezvous,
@@ -72,9 +81,11 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             timeout_s=config.parallel.timeout_s,
             should_stop=lambda: stop.is_set or paths.marker(CANCEL).exists(),
             has_failed=lambda: paths.failure(attempt).exists(),
-        ) as group:
-            run = _context(config, paths, env, stop, attempt, group, journal)
-            recorder.run = run
+        )
+        with contextlib.ExitStack() as stack:
+            with spans.within(Kind.rendezvous):
+                group = stack.enter_context(ranks)
+            run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
             with _watched(run, ended(None), recorder):
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:
@@ -82,6 +93,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             else:
                 code = ExitCode.OK
                 if run.is_rank_zero:
+                    ended(None).tell_spent()
                     journal.end(
                         attempt,
                         state=RunState.COMPLETED,
@@ -104,8 +116,9 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
 
 
 def _context(
-    config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, group: RankGroup, journal: Journal
-) -> RunContext:
+    config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, group: RankGroup,
+    journal: Journal, spans: Spans,
+) -> RunContext:  # fmt: skip
     """What the loop is given of this attempt."""
     checkpoint = config.checkpoint
     return context_class(config)(
@@ -135,6 +148,7 @@ def _context(
         make_tracker=partial(build_tracker, config, paths.folder / "tensorboard"),
         heartbeat_every_s=config.monitor.heartbeat_every_s,
         max_no_progress=config.cluster.max_no_progress,
+        spans=spans,
     )
 
 
@@ -149,6 +163,7 @@ def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[
         return
 
     def give_up(why: str) -> None:
+        run.spans.hang(watchdog.silent_s)
         _fail(
             StuckError(f"{why}; the stacks of its threads are in {stop.paths.log(stop.attempt, stop.env.rank)}."),
             stop, recorder,

@@ -11,6 +11,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.lr_range import VARIABLE
+from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.training.context import Outcome, RunContext
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
@@ -35,6 +36,7 @@ def run_main(config: TrainConfig, run: RunContext) -> Outcome:
     try:
         main(config, run)
     finally:
+        run.spans.rest(Kind.shutdown)
         run.close()
     return run.conclude(config.train.main or "the shared loop")
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
 from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.monitoring.ledger import append_spent
 from hpc_trainer.runs.shape import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
@@ -53,6 +54,10 @@ _ASK_AGAIN_S = (0.3, 0.6, 1.2)
 _DAY_S = 86_400.0
 
 
+Spent = tuple[int, Mapping[str, Any]]
+"""The step of an attempt, and `runs.monitoring.ledger.spent_so_far`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """One attempt that was asked to stop: who, and what is saved (None: nothing yet)."""
@@ -63,6 +68,13 @@ class Stop:
     flag: StopFlag
     attempt: int
     saved_step: int | None
+    spent: Callable[[], Spent] | None = None
+    """What rank 0 has spent so far; None: nobody counts."""
+
+    def tell_spent(self) -> None:
+        """The run's ledger gets the line of this attempt. Before anything that may end the process."""
+        if self.env.rank == 0 and self.spent is not None:
+            append_spent(self.paths, self.attempt, *self.spent())
 
 
 def conclude_stop(stop: Stop, group: RankGroup) -> ExitCode:
@@ -101,6 +113,7 @@ def conclude_failure(stop: Stop, *, cause: str, error: Mapping[str, Any], is_fir
         error: the first failing rank's record, with its `exit_code`.
         is_first: that is this rank.
     """
+    stop.tell_spent()
 
     def record(decision: Decision) -> None:
         if stop.env.rank == 0:
@@ -149,6 +162,7 @@ def _disk_may_be_full(what: str) -> Iterator[None]:
 
 @stop_signals_held_back()
 def _conclude(stop: Stop) -> ExitCode:
+    stop.tell_spent()
     decision = decide_stop(_facts(stop))
     _record(stop, decision)
     for pause_s in _ASK_AGAIN_S if decision.cause == UNEXPLAINED else ():

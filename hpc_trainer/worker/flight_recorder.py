@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.monitoring.flight import MAX_KEPT, Collective, Flight, FlightSpan, write_flight
 from hpc_trainer.runtime.collectives import recent_collectives
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.watchdog import STACKS_S
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.worker.conclude import Stop
@@ -31,11 +32,12 @@ class FlightRecorder:
 
     Args:
         stop: says who and where this rank is.
+        kept: the spans of this process.
         collectives: the last ones of this process.
     """
 
     def __init__(self, stop: Stop, collectives: Callable[[], Sequence[Collective]] = recent_collectives) -> None:
-        self._stop, self._collectives = stop, collectives
+        self._stop, self._kept, self._collectives = stop, kept, collectives
         self._has_seen_failure, self._last_time = False, -_ECHO_S
         self.run: RunContext | None = None
 
@@ -62,7 +64,7 @@ class FlightRecorder:
 
     def _flight(self, why: str, error: BaseException | None) -> Flight:
         now, run, env = time.time(), self.run, self._stop.env
-        spans = [] if run is None else [*_spans(run, now)]
+        spans = [*_spans(self._kept, now)]
         ends = [] if run is None else [*run.step_ends]
         stack = traceback.format_exception(error) if error is not None else _stack()
         text = "".join(stack)
@@ -79,8 +81,8 @@ class FlightRecorder:
         )  # fmt: skip
 
 
-def _spans(run: RunContext, now: float) -> Iterator[FlightSpan]:
-    for kind, begin, end, step in run.spans.recent()[-MAX_KEPT:]:
+def _spans(kept: Spans, now: float) -> Iterator[FlightSpan]:
+    for kind, begin, end, step in kept.recent()[-MAX_KEPT:]:
         yield FlightSpan(kind=kind.value, begin=begin, end=None if now - end < _JUST_S else end, step=step)
 
 

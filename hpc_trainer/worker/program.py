@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, NoProgressError, PeerLostError
@@ -19,8 +20,11 @@ from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
 from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
 from hpc_trainer.training.telemetry.life_signs import SupersededError
@@ -49,7 +53,7 @@ class _PeerFailed(Exception):  # noqa: N818  (no error of this rank)
     """Another rank of this attempt has failed, and has recorded it."""
 
 
-def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> int:
+def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
     """Runs the program as one rank and returns the exit code of this rank."""
     journal = Journal(paths)
     if env.rank == 0:
@@ -57,7 +61,8 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             attempt, job_id=env.job_id, restart_count=env.restart_count, node=env.node, pid=os.getpid(),
             executor=env.launcher, world_size=env.world_size,
         )  # fmt: skip
-    rank = _Rank(config, paths, env, stop, attempt)
+        keep_spent(paths, attempt)
+    rank = _Rank(config, paths, env, stop, attempt, spans)
     try:
         if env.rank == 0:
             _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
@@ -97,9 +102,12 @@ def _check_progress(attempts: list[Attempt], successors: frozenset[str], most: i
 class _Rank:
     """The program of one rank, from its start to its end."""
 
-    def __init__(self, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int) -> None:
+    def __init__(
+        self, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans
+    ) -> None:
         self._config, self._paths, self._env, self._stop, self._attempt = config, paths, env, stop, attempt
-        self._story = Story(config, paths, env, attempt, stop) if env.rank == 0 else None
+        self._spans = spans
+        self._story = Story(config, paths, env, attempt, stop, self._spent) if env.rank == 0 else None
         self._program: Program | None = None
         self._look_s = max(_LOOK_S, _LOOK_PER_RANK_S * env.world_size)
         self._looked, self._has_stopped = 0.0, False
@@ -110,8 +118,12 @@ class _Rank:
         """What concluding needs to know of this attempt."""
         return Stop(
             config=self._config, paths=self._paths, env=self._env, flag=self._stop, attempt=self._attempt,
-            saved_step=self._step,
+            saved_step=self._step, spent=lambda: (self._step or 0, self._spent()),
         )  # fmt: skip
+
+    def _spent(self) -> dict[str, Any]:
+        done = 0 if self._story is None else self._story.steps_done
+        return spent_so_far(self._spans.seconds().items(), steps_done=done, allocated_time=job_start_time())
 
     @property
     def _step(self) -> int | None:
@@ -119,15 +131,18 @@ class _Rank:
 
     def run(self) -> int:
         """Starts the program and follows it to its end; the exit code of this rank."""
-        place = meeting_place(self._config, self._paths, self._env, self._must_stop)
+        with self._spans.within(Kind.rendezvous):
+            place = meeting_place(self._config, self._paths, self._env, self._must_stop)
         if place is None or self._must_stop():
             return conclude_start(self.as_stop)
         make_folder(self._paths.own_checkpoints)
         words = words_of(self._config, self._paths)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
         print(f"{_STARTS}{self._config.train.command_dir}: {one_line(words)}", flush=True)
-        self._program = Program(words, environ, self._config.train.command_dir)
-        self._follow(self._program)
+        with self._spans.within(Kind.program):
+            self._program = Program(words, environ, self._config.train.command_dir)
+            self._follow(self._program)
+        self._spans.rest(Kind.shutdown)
         code = self._program.code
         if self._story is not None:
             self._story.look(is_last=True)
@@ -179,6 +194,7 @@ class _Rank:
             self._story.look()
             time.sleep(self._look_s)
         cause = self._story.conclude()
+        self.as_stop.tell_spent()
         Journal(self._paths).end(
             self._attempt, state=RunState.COMPLETED, cause=cause, step=self._step, saved_step=self._step
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hpc_trainer.config.schema.train import TrainConfig
@@ -21,16 +22,21 @@ from hpc_trainer.training.telemetry.metrics import cause_of_end
 class Story:
     """Of one attempt; for rank 0 alone."""
 
-    def __init__(self, config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag) -> None:
+    def __init__(
+        self, config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, stop: StopFlag,
+        spent: Callable[[], dict[str, Any]] = dict,
+    ) -> None:  # fmt: skip
         self.step: int | None = None
         """The last that the program told; None: it has told none yet."""
+        self.steps_done = 0
+        """Since the first that it told."""
         self._paths, self._attempt, self._world_size = paths, attempt, env.world_size
         self._lines = NewLines(paths.told_metrics(attempt))
         self._metrics: dict[str, float] = {}
         self._log = MetricsLog(paths.metrics)
         self._signs = LifeSigns(
             paths=paths, env=env, attempt=attempt, num_steps=config.train.num_steps,
-            every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop,
+            every_s=config.monitor.heartbeat_every_s, saves=SaveTimer(), stop=stop, spent=lambda step: spent(),
         )  # fmt: skip
 
     def look(self, *, is_last: bool = False) -> None:
@@ -49,6 +55,8 @@ class Story:
             Journal(self._paths).resume(self._attempt, told.step)
         elif told.step < self.step:
             self._log.rewind(max(0, told.step - 1))
+        else:
+            self.steps_done += told.step - self.step
         self.step = told.step
         if told.num_steps is not None:
             self._signs.num_steps = told.num_steps

@@ -19,6 +19,7 @@ from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import read_spec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.rank_env import RankEnv, read_rank_env
+from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal, failures_of_storage, log_header
 from hpc_trainer.state.submissions import newest_of_run, read_submissions
@@ -26,6 +27,7 @@ from hpc_trainer.state.submissions import newest_of_run, read_submissions
 
 def run(argv: list[str] | None, stop: StopFlag) -> int:
     """Runs this rank to its end and returns the exit code."""
+    spans = Spans.of_process()
     parser = argparse.ArgumentParser(prog="python -m hpc_trainer.worker", description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True, help="runs/<sweep>")
     which = parser.add_mutually_exclusive_group(required=True)
@@ -37,7 +39,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         sweep = SweepPaths(arguments.sweep_dir.resolve())
         check_place(sweep.folder)
         run_id = arguments.run or _run_of_element(sweep, arguments.array)
-        return run_rank(sweep, run_id, read_rank_env(), stop)
+        return run_rank(sweep, run_id, read_rank_env(), stop, spans)
     except HpcTrainerError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         # A spec that cannot be read or built stays so: never worth a retry.
@@ -49,7 +51,7 @@ def run(argv: list[str] | None, stop: StopFlag) -> int:
         return ExitCode.STORAGE
 
 
-def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> int:
+def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag, spans: Spans) -> int:
     """One rank of one run. Leaves in a moment, without torch, if the run is done or cancelled."""
     paths = sweep.run(run_id)
     spec = read_spec(sweep, run_id)
@@ -60,14 +62,16 @@ def run_rank(sweep: SweepPaths, run_id: str, env: RankEnv, stop: StopFlag) -> in
             print(f"{run_id}: {marker} stands; nothing to do.")
             return ExitCode.OK
     try:
-        return _start_attempt(config, sweep, paths, env, stop)
+        return _start_attempt(config, sweep, paths, env, stop, spans)
     except OSError as error:
         if not is_storage_error(error):
             raise
         return _storage_failed(error, config, paths, env, stop)
 
 
-def _start_attempt(config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:
+def _start_attempt(
+    config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env: RankEnv, stop: StopFlag, spans: Spans
+) -> int:
     run_id = paths.run_id
     make_folder(paths.folder)
     check_trusted(paths.folder)
@@ -88,12 +92,13 @@ def _start_attempt(config: TrainConfig, sweep: SweepPaths, paths: RunPaths, env:
     if config.train.command is not None:
         from hpc_trainer.worker.program import run_program
 
-        return run_program(config, paths, env, stop, attempt)
+        return run_program(config, paths, env, stop, attempt, spans)
     # cuBLAS keeps its workspace fixed, or its reductions may differ between runs (CUDA toolkit, cuBLAS 2.1.4).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from hpc_trainer.worker.attempt import run_attempt
+    with spans.within(Kind.imports):
+        from hpc_trainer.worker.attempt import run_attempt
 
-    return run_attempt(config, paths, env, stop, attempt)
+    return run_attempt(config, paths, env, stop, attempt, spans)
 
 
 def _storage_failed(error: OSError, config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag) -> int:

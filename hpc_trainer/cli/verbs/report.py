@@ -16,6 +16,7 @@ from hpc_trainer.operate.report.exports import read_exports
 from hpc_trainer.operate.report.page import render_page
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.modes import set_umask
+from hpc_trainer.state.monitoring.ledger_words import ledger_json
 from hpc_trainer.state.status import read_status
 
 
@@ -52,10 +53,13 @@ def run_report(
 
 def report_json(report: Report, page: Path) -> dict[str, Any]:
     """The stable form of `report --json` (docs/json.md); curves are in the page alone."""
+    left_out = ("curves", "gpu_type", "ledger")
     runs = [
-        {key: value for key, value in dataclasses.asdict(run).items() if key not in ("curves", "gpu_type")}
+        {key: value for key, value in dataclasses.asdict(dataclasses.replace(run, ledger=None)).items()
+         if key not in left_out}
+        | {"ledger": None if run.ledger is None else ledger_json(run.ledger)}
         for run in report.runs
-    ]
+    ]  # fmt: skip
     scaling = [dataclasses.asdict(each) for each in report.scaling]
     return {
         "sweep": report.sweep, "page": str(page), "counts": dict(report.counts), "runs": runs, "scaling": scaling,

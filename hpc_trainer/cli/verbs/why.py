@@ -15,6 +15,7 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.monitoring.ledger_words import ledger_json
 from hpc_trainer.state.status import SweepStatus
 
 _SHOWN_RUNS = 3
@@ -42,7 +43,8 @@ def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_js
 
 
 def _json(why: Why) -> dict[str, Any]:
-    return {**dataclasses.asdict(why), "state": why.state.value}
+    told = dataclasses.asdict(dataclasses.replace(why, ledger=None))
+    return {**told, "state": why.state.value, "ledger": None if why.ledger is None else ledger_json(why.ledger)}
 
 
 def _frame(why: Why) -> list[str]:

@@ -8,13 +8,15 @@ from torch import nn
 
 from hpc_trainer.config.schema.train import CompileScope
 from hpc_trainer.features.compile.cache import CompileCache, open_cache
-from hpc_trainer.features.compile.graphs import compile_step, uncompiled
+from hpc_trainer.features.compile.graphs import compilations_within, compile_step, uncompiled
+from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
 
 
 class CompileAbility(Ability):
     _cache: CompileCache | None = None
+    _stack: contextlib.ExitStack | None = None
 
     def see_whole(self, model: nn.Module, building: Building) -> None:
         if self.config.train.compile_scope is CompileScope.blocks:
@@ -25,6 +27,9 @@ class CompileAbility(Ability):
         if building.run is not None:
             self._cache = open_cache(self.config, building.run)
             compile_step(loss, self.config.train)
+            spans = building.run.spans
+            self._stack = contextlib.ExitStack()
+            self._stack.enter_context(compilations_within(lambda: spans.within(Kind.compile)))
 
     def trying(self) -> contextlib.AbstractContextManager[None]:
         return uncompiled()
@@ -34,6 +39,8 @@ class CompileAbility(Ability):
             self._cache.save_once()
 
     def close(self, error: BaseException | None) -> None:
+        if self._stack is not None:
+            self._stack.close()
         if self._cache is not None:
             self._cache.close()
 

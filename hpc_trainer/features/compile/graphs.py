@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
+import torch._dynamo.callback
 import torch._functorch.config
 from torch import nn
 
@@ -106,6 +107,32 @@ def compile_step(loss: nn.Module, config: LoopConfig) -> None:
         each.forward = forward
     limit = len(found) + _SPARE_GRAPHS
     torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
+
+
+@contextlib.contextmanager
+def compilations_within(span: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """While the block runs, each compilation is inside a span of its own: the first, later ones, lazy backward passes.
+
+    torch tells of them one at a time; compilations inside another one belong to it.
+    """
+    open_span = contextlib.ExitStack()
+
+    def begin(args: Any) -> None:
+        del args
+        open_span.enter_context(span())
+
+    def end(args: Any) -> None:
+        del args
+        open_span.close()
+
+    callbacks = torch._dynamo.callback.callback_handler
+    callbacks.register_start_callback(begin)
+    callbacks.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callbacks.remove_start_callback(begin)
+        callbacks.remove_end_callback(end)
 
 
 def graph_counts() -> dict[str, int]:

@@ -62,7 +62,9 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
     if mixed is not None:
         return mixed
     if waited is not None and len(waited[1]) == len(flights):
-        return f"all {world} ranks are in {_told(waited[0])}: the network, or the library that moves the data, is stuck."
+        return (
+            f"all {world} ranks are in {_told(waited[0])}: the network, or the library that moves the data, is stuck."
+        )
     return None
 
 
@@ -78,7 +80,9 @@ def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
         found += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
     if not found:
         return None
-    return min(found, key=lambda each: (_is_waiting(each[0]), each[0].collectives[-1].begin if each[0].collectives else 0))
+    return min(
+        found, key=lambda each: (_is_waiting(each[0]), each[0].collectives[-1].begin if each[0].collectives else 0)
+    )
 
 
 def _is_member(flight: Flight, group: str) -> bool:

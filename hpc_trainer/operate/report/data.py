@@ -5,6 +5,7 @@ Reads what `status` reads, and each run's metrics.jsonl.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
+from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
+from hpc_trainer.state.monitoring.ledger import RunLedger
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
 WARMUP_STEPS = 20
@@ -61,6 +64,8 @@ class RunReport:
     """What the job or the program of a run that failed printed last."""
     hint: str | None = None
     """What these, or its error, mean, and what helps."""
+    ledger: RunLedger | None = None
+    """Where the time went; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +115,14 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     """
     faults = Faults()
     axes = find_axes([run.spec for run in status.runs])
-    runs = [_run(status, run, axes[run.run_id], warmup_steps, faults) for run in status.runs]
+    unasked: list[str] = []
+    ledgers = ask_ledgers(status, status.runs, unasked)
+    runs = [
+        dataclasses.replace(_run(status, run, axes[run.run_id], warmup_steps, faults), ledger=ledgers.get(run.run_id))
+        for run in status.runs
+    ]
     scaling = find_scaling(runs)
-    notes = [*status.notes, *told_few(faults)]
+    notes = [*status.notes, *unasked, *told_few(faults)]
     slow = [run.run_id for run in runs if not run.speed and run.step]
     if slow and len({run.ranks for run in runs}) > 1:
         listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")

@@ -15,6 +15,7 @@ from typing import Any
 from hpc_trainer.operate.report.charts import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling
 from hpc_trainer.operate.report.exports import ExportReport
+from hpc_trainer.operate.report.ledger_bars import LEDGER_STYLE, ledger_section
 
 # More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
@@ -24,7 +25,8 @@ _FIRST_CHARTS = ("loss", "eval_loss", "eval_accuracy")
 _BEST_BY = ("eval_accuracy", "eval_loss", "loss")
 _BAD = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
-_STYLE = """
+_STYLE = (
+    """
 :root{color-scheme:light dark;--bg:#fff;--ink:#1b1f24;--soft:#5b6570;--line:#d9dee3;--card:#f6f8fa;
 --good:#1a7f37;--bad:#c22d3a;--wait:#8a5d00;
 --c0:#0969da;--c1:#cf4a12;--c2:#157f5b;--c3:#a43c9f;--c4:#9a6b00;--c5:#0b8aa8;--c6:#6e56cf;--c7:#b3315f;--rest:#b4bcc4}
@@ -59,9 +61,12 @@ polyline.ideal,svg.key .ideal{stroke:var(--soft);stroke-width:1.5;stroke-dasharr
 .legend{list-style:none;margin:8px 0 0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:13px}
 .legend li{display:flex;align-items:center;gap:6px;overflow-wrap:anywhere}
 svg.key{flex:none;width:22px;height:10px}
-""" + "".join(
-    f"polyline.c{index},svg.key .c{index}{{stroke:var(--c{index})}}circle.c{index}{{fill:var(--c{index})}}"
-    for index in range(NUM_COLOURS)
+"""
+    + "".join(
+        f"polyline.c{index},svg.key .c{index}{{stroke:var(--c{index})}}circle.c{index}{{fill:var(--c{index})}}"
+        for index in range(NUM_COLOURS)
+    )
+    + LEDGER_STYLE
 )
 
 
@@ -78,7 +83,7 @@ def render_page(report: Report, now: float | None = None) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{name}</title><style>{_STYLE}</style></head><body>\n"
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
+        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
     )
     # Half a surrogate pair, which JSON may hold, is no text that a file could take.
     return page.encode("utf-8", "replace").decode("utf-8")

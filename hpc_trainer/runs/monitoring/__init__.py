@@ -1,1 +1,1 @@
-"""What runs tell of themselves while they are at work, beside their results: names and formats of the files."""
+"""What a run tells of itself while it works, beside its metrics: formats of the run folder. No torch."""

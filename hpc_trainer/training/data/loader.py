@@ -21,6 +21,7 @@ from hpc_trainer.datasets.augment import Seeded, by_epoch
 from hpc_trainer.datasets.batch_trees import map_tensors
 from hpc_trainer.datasets.protocol import MapDataset
 from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = Any
@@ -54,6 +55,7 @@ class BatchIterator(Iterator[Batch]):
 
     `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
     types, on no device; None before the first. `copy`: brings each to the device (`device_batches`); None: it stays.
+    `spans`: has the same seconds as `data_wait`.
     """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
@@ -63,6 +65,7 @@ class BatchIterator(Iterator[Batch]):
         self.wait_s = 0.0
         self.example: Batch | None = None
         self.copy: Callable[[Batch], Batch] | None = None
+        self.spans = Spans()
         # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
         self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
 
@@ -85,9 +88,10 @@ class BatchIterator(Iterator[Batch]):
     def _make(self) -> Batch:
         if not self._batches:
             raise StopIteration
-        begin = time.perf_counter()
-        batch = next(self._batches[0])
-        self.wait_s += time.perf_counter() - begin
+        with self.spans.within(Kind.data_wait):
+            begin = time.perf_counter()
+            batch = next(self._batches[0])
+            self.wait_s += time.perf_counter() - begin
         if isinstance(batch, _Caught):
             raise batch.error
         return batch

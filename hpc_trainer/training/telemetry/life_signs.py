@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import write_json
@@ -37,6 +38,8 @@ class LifeSigns:
     every_s: float
     saves: SaveTimer
     stop: StopFlag
+    spent: Callable[[int], Mapping[str, Any]] = lambda step: {}
+    """What was spent up to this step (`runs.monitoring.ledger.spent_so_far`)."""
     _first_step: int = 0
     _start_time: float = field(default_factory=time.time)
     _last_time: float = 0.0
@@ -82,6 +85,7 @@ class LifeSigns:
             "node": self.env.node,
             "metrics": self._metrics,
             **self.saves.figures(),
+            "spent": self.spent(step),
         }
         with contextlib.suppress(OSError):  # a full quota must not end a training for a sign of life
             write_json(self.paths.heartbeat, beat, sync=False)

@@ -13,6 +13,7 @@ import torch
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.training.context import Outcome
 from hpc_trainer.training.loop import train
 from hpc_trainer.worker.call_main import find_main, run_main
@@ -61,7 +62,9 @@ def _run(rank: int = 0) -> Any:
         calls.append(f"conclude {name}")
         return Outcome.stopped
 
-    return SimpleNamespace(calls=calls, rank=rank, close=lambda: calls.append("close"), conclude=conclude)
+    return SimpleNamespace(
+        calls=calls, rank=rank, close=lambda: calls.append("close"), conclude=conclude, spans=Spans()
+    )
 
 
 def test_the_shared_loop_is_the_one_that_is_not_named() -> None:

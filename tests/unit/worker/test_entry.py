@@ -17,6 +17,7 @@ from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.submissions import read_submissions, write_confirmation, write_intent
 from hpc_trainer.worker import rank
@@ -145,7 +146,7 @@ def test_a_disk_that_is_full_before_the_attempt_is_recorded_like_any_error(
     sweep.run().folder.chmod(0o700)
     words = ("GLOBALID", "LOCALID", "NODEID", "JOB_ID")
     environ = {f"SUBMITIT_LOCAL_{word}": "0" for word in words} | {"SUBMITIT_LOCAL_NTASKS": "1"}
-    code = rank.run_rank(sweep.paths, sweep.specs[0].run_id, read_rank_env(environ), StopFlag())
+    code = rank.run_rank(sweep.paths, sweep.specs[0].run_id, read_rank_env(environ), StopFlag(), Spans())
     assert code == ExitCode.STORAGE
     (end,) = [line for line in read_lines(sweep.run().attempts) if line["event"] == "end"]
     error = end["error"]

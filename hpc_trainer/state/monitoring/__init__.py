@@ -1,0 +1,1 @@
+"""What is made of what runs told of themselves: read models for every verb. No torch."""

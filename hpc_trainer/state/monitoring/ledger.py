@@ -1,0 +1,238 @@
+"""The goodput ledger: every second that Slurm gave a run, in exactly one class, summing to Slurm's Elapsed.
+
+What spans measured stays as it is. What no span can have seen gets its class by these rules:
+
+* before rank 0's process began (prolog, srun, Python): start_up;
+* after an attempt's last line, written as it comes to its end: shutdown;
+* after the last sign of life of an attempt that left no last line: hang, if the watchdog ended it or nothing was heard
+  for longer than three steps and a minute; else what it had done last was lost with it: redone, or start_up if it had
+  not come to a step;
+* steps (with their data wait) behind the one that a later attempt resumed at, or that a rollback went back behind:
+  redone, by the mean step of that attempt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.ledger import Allocation, Spent, read_ledger_file
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.spans import Kind
+from hpc_trainer.state.journal import Attempt
+
+_SILENT_S = 60.0
+# Clocks of nodes and of the controller differ; a start is journaled some seconds after Slurm's.
+_CLOCKS_S = 60.0
+_WORK = (Kind.step, Kind.data_wait, Kind.program)
+TRAINS = (Kind.step, Kind.program)
+"""What of a step that lasted trained anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptLedger:
+    """One allocation. `attempt` None: no rank 0 told of it."""
+
+    attempt: int | None
+    job_id: str
+    seconds: Mapping[Kind, float]
+    elapsed_s: float
+    is_by_slurm: bool
+    """`elapsed_s` is what the accounting says; else it is from the run's own files."""
+    unknown_s: float = 0.0
+    """Of these seconds nobody knows what they went to: the line of this attempt is lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLedger:
+    """All attempts of a run so far. `num_gpus`: those of its shape."""
+
+    attempts: Sequence[AttemptLedger]
+    num_gpus: int
+
+    @cached_property
+    def seconds(self) -> Mapping[Kind, float]:
+        """Of each kind that had any, all attempts together."""
+        sums = {kind: math.fsum(each.seconds.get(kind, 0.0) for each in self.attempts) for kind in Kind}
+        return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
+
+    @property
+    def elapsed_s(self) -> float:
+        """That nodes were allocated."""
+        return math.fsum(each.elapsed_s for each in self.attempts)
+
+    @property
+    def unknown_s(self) -> float:
+        """Of which nobody knows what they went to."""
+        return math.fsum(each.unknown_s for each in self.attempts)
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the time that went to steps that lasted, 0 to 1; None of no time."""
+        if self.elapsed_s <= 0:
+            return None
+        return math.fsum(self.seconds.get(kind, 0.0) for kind in TRAINS) / self.elapsed_s
+
+    @property
+    def gpu_seconds(self) -> float:
+        """That GPUs were held."""
+        return self.num_gpus * self.elapsed_s
+
+    @property
+    def is_by_slurm(self) -> bool:
+        """True if the accounting told how long each attempt had its nodes."""
+        return all(each.is_by_slurm for each in self.attempts)
+
+
+def ledger_of(
+    paths: RunPaths, attempts: Sequence[Attempt], *, num_gpus: int, allocations: Iterable[Allocation] = (),
+    faults: Faults | None = None,
+) -> RunLedger | None:  # fmt: skip
+    """The ledger of a run; None if its attempts told of no second: it has none, or an older version ran them.
+
+    Args:
+        attempts: of its journal.
+        num_gpus: of its shape, all nodes together.
+        allocations: what the accounting has just said of its jobs, besides what ledger.jsonl has of it.
+        faults: gets what cannot be read.
+    """
+    file = read_ledger_file(paths, faults)
+    if not file.spent:
+        return None
+    jobs = {each.job_id for each in attempts}
+    known = {(each.job_id, each.start_time): each for each in (*file.allocations, *allocations) if each.job_id in jobs}
+    matched = match(attempts, list(known.values()))
+    found = []
+    for index, attempt in enumerate(attempts):
+        spent, allocation = file.spent.get(attempt.attempt), matched.get(attempt.attempt)
+        later = [each.resumed_step for each in attempts[index + 1 :] if each.resumed_step is not None]
+        stuck = attempt.cause == "stuck" or read_failure(paths.failure(attempt.attempt)).get("type") == "StuckError"
+        found.append(_attempt(attempt, spent, allocation, lasting=min(later, default=None), is_stuck=stuck))
+    used = {id(each) for each in matched.values()}
+    found += [_untold(each) for each in known.values() if id(each) not in used and _is_of_run(each, attempts)]
+    return RunLedger(attempts=found, num_gpus=num_gpus)
+
+
+def match(attempts: Sequence[Attempt], allocations: Sequence[Allocation]) -> dict[int, Allocation]:
+    """Attempt -> the allocation that it ran in: of its job the newest that began before it, and no other's."""
+    found: dict[int, Allocation] = {}
+    free = sorted(allocations, key=lambda each: each.start_time)
+    for attempt in sorted(attempts, key=lambda each: each.start_time):
+        began = [
+            each
+            for each in free
+            if each.job_id == attempt.job_id
+            and each.start_time - _CLOCKS_S <= attempt.start_time <= each.end_time + _CLOCKS_S
+        ]
+        # The margin may let two fit: a job that came back within a minute. One before, the newest; else the next.
+        before = [each for each in began if each.start_time <= attempt.start_time]
+        best = before[-1] if before else began[0] if began else None
+        if best is not None:
+            found[attempt.attempt] = best
+            free.remove(best)
+    return found
+
+
+def _is_of_run(allocation: Allocation, attempts: Sequence[Attempt]) -> bool:
+    """True of a start of the run's job that left no line in the journal: another job of this id is far away."""
+    same = [each.start_time for each in attempts if each.job_id == allocation.job_id]
+    return min(same) - 86_400 < allocation.start_time < max(same) + 86_400
+
+
+def _untold(allocation: Allocation) -> AttemptLedger:
+    seconds = {Kind.start_up: allocation.elapsed_s}
+    return AttemptLedger(
+        attempt=None, job_id=allocation.job_id, seconds=seconds, elapsed_s=allocation.elapsed_s, is_by_slurm=True
+    )
+
+
+def _attempt(
+    attempt: Attempt, spent: Spent | None, allocation: Allocation | None, *, lasting: int | None, is_stuck: bool
+) -> AttemptLedger:
+    if spent is None:
+        return _without_line(attempt, allocation)
+    seconds = _known(spent.seconds)
+    measured_s = math.fsum(seconds.values())
+    if allocation is not None:
+        # sacct has whole seconds, and may count none of those in which a job was suspended.
+        elapsed_s = max(allocation.elapsed_s, measured_s)
+        before_s = min(max(0.0, spent.begin_time - allocation.start_time), elapsed_s - measured_s)
+    else:
+        begin_time = min(spent.begin_time, spent.allocated_time or spent.begin_time)
+        end_time = max(spent.time, attempt.end_time or spent.time)
+        before_s, elapsed_s = spent.begin_time - begin_time, end_time - begin_time
+    _add(seconds, Kind.start_up, before_s)
+    lost_s = _redo(seconds, attempt, spent, lasting)
+    after_s = max(0.0, elapsed_s - measured_s - before_s)
+    _add(seconds, _kind_after(attempt, spent, after_s, is_stuck=is_stuck), after_s)
+    _add(seconds, Kind.redone, lost_s)
+    return AttemptLedger(
+        attempt=attempt.attempt, job_id=attempt.job_id, seconds=seconds, elapsed_s=elapsed_s,
+        is_by_slurm=allocation is not None,
+    )  # fmt: skip
+
+
+def _without_line(attempt: Attempt, allocation: Allocation | None) -> AttemptLedger:
+    """Of an attempt that told nothing of its time: it never came to a sign of life, or its line is lost."""
+    elapsed_s = max(0.0, (attempt.end_time or attempt.start_time) - attempt.start_time)
+    elapsed_s = elapsed_s if allocation is None else allocation.elapsed_s
+    never_began = attempt.resumed_step is None
+    return AttemptLedger(
+        attempt=attempt.attempt, job_id=attempt.job_id, elapsed_s=elapsed_s, is_by_slurm=allocation is not None,
+        seconds={Kind.start_up: elapsed_s} if never_began and elapsed_s else {},
+        unknown_s=0.0 if never_began else elapsed_s,
+    )  # fmt: skip
+
+
+def _kind_after(attempt: Attempt, spent: Spent, after_s: float, *, is_stuck: bool) -> Kind:
+    """What the seconds after the last that an attempt told went to."""
+    if spent.is_last or (attempt.has_ended and not is_stuck):
+        return Kind.shutdown
+    work_s = math.fsum(spent.seconds.get(kind.value, 0.0) for kind in _WORK)
+    step_s = work_s / spent.steps_done if spent.steps_done else 0.0
+    if is_stuck or after_s > _SILENT_S + 3 * step_s:
+        return Kind.hang
+    return Kind.redone if work_s else Kind.start_up
+
+
+def _redo(seconds: dict[Kind, float], attempt: Attempt, spent: Spent, lasting: int | None) -> float:
+    """Takes what had to be done again out of steps and their data wait; the seconds that were taken.
+
+    Args:
+        lasting: the earliest step that a later attempt resumed at; None: none did.
+    """
+    lost = sum(_steps_back(each) for each in attempt.guarded if each["action"] == "rollback")
+    if lasting is None and attempt.has_ended and attempt.state is not RunState.COMPLETED:
+        lasting = attempt.saved_step
+    if lasting is not None:
+        lost += max(0, spent.step - lasting)
+    share = min(1.0, lost / spent.steps_done) if spent.steps_done else 0.0
+    taken = {kind: share * seconds.get(kind, 0.0) for kind in _WORK}
+    for kind, each in taken.items():
+        if each:
+            seconds[kind] -= each
+    return math.fsum(taken.values())
+
+
+def _steps_back(rollback: Mapping[str, Any]) -> int:
+    to = rollback.get("to")
+    return max(0, rollback["step"] - to) if isinstance(to, int) else 0
+
+
+def _known(told: Mapping[str, float]) -> dict[Kind, float]:
+    """By kind; what a newer version counts by itself is part of a step to this one."""
+    kinds, seconds = {kind.value: kind for kind in Kind}, dict[Kind, float]()
+    for word, each in told.items():
+        _add(seconds, kinds.get(word, Kind.step), each)
+    return seconds
+
+
+def _add(seconds: dict[Kind, float], kind: Kind, more_s: float) -> None:
+    if more_s > 0:
+        seconds[kind] = seconds.get(kind, 0.0) + more_s

@@ -1,0 +1,60 @@
+"""A ledger in words, and as the JSON that verbs print (docs/json.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpc_trainer.runtime.spans import Kind
+from hpc_trainer.state.monitoring.ledger import AttemptLedger, RunLedger
+
+WORDS = {
+    Kind.step: "steps", Kind.program: "program", Kind.data_wait: "data wait", Kind.redone: "redone steps",
+    Kind.compile: "compilation", Kind.evaluation: "evaluation", Kind.save_stall: "waiting for saves",
+    Kind.start_up: "start-up", Kind.imports: "imports", Kind.rendezvous: "rendezvous", Kind.restore: "restore",
+    Kind.hang: "hang", Kind.shutdown: "shutdown",
+}  # fmt: skip
+"""In the order in which they are shown."""
+
+
+def ledger_line(ledger: RunLedger) -> str | None:
+    """`of 3 h 12 min: 81 % steps, 9 % data wait, 6 % redone steps`, the largest first; None of no time.
+
+    Shares under half a percent are left out.
+    """
+    if ledger.elapsed_s <= 0:
+        return None
+    shares = [(WORDS[kind], seconds / ledger.elapsed_s) for kind, seconds in ledger.seconds.items()]
+    shares.append(("unknown", ledger.unknown_s / ledger.elapsed_s))
+    told = [f"{share:.0%}".replace("%", " %") + f" {word}" for word, share in _largest(shares) if share >= 0.005]
+    return f"of {duration(ledger.elapsed_s)}: {', '.join(told)}"
+
+
+def _largest(shares: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    return sorted(shares, key=lambda each: -each[1])
+
+
+def duration(seconds: float) -> str:
+    """`3 h 12 min`, `3 min 20 s`, `12 s`."""
+    minutes, secs = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {secs} s" if minutes else f"{secs} s"
+
+
+def ledger_json(ledger: RunLedger) -> dict[str, Any]:
+    """The stable form of a run's ledger."""
+    return {
+        **_part(ledger), "goodput": None if ledger.goodput is None else round(ledger.goodput, 4),
+        "gpu_s": round(ledger.gpu_seconds, 3),
+        "attempts": [{"attempt": each.attempt, "job_id": each.job_id, **_part(each)} for each in ledger.attempts],
+    }  # fmt: skip
+
+
+def _part(ledger: RunLedger | AttemptLedger) -> dict[str, Any]:
+    return {
+        "elapsed_s": round(ledger.elapsed_s, 3),
+        "is_by_slurm": ledger.is_by_slurm,
+        "seconds": {kind.value: round(ledger.seconds[kind], 3) for kind in WORDS if kind in ledger.seconds},
+        "unknown_s": round(ledger.unknown_s, 3),
+    }
