@@ -36,7 +36,9 @@ class FlightRecorder:
         collectives: the last ones of this process.
     """
 
-    def __init__(self, stop: Stop, collectives: Callable[[], Sequence[Collective]] = recent_collectives) -> None:
+    def __init__(
+        self, stop: Stop, kept: Spans, collectives: Callable[[], Sequence[Collective]] = recent_collectives
+    ) -> None:
         self._stop, self._kept, self._collectives = stop, kept, collectives
         self._has_seen_failure, self._last_time = False, -_ECHO_S
         self.run: RunContext | None = None
