@@ -71,6 +71,10 @@ class RunPaths:
     """The newest profile for chrome://tracing or Perfetto; rank 0 replaces."""
     stragglers = _Named("stragglers.jsonl")
     """Ranks that held the others up (runs/monitoring/stragglers.py); rank 0 appends."""
+    profile = _Named("profile")
+    """What `hpc-trainer profile` asks of a run at work, the answers of ranks, and the profiles of ranks past 0."""
+    profile_request = _Named("profile/request.json")
+    """The newest of these requests; the command replaces or removes it."""
     rendezvous = _Named("rendezvous.json")
     """Where rank 0 listens for the others; rank 0 replaces."""
     checkpoints = _Named("checkpoints")
@@ -135,9 +139,23 @@ class RunPaths:
         """What a rank's state was after each step; only of runs that `certify` starts; the rank appends."""
         return self.folder / f"trace.rank-{rank}.jsonl"
 
+    def profile_answer(self, rank: int) -> Path:
+        """What a rank has made of the newest request; that rank replaces."""
+        return self.profile / f"rank-{rank}.json"
+
+    def profile_files(self, rank: int) -> tuple[Path, Path]:
+        """The table and the trace of a rank's newest profile; that rank replaces."""
+        if rank == 0:
+            return self.profile_table, self.profile_trace
+        return self.profile / f"rank-{rank}.txt", self.profile / f"rank-{rank}.trace.json.gz"
+
     def memory_snapshot(self, attempt: int, rank: int) -> Path:
         """The CUDA allocator's blocks where memory was not enough; that rank writes."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.memory.json"
+
+    def flight(self, attempt: int, rank: int) -> Path:
+        """What a rank did last (`runs/monitoring/flight.py`); that rank replaces."""
+        return self.logs / f"attempt-{attempt:03d}.rank-{rank}.flight.json"
 
     def failure(self, attempt: int) -> Path:
         """The first failing rank's error; whoever fails first writes once."""

@@ -31,6 +31,7 @@ class Watchdog:
         give_up: called once, in a thread of its own, with a sentence; it must end the process.
         follows: leave soon after another rank has failed, where nothing else ends this one (no srun).
         look: called in every round with the seconds since the last beat; it may end the process.
+        record: called with the sentence before it is given up, when the stacks are written; must not take STACKS_S.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Watchdog:
         give_up: Callable[[str], None],
         follows: bool,
         look: Callable[[float], None] = lambda silent_s: None,
+        record: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._look = look
+        self._look, self._record = look, record
         self._limit_s, self._follows = limit_s, follows
         self._has_failed, self._give_up = has_failed, give_up
         self._last = time.monotonic()
@@ -94,6 +96,7 @@ class Watchdog:
         last = self._last
         sys.stderr.write(f"watchdog: {why}. Every thread of this rank:\n")
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
+        self._record(why)
         if self._ended.wait(STACKS_S):
             return
         if self._last > last:

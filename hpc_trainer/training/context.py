@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import operator
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +32,7 @@ from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0
+_KEPT_STEPS = 256
 
 
 class Outcome(enum.Enum):
@@ -79,6 +82,8 @@ class RunContext(RankView):
     """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
     spans: Spans = field(default_factory=Spans)
     """Where this rank's time goes: `with run.spans.within(Kind.evaluation):`."""
+    step_ends: deque[tuple[float, int]] = field(default_factory=partial(deque, maxlen=_KEPT_STEPS))
+    """When the newest steps ended on this rank, seconds since the epoch, and which; first, where it began."""
     step: int = 0
     stop_step: int | None = None
     first_step: int = 0
@@ -198,6 +203,7 @@ class RunContext(RankView):
     def _begin_at(self, step: int) -> None:
         self._done_before = self.steps_done
         self.step = self.first_step = step
+        self._see(step)
         self._signs.start(step)
         self.saves.start(step)
 
@@ -325,6 +331,7 @@ class RunContext(RankView):
     def heartbeat(self, step: int, *, force: bool = False) -> None:
         """Replaces heartbeat.json, at most every `heartbeat_every_s` seconds (`force`: every one); rank 0 only."""
         self.beat()
+        self._see(step)
         self.saves.add_step(step)
         self.saver.tell_when_done()
         if self.is_rank_zero:
@@ -414,4 +421,9 @@ class RunContext(RankView):
         if step < self.step:
             raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
         self.step = step
+        self._see(step)
         return step
+
+    def _see(self, step: int) -> None:
+        if not self.step_ends or self.step_ends[-1][1] != step:
+            self.step_ends.append((time.time(), step))

@@ -14,8 +14,8 @@ from hpc_trainer.training.ability import Ability
 
 
 def abilities(config: TrainConfig) -> list[Ability]:
-    """Those of the features that are on; after others where a feature says so."""
-    found = {each.name: each for each in features() if each.is_on(config)}
+    """Those of the features that are on, or part of each run; after others where a feature says so."""
+    found = {each.name: each for each in features() if each.is_in_each_run or each.is_on(config)}
     earlier = {name: set(each.after) & found.keys() for name, each in sorted(found.items())}
     for name, each in found.items():
         for later in found.keys() & set(each.before):

@@ -16,7 +16,7 @@ from hpc_trainer.config.rules.retention import best_is_max
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
-from hpc_trainer.errors import ExitCode, HpcTrainerError, PeerLostError, StuckError
+from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
@@ -39,6 +39,7 @@ from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Spent, Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.failure import conclude_error, record_of_error
+from hpc_trainer.worker.flight_recorder import FlightRecorder
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
 from hpc_trainer.worker.telemetry.sampler import sampler_of
@@ -69,6 +70,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     def ended(saved_step: int | None) -> Stop:
         return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step, spent=spent)
 
+    recorder = FlightRecorder(ended(None), spans)
     try:
         device = _device(config, env)
         torch.set_num_threads(num_threads(config))
@@ -84,8 +86,9 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         with contextlib.ExitStack() as stack:
             with spans.within(Kind.rendezvous):
                 group = stack.enter_context(ranks)
-            run = _context(config, paths, env, stop, attempt, group, journal, spans)
-            with _watched(run, ended(None)), sampler_of(config, paths, env, attempt, step=lambda: run.step):
+            run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
+            sampler = sampler_of(config, paths, env, attempt, step=lambda: run.step)
+            with _watched(run, ended(None), recorder), sampler:
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:
                 code = conclude_stop(ended(run.saved_step), group)
@@ -111,7 +114,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             # Rank 0 wrote it after everything was saved: only the farewell went wrong (a peer left first).
             traceback.print_exc()
             return ExitCode.OK
-        _fail(error, ended(None))
+        _fail(error, ended(None), recorder)
 
 
 def _context(
@@ -152,7 +155,7 @@ def _context(
 
 
 @contextlib.contextmanager
-def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
+def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[None]:
     """Ends this rank if it shows no sign of life for `monitor.watchdog_s` seconds."""
     limit_s = stop.config.monitor.watchdog_s
     if stop.env.world_size > 1:
@@ -164,15 +167,25 @@ def _watched(run: RunContext, stop: Stop) -> Iterator[None]:
     def give_up(why: str) -> None:
         run.spans.hang(watchdog.silent_s)
         _fail(
-            StuckError(f"{why}; the stacks of its threads are in {stop.paths.log(stop.attempt, stop.env.rank)}."), stop
-        )
+            StuckError(f"{why}; the stacks of its threads are in {stop.paths.log(stop.attempt, stop.env.rank)}."),
+            stop, recorder,
+        )  # fmt: skip
+
+    late = LateStop(
+        stop, lambda: run.saver.standing_step, leave=lambda: recorder.write("it left without a save, before a kill")
+    )
+
+    def look(silent_s: float) -> None:
+        recorder.look(silent_s)
+        late.look(silent_s)
 
     watchdog = Watchdog(
         limit_s,
         has_failed=lambda: stop.paths.failure(stop.attempt).exists(),
         give_up=give_up,
         follows=stop.env.launcher != "slurm",  # srun ends the ranks that are left
-        look=LateStop(stop, lambda: run.saver.standing_step).look,
+        look=look,
+        record=recorder.write,
     )
     with watchdog.watching():
         run.beat = watchdog.beat
@@ -190,9 +203,11 @@ def _device(config: TrainConfig, env: RankEnv) -> torch.device:
         ) from error
 
 
-def _fail(error: BaseException, stop: Stop) -> NoReturn:
+def _fail(error: BaseException, stop: Stop, recorder: FlightRecorder) -> NoReturn:
     """Records the error and exits at once: the process group is broken, so nothing may wait for it."""
     traceback.print_exception(error)
+    if not isinstance(error, (StuckError, ConfigError)):  # of a hang it is written; a wrong configuration did nothing
+        recorder.write("it failed", error)
     if is_lost_peer(error):
         lost = PeerLostError(
             f"lost another rank: it was killed, or its node failed (its log says more, if it could write). {error}"

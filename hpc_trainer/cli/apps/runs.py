@@ -135,6 +135,32 @@ def tune(
 
 
 @verbs.command(cls=Verb)
+def profile(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run at work: its id, or its beginning or end.", autocompletion=complete_runs
+        ),
+    ],
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps to watch, 1 to 1000.")] = 20,
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N,..", help="Ranks to watch, or all.")] = "0",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait for it.")] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds after which nobody wants it any more.")
+    ] = 600.0,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Watch some steps of a run at work with torch.profiler, and say where their time goes."""
+    from hpc_trainer.cli.verbs.profile import run_profile
+
+    run_profile(
+        run, sweep, runs_dir, num_steps=steps, ranks=ranks, timeout_s=timeout, wait=not no_wait, as_json=as_json
+    )
+
+
+@verbs.command(cls=Verb)
 def results(
     sweep: SweepArgument = None,
     sort: Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Column to sort by, best first.")] = None,

@@ -13,6 +13,7 @@ from hpc_trainer.cli.common import counts_line, print_json, print_next, say, sta
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.operate.find import select
+from hpc_trainer.operate.inside.told import flights_of, with_flights
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ledger_words import ledger_json
@@ -26,7 +27,8 @@ def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_js
     """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     if len(run_ids) == 1:
-        why = explain(status, status.run(run_ids[0]))
+        run = status.run(run_ids[0])
+        why = with_flights(explain(status, run), flights_of(status, run))
         warn(status)
         if as_json:
             print_json(_json(why))

@@ -55,6 +55,8 @@ class Feature:
     """That of its folder, which is not written down a second time."""
     on: str = ""
     """A choice (`config/table/choice.py`). Left out: it is part of each run, and goes with everything."""
+    is_in_each_run: bool = False
+    """Its ability is part of each run, also of those that do not choose it: it may be asked for while they run."""
     example: str = ""
     """What one types for it: the test of all pairs does."""
     off: str = ""

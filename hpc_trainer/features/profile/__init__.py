@@ -1,4 +1,4 @@
-"""`monitor.profile_steps`: a window of steps is watched."""
+"""`monitor.profile_steps`, and `hpc-trainer profile RUN`: a window of steps is watched."""
 
 from collections.abc import Iterator
 
@@ -22,6 +22,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
 
 FEATURE = Feature(
     on="monitor.profile_steps",
+    is_in_each_run=True,
     example="monitor.profile_steps=1 monitor.profile_warmup_steps=1",
     excludes=(Row("train.main", "it watches the shared loop; torch.profiler works in your own"),),
     problems=_problems,

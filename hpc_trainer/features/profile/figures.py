@@ -158,12 +158,12 @@ def _at(start: float, stop: float, host: Sequence[Span], waits: Sequence[Span]) 
     return f"Python, after {before.name}" if before is not None else "Python"
 
 
-def summary_lines(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
-    """The figures in words, then the advice."""
+def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -> Iterator[str]:
+    """The figures of this rank in words, then the advice."""
     what = "the GPU" if figures.device != "cpu" else "the main thread"
     last = figures.first_step + figures.num_steps - 1
     ranks = config.hardware.world_size
-    yield f"steps {figures.first_step} to {last}, {1e3 * figures.step_s:.4g} ms each, on rank 0 of {ranks}"
+    yield f"steps {figures.first_step} to {last}, {1e3 * figures.step_s:.4g} ms each, on rank {rank} of {ranks}"
     yield f"waiting for data: {figures.data_wait_share:.1%} of the time"
     yield f"{what} idle: {figures.idle_share:.1%}; {figures.num_kernels / figures.num_steps:.0f} " + (
         "kernels and copies a step" if figures.device != "cpu" else "operators a step"

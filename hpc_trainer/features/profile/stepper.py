@@ -1,4 +1,4 @@
-"""`monitor.profile_steps`: a window of steps under torch.profiler, as a trace, a table, and words. On rank 0 alone.
+"""A window of steps under torch.profiler, as a trace, a table, and words.
 
 It looks, and changes nothing: a run with a profile has the bits of one without (tests/unit/training/test_neutral.py).
 """
@@ -6,7 +6,7 @@ It looks, and changes nothing: a run with a profile has the bits of one without 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,14 +36,21 @@ class ProfiledStepper:
 
     Args:
         stepper: what it stands for; everything but `step` is that one's.
-        config: `monitor.profile_warmup_steps` of this attempt pass first, then `monitor.profile_steps` are watched.
-        paths: where the trace and the table go; those of an attempt before are replaced.
+        warmup_steps: so many pass first, ≥ 1.
+        num_steps: so many are watched then.
+        paths: where the trace and the table go; those of a profile before are replaced.
+        rank: whose they are.
+        told: gets the figures and their lines, or why the profile could not be written.
     """
 
-    def __init__(self, stepper: Any, config: TrainConfig, paths: RunPaths) -> None:
-        self._stepper, self._config, self._paths = stepper, config, paths
-        self._first = config.monitor.profile_warmup_steps
-        self._end = self._first + config.monitor.profile_steps
+    def __init__(
+        self, stepper: Any, config: TrainConfig, paths: RunPaths, *, warmup_steps: int, num_steps: int, rank: int = 0,
+        told: Callable[[ProfileFigures | None, Sequence[str]], None] = lambda figures, lines: None,
+    ) -> None:  # fmt: skip
+        self._stepper, self._config, self._rank, self._told = stepper, config, rank, told
+        self._table, self._trace = paths.profile_files(rank)
+        self._first = warmup_steps
+        self._end = self._first + num_steps
         self._num_done = 0
         self._torch: Any = None
         self._inside_s = 0.0
@@ -75,6 +82,11 @@ class ProfiledStepper:
             self.close()
         return result
 
+    @property
+    def is_over(self) -> bool:
+        """True when the window is behind it."""
+        return self._num_done >= self._end
+
     def close(self) -> None:
         """Ends the window, wherever it is; what was seen of it is written."""
         seen, self._torch = self._torch, None
@@ -88,7 +100,12 @@ class ProfiledStepper:
             schedule=schedule(wait=0, warmup=1, active=self._end - self._first, repeat=1),
             on_trace_ready=self._write,
         )
-        self._torch.start()
+        try:
+            self._torch.start()
+        except RuntimeError as error:  # counters that are not permitted, or another profiler: no reason to end a run
+            print(f"WARNING: no profile: {error}", flush=True)
+            self._torch, self._end = None, 0
+            self._told(None, [str(error)])
 
     def _wait_for_device(self) -> None:
         # So that a step's kernels are counted to it; only while the profiler is on.
@@ -103,17 +120,21 @@ class ProfiledStepper:
             )  # fmt: skip
             if figures is None:
                 return
-            lines = [f"profile: {line}" for line in summary_lines(figures, self._config)]
-            temporary = self._paths.profile_trace.with_name(f".{self._paths.profile_trace.name}")
+            said = list(summary_lines(figures, self._config, self._rank))
+            lines = [f"profile: {line}" for line in said]
+            temporary = self._trace.with_name(f".{self._trace.name}")
             seen.export_chrome_trace(str(temporary))
-            temporary.replace(self._paths.profile_trace)
+            temporary.replace(self._trace)
             by = "self_cuda_time_total" if figures.device == "cuda" else "self_cpu_time_total"
             table = seen.key_averages().table(sort_by=by, row_limit=_ROWS)
-            write_atomic(self._paths.profile_table, "\n".join([*lines, "", table]) + "\n", sync=False)
-            where = f"profile: {self._paths.profile_table.name} and {self._paths.profile_trace.name} (chrome://tracing)"
+            write_atomic(self._table, "\n".join([*lines, "", table]) + "\n", sync=False)
+            where = f"profile: {self._table.name} and {self._trace.name} (chrome://tracing)"
             print("\n".join([*lines, where]), flush=True)
         except (OSError, RuntimeError, ValueError) as error:
             print(f"WARNING: the profile could not be written: {error}", flush=True)
+            self._told(None, [str(error)])
+        else:
+            self._told(figures, said)
 
 
 class _Watched(Iterator[Batch]):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.flight import read_flights
 
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
@@ -72,6 +76,16 @@ def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
     assert "in target_shares" in logs[0], "where it waits for the other's count of targets"
     assert all("watchdog: " in text for text in logs.values())
     assert "no sign of life" in local.run("status", "hangs").stdout
+    flights = read_flights(RunPaths(local.run_folder("hangs")), 0)
+    assert [*flights] == [0, 1], "both have written, whoever left first"
+    assert [flight.why.partition(" for ")[0] for flight in flights.values()] == ["no sign of life"] * 2
+    assert [[each.name for each in flight.collectives if each.is_open] for flight in flights.values()] == [
+        ["all_reduce"], [],
+    ]  # fmt: skip
+    why = local.run("why", "hangs").stdout
+    assert "rank 1 on " in why
+    assert re.search(r"never entered the \d+\w\w collective \(all-reduce, 8 bytes, step 6\), in which rank 0 on", why)
+    assert re.search(r": it \w+ .*, at standing.py:\d+ in wait_for_a_disk_that_is_gone", why)
 
 
 @pytest.mark.dist
@@ -79,3 +93,6 @@ def test_a_failing_rank_ends_one_that_is_busy(local: LocalDriver) -> None:
     """No srun here: the busy rank looks for itself."""
     assert _ended(local, "fails") < 10
     assert "rank one is broken" in local.run("status", "fails").stdout
+    flights = read_flights(RunPaths(local.run_folder("fails")), 0)
+    assert {rank: flight.error for rank, flight in flights.items()} == {0: None, 1: "RuntimeError"}
+    assert len(flights[0].collectives) == len(flights[1].collectives) > 10, "both stood in a batch"

@@ -73,7 +73,8 @@ def _watch(tmp_path: Path, num_steps: int, *, fails_at: int | None = None, **cha
                 raise ValueError("no data")
             yield number
 
-    watched, source = ProfiledStepper(Slow(), config, paths), batches()
+    steps = {"warmup_steps": config.monitor.profile_warmup_steps, "num_steps": config.monitor.profile_steps}
+    watched, source = ProfiledStepper(Slow(), config, paths, **steps), batches()
     assert watched.grad_accum_steps == 1
     try:
         for _ in range(num_steps):

@@ -1,0 +1,208 @@
+"""What the flight records of an attempt's ranks say together: who never came to a collective that others wait in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.runs.monitoring.flight import Collective, Flight, FlightSpan
+
+# More ranks than these are counted, not listed.
+_LISTED = 6
+# What a span says of a rank, in a clause that goes on with "for 312 s".
+_DID = {
+    "data_wait": "it waited for data", "step": "it was in a step", "evaluation": "it was in an evaluation",
+    "save_stall": "it was at a save", "restore": "it read a checkpoint", "compile": "it compiled",
+    "rendezvous": "it waited for the other ranks to start", "start_up": "it was starting", "imports": "it was starting",
+    "shutdown": "it was leaving",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """`says`: in a sentence; None: the records tell nothing. `lines`: what each rank did last, a line each."""
+
+    says: str | None
+    lines: Sequence[str]
+
+
+def join(flights: Mapping[int, Flight]) -> Joined:
+    """Joins the records of one attempt, by rank; a rank that was killed has left none."""
+    if not flights:
+        return Joined(says=None, lines=())
+    world = max(flight.world_size for flight in flights.values())
+    lines = [_last_words(flight) for flight in list(flights.values())[:_LISTED]]
+    if len(flights) > _LISTED:
+        lines.append(f"and {len(flights) - _LISTED} more ranks; hpc-trainer why RUN --html FILE shows all")
+    return Joined(says=_verdict(flights, world), lines=lines)
+
+
+def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
+    if world == 1:
+        flight = flights[min(flights)]
+        return f"{_name(flight)}: {_doing(flight)}."
+    waited = _waited_in(flights)
+    silent = [rank for rank in range(world) if rank not in flights]
+    behind = _behind(flights)
+    if behind is not None:
+        flight, group, seq = behind
+        others = [each for each in flights.values() if (found := _entered(each, group, seq)) and found.is_open]
+        if others:
+            entered = _entered(others[0], group, seq)
+            assert entered is not None
+            return (
+                f"{_name(flight)} never entered {_told(entered)}, in which {_listed(others)} "
+                f"{'waits' if len(others) == 1 else 'wait'}: {_doing(flight)}."
+            )
+    if silent:
+        left = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {_numbers(silent)}"
+        wait = "" if waited is None else f" {_listed(waited[1])} waited in {_told(waited[0])}."
+        return f"{left} left no record: killed, lost with the node, or with Python's lock held.{wait}"
+    mixed = _mixed_up(flights)
+    if mixed is not None:
+        return mixed
+    if waited is not None and len(waited[1]) == len(flights):
+        return (
+            f"all {world} ranks are in {_told(waited[0])}: the network, or the library that moves the data, is stuck."
+        )
+    return None
+
+
+def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
+    """The rank that others wait for, with the group and the number of the collective that it never entered.
+
+    Of several it is one that waits in none itself: who waits in another group is behind because of somebody else.
+    """
+    found = []
+    for group in dict.fromkeys(each.group for flight in flights.values() for each in flight.collectives):
+        last = {rank: _last_seq(flight, group) for rank, flight in flights.items() if _is_member(flight, group)}
+        top = max(last.values(), default=0)
+        found += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
+    if not found:
+        return None
+    return min(
+        found, key=lambda each: (_is_waiting(each[0]), each[0].collectives[-1].begin if each[0].collectives else 0)
+    )
+
+
+def _is_member(flight: Flight, group: str) -> bool:
+    """Every rank is of the first group; of others it is known by what a rank has done in them."""
+    return "default" in group or any(each.group == group for each in flight.collectives)
+
+
+def _last_seq(flight: Flight, group: str) -> int:
+    return max((each.seq for each in flight.collectives if each.group == group and not each.is_p2p), default=0)
+
+
+def _entered(flight: Flight, group: str, seq: int) -> Collective | None:
+    found = (each for each in flight.collectives if (each.group, each.seq, each.is_p2p) == (group, seq, False))
+    return next(found, None)
+
+
+def _is_waiting(flight: Flight) -> bool:
+    return any(each.is_open for each in flight.collectives)
+
+
+def _waited_in(flights: Mapping[int, Flight]) -> tuple[Collective, list[Flight]] | None:
+    """The collective that most ranks are in, and who is."""
+    ranks: dict[tuple[str, int, bool], list[tuple[Collective, Flight]]] = {}
+    for flight in flights.values():
+        oldest = next((each for each in flight.collectives if each.is_open), None)
+        if oldest is not None:
+            ranks.setdefault((oldest.group, oldest.seq, oldest.is_p2p), []).append((oldest, flight))
+    if not ranks:
+        return None
+    most = max(ranks.values(), key=len)
+    return most[0][0], [flight for _, flight in most]
+
+
+def _mixed_up(flights: Mapping[int, Flight]) -> str | None:
+    """Ranks in the same place of the count that call different collectives: their code does not agree."""
+    first: dict[tuple[str, int], tuple[Flight, Collective]] = {}
+    for flight in flights.values():
+        for each in flight.collectives:
+            if not each.is_open or each.is_p2p:
+                continue
+            other = first.setdefault((each.group, each.seq), (flight, each))
+            if (other[1].name, other[1].shape) != (each.name, each.shape):
+                return (
+                    f"{_name(other[0])} is in {_told(other[1])}, and {_name(flight)} in the same place in "
+                    f"{each.name} of {each.shape or 'nothing'}: the code of the ranks does not agree."
+                )
+    return None
+
+
+def _name(flight: Flight) -> str:
+    return f"rank {flight.rank} on {flight.node}"
+
+
+def _told(each: Collective) -> str:
+    """`the 812th collective (all_reduce, 4.2 MB, step 41)`."""
+    of = [each.name.replace("_", "-"), size(each.num_bytes)]
+    if each.step is not None:
+        at = f"the evaluation after step {each.step - 1}" if each.during == "evaluation" else f"step {each.step}"
+        of.append(at)
+    what = "message" if each.is_p2p else "collective"
+    where = "" if "default" in each.group else f" of group {each.group}"
+    return f"the {_ordinal(each.seq)} {what}{where} ({', '.join(of)})"
+
+
+def _doing(flight: Flight) -> str:
+    """What the rank was at, and where: of one that failed, with what."""
+    at = "" if flight.frame is None else f", at {flight.frame}"
+    if flight.error is not None:
+        return f"it ended with {flight.error}{at}"
+    span = last_span(flight)
+    if span is None:
+        return f"what it was at is not known{at}"
+    did = _DID.get(span.kind, f"it was at {span.kind}")
+    return f"{did} for {seconds((flight.time if span.end is None else span.end) - span.begin)}{at}"
+
+
+def last_span(flight: Flight) -> FlightSpan | None:
+    """The innermost one that the rank was in."""
+    return max(flight.spans, key=lambda each: (each.end is None, each.begin), default=None)
+
+
+def _last_words(flight: Flight) -> str:
+    newest = next((each for each in reversed(flight.collectives) if not each.is_p2p), None)
+    step = "" if flight.step is None else f" after step {flight.step}"
+    last = ""
+    if newest is not None:
+        since = f", for {seconds(flight.time - newest.begin)}" if newest.is_open else ""
+        last = f"; {'in' if newest.is_open else 'last'} {_told(newest)}{since}"
+    return f"{_name(flight)}{step}: {_doing(flight)}{last}"
+
+
+def _listed(flights: Sequence[Flight]) -> str:
+    if len(flights) == 1:
+        return _name(flights[0])
+    return f"ranks {_numbers([flight.rank for flight in flights])}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_LISTED]))
+    return shown if len(ranks) <= _LISTED else f"{shown} and {len(ranks) - _LISTED} more"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def size(num_bytes: int) -> str:
+    """`4.2 MB`."""
+    for unit, letter in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.3g} {letter}"
+    return f"{num_bytes} bytes"
+
+
+def seconds(value: float) -> str:
+    """`312 s`, `0.41 s`."""
+    return f"{value:.0f} s" if value >= 10 else f"{max(0.0, value):.2g} s"
+
+
+def open_collectives(flight: Flight) -> Iterator[Collective]:
+    """What the rank was in."""
+    return (each for each in flight.collectives if each.is_open)

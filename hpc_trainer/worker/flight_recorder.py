@@ -1,0 +1,107 @@
+"""Writes down what this rank did last, when it fails, hangs, or leaves without a save.
+
+Nothing is recorded for it in a step: spans and steps are kept for other reasons, and collectives by torch. A thread
+that holds Python's lock lets no other write: then faulthandler's stacks in the rank's log are all there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+import traceback
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+from hpc_trainer.runs.failure import own_frame
+from hpc_trainer.runs.monitoring.flight import MAX_KEPT, Collective, Flight, FlightSpan, write_flight
+from hpc_trainer.runtime.collectives import recent_collectives
+from hpc_trainer.runtime.spans import Spans
+from hpc_trainer.runtime.watchdog import STACKS_S
+from hpc_trainer.training.context import RunContext
+from hpc_trainer.worker.conclude import Stop
+
+# A span that ended less long ago than this is one that is open (`Spans.recent`).
+_JUST_S = 0.05
+_ECHO_S = 30.0
+
+
+class FlightRecorder:
+    """Of one rank of one attempt. `run`: None until there is one.
+
+    Args:
+        stop: says who and where this rank is.
+        kept: the spans of this process.
+        collectives: the last ones of this process.
+    """
+
+    def __init__(
+        self, stop: Stop, kept: Spans, collectives: Callable[[], Sequence[Collective]] = recent_collectives
+    ) -> None:
+        self._stop, self._kept, self._collectives = stop, kept, collectives
+        self._has_seen_failure, self._last_time = False, -_ECHO_S
+        self.run: RunContext | None = None
+
+    def write(self, why: str, error: BaseException | None = None) -> None:
+        """Replaces the file. From any thread; an error in it is a line in the log, as the rank has worse to tell.
+
+        An error that comes soon after a record is its echo, as a connection that another rank's end has closed.
+        """
+        if error is not None and time.monotonic() - self._last_time < _ECHO_S:
+            return
+        self._last_time = time.monotonic()
+        try:
+            write_flight(self._stop.paths, self._flight(why, error))
+        except Exception as failed:
+            sys.stderr.write(f"the flight record could not be written: {type(failed).__name__}: {failed}\n")
+
+    def look(self, silent_s: float) -> None:
+        """For the watchdog's thread: where a rank has failed, Slurm ends this one soon, which may wait for it."""
+        if self._has_seen_failure or self._stop.flag.time is None or silent_s < STACKS_S:
+            return
+        if self._stop.paths.failure(self._stop.attempt).exists():
+            self._has_seen_failure = True
+            self.write("another rank has failed, and this one waited for it")
+
+    def _flight(self, why: str, error: BaseException | None) -> Flight:
+        now, run, env = time.time(), self.run, self._stop.env
+        spans = [*_spans(self._kept, now)]
+        ends = [] if run is None else [*run.step_ends]
+        stack = traceback.format_exception(error) if error is not None else _stack()
+        text = "".join(stack)
+        try:
+            collectives = [_placed(each, ends, spans) for each in self._collectives()]
+        except Exception as failed:  # torch's recorder is another one's: what it says may change
+            sys.stderr.write(f"torch's flight recorder did not answer: {type(failed).__name__}: {failed}\n")
+            collectives = []
+        return Flight(
+            rank=env.rank, node=env.node, attempt=self._stop.attempt, world_size=env.world_size, time=now, why=why,
+            step=ends[-1][1] if ends else None, error=None if error is None else type(error).__name__,
+            frame=own_frame(text, self._stop.config.trust), stack=tuple(text.splitlines()), spans=tuple(spans),
+            collectives=tuple(collectives),
+        )  # fmt: skip
+
+
+def _spans(kept: Spans, now: float) -> Iterator[FlightSpan]:
+    for kind, begin, end, step in kept.recent()[-MAX_KEPT:]:
+        yield FlightSpan(kind=kind.value, begin=begin, end=None if now - end < _JUST_S else end, step=step)
+
+
+def _placed(collective: Collective, ends: Sequence[tuple[float, int]], spans: Sequence[FlightSpan]) -> Collective:
+    """With the step that it was entered in: the one that ended next, or the one after the last."""
+    begin = collective.begin
+    around = [each for each in spans if each.begin <= begin and (each.end is None or begin <= each.end)]
+    during = max(around, key=lambda each: each.begin).kind if around else None
+    if not ends or begin < ends[0][0]:
+        return dataclasses.replace(collective, during=during)
+    at = bisect_left(ends, (begin,))
+    step = ends[at][1] if at < len(ends) else ends[-1][1] + 1
+    return dataclasses.replace(collective, step=step, during=during)
+
+
+def _stack() -> list[str]:
+    """Of the main thread, where it is now; without the lines of code, which lie on a disk that may hang."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+    return [f'  File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in reversed(found)]
