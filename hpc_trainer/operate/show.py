@@ -29,6 +29,7 @@ _FILLED_IN = (
     "train.command_dir",
     "schedule.warmup_steps",
     "init_from.digest",
+    "replay.data",
 )
 
 

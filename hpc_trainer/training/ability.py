@@ -87,6 +87,12 @@ class Ability:
         """
         return dataset
 
+    def eval_sets(self, task: Task) -> Mapping[str, MapDataset]:
+        """Held-out samples of which each evaluation tells beside the run's own, as `eval_NAME_loss`. What features make
+        of those (`samples`) they make of these.
+        """
+        return {}
+
     def see_whole(self, model: nn.Module, building: Building) -> None:
         """`model` is whole, on the CPU, and has its first weights. Raises ConfigError: it is none for this feature."""
 

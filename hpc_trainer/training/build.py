@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +60,8 @@ class Training:
     sizes: BatchSizes
     train_set: MapDataset
     eval_set: MapDataset
+    eval_beside: Mapping[str, MapDataset]
+    """Other held-out samples of which an evaluation tells, by the name that their metrics have."""
     mesh: Mesh
     task: Task
     abilities: Sequence[Ability]
@@ -93,7 +95,12 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         each.begin(mesh, run)
     task = build_task(config)
     train_set, eval_set = (build_dataset(config, split, task, active) for split in SPLITS)
-    run.describe(dataset=train_set, eval_dataset=eval_set)
+    beside = {
+        name: _with_features(dataset, "eval", active)
+        for each in overridden(active, "eval_sets")
+        for name, dataset in each(task).items()
+    }
+    run.describe(dataset=train_set, eval_dataset=eval_set, **{f"eval_{name}": each for name, each in beside.items()})
     building = Building(
         config=config, device=run.device, task=task, dataset=train_set, eval_set=eval_set, mesh=mesh, run=run,
         abilities=active,
@@ -139,6 +146,7 @@ def _build_training(config: TrainConfig, run: RunContext, active: Sequence[Abili
         sizes=sizes,
         train_set=train_set,
         eval_set=eval_set,
+        eval_beside=beside,
         mesh=mesh,
         task=task,
         abilities=active,
@@ -229,6 +237,10 @@ def build_dataset(config: TrainConfig, split: Split, task: Task, active: Sequenc
     else:
         more = (config.task,) if config.data.takes_task else ()
         dataset = builder(config.data, split, *more)
+    return _with_features(dataset, split, active)
+
+
+def _with_features(dataset: MapDataset, split: Split, active: Sequence[Ability]) -> MapDataset:
     for each in active:
         dataset = each.samples(dataset, split)
     return dataset

@@ -156,14 +156,26 @@ def _is_due(step: int, every_steps: int, last_step: int | None = None) -> bool:
 
 def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[str, float] | None:
     """Evaluates and logs; None if all ranks agreed to stop meanwhile: everything is saved then."""
-    step, model = training.state.step, training.state.model
+    step = training.state.step
     with run.spans.within(Kind.evaluation, step), contextlib.ExitStack() as around:
         for each in training.abilities:
             around.enter_context(each.evaluating())
-        around.enter_context(buffers_shared(model, training.mesh.data_groups()))
-        metrics = evaluate(
-            training.stepper.for_evaluation(model),
-            training.eval_set,
+        around.enter_context(buffers_shared(training.state.model, training.mesh.data_groups()))
+        metrics = _figures(config, run, training)
+    if metrics is None:
+        run.stop_here(step, **training.state.objects())
+        return None
+    run.log(step, metrics)
+    return metrics
+
+
+def _figures(config: TrainConfig, run: RunContext, training: Training) -> dict[str, float] | None:
+    """Of the run's own held-out samples, and of those beside them; None if stopped."""
+    step, metrics = training.state.step, dict[str, float]()
+    for name, samples in {"": training.eval_set, **training.eval_beside}.items():
+        found = evaluate(
+            training.stepper.for_evaluation(training.state.model),
+            samples,
             task=training.task,
             group=run.group,
             batch_size=training.sizes.eval_batch_size,
@@ -174,11 +186,15 @@ def _evaluate(config: TrainConfig, run: RunContext, training: Training) -> dict[
             step=step,
             mesh=training.mesh,
         )
-    if metrics is None:
-        run.stop_here(step, **training.state.objects())
-        return None
-    run.log(step, metrics)
+        if found is None:
+            return None
+        metrics |= {_of_set(name, metric): value for metric, value in found.items()}
     return metrics
+
+
+def _of_set(name: str, metric: str) -> str:
+    """`eval_loss` of the set `old` is `eval_old_loss`; those of the run's own, without a name, stay."""
+    return f"eval_{name}_{metric.removeprefix('eval_')}" if name else metric
 
 
 def _step_metrics(run: RunContext, result: StepResult, lr: float) -> dict[str, float]:

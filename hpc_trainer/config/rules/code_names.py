@@ -19,6 +19,8 @@ def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
         found = {f"{group}.{key}": getattr(getattr(config, group), key, None) for group, key in _MAY_NAME_CODE}
     else:
         found = {f"{group}.{key}": config.get(group, {}).get(key) for group, key in _MAY_NAME_CODE}
+        replayed = config.get("replay", {}).get("data", [])
+        found |= {f"replay.data[{place}]._target_": each.get("_target_") for place, each in enumerate(replayed)}
     return {key: str(target) for key, target in found.items() if target is not None}
 
 

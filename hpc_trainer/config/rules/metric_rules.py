@@ -30,6 +30,8 @@ def metric_problems(config: TrainConfig) -> Iterator[str]:
         return
     early, best = config.train.early_stop, config.checkpoint.keep_best
     evaluated = _evaluated(config, early.metric, best)
+    if config.replay.share is not None:
+        evaluated += tuple(f"eval_old_{each.removeprefix('eval_')}" for each in evaluated)
     if early.patience is not None and early.metric not in evaluated:
         yield (
             f"train.early_stop.metric={early.metric} is none of the evaluation's metrics. "

@@ -16,6 +16,7 @@ from hpc_trainer.config.schema.features.early_stop import EarlyStopConfig
 from hpc_trainer.config.schema.features.guard import GuardConfig
 from hpc_trainer.config.schema.features.init_from import InitFromConfig
 from hpc_trainer.config.schema.features.lora import LoraConfig
+from hpc_trainer.config.schema.features.replay import ReplayConfig
 from hpc_trainer.config.schema.hardware import HardwareConfig
 from hpc_trainer.config.schema.key import (
     ALWAYS,
@@ -246,6 +247,7 @@ class TrainConfig:
     params: dict[str, Any] = key({}, ALWAYS, ONCE_SET, INCOMPATIBLE, in_graph=False)
     """Values for your own code, by names of your own: `params.dim=64` needs no `+`. What JSON can hold."""
     init_from: InitFromConfig = section(InitFromConfig, ONCE_SET, SAFE, in_graph=False)
+    replay: ReplayConfig = section(ReplayConfig, ONCE_SET, INCOMPATIBLE, in_graph=False)
     prune: PruneConfig = section(PruneConfig, ONCE_SET, SCHEDULE, in_graph=False)
     qat: QatConfig = section(QatConfig, ONCE_SET, INCOMPATIBLE, in_graph=True)
     checkpoint: CheckpointConfig = section(CheckpointConfig, APART, SAFE, in_graph=False)

@@ -195,6 +195,18 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         {"precision": "fp16", "ranks": "4", "point": "epoch_edge", "model": "cnn"},
         ("augment=randaugment", "augment.run_on=device", "augment.cutmix_alpha=1", "train.channels_last=true"),
     ),
+    # An epoch has 197 new images and 84 places for old ones, of two data sets.
+    "replayed": (
+        {"precision": "bf16", "ranks": "2", "model": "resnet18", "workers": "2"},
+        (
+            "replay.share=0.3",
+            "replay.data=[{name: synthetic_images, num_samples: 50, num_eval: 21, image_size: 8, num_channels: 1, "
+            "data_seed: 5}, {name: synthetic_images, num_samples: 20, num_eval: 9, image_size: 8, num_channels: 1, "
+            "data_seed: 6}]",
+            "augment.mixup_alpha=0.2",
+            "augment.mix_share=0.5",
+        ),
+    ),
     "offload": ({"ranks": "2", "model": "cnn"}, ("optim.offload=true",)),
     "offload_fsdp": (
         {"precision": "bf16", "ranks": "2", "model": "resnet18"},

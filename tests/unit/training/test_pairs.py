@@ -6,6 +6,7 @@ acceptance are looked at in tests/unit/config/table/test_declarations.py.
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from hpc_trainer.config.load import plain_value
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.training.build import build_dataset, build_model, build_task
 from tests.composed import composed
@@ -45,7 +47,10 @@ def _begun(path: Path, words: list[str]) -> list[str]:
     torch.manual_seed(SEED)
     model = build_model(config, build_dataset(config, "train", build_task(config)))
     safetensors.torch.save_file(model.state_dict(), path)
-    return [*others, f"init_from.path={path}"]
+    # Of a file nobody knows what it was trained on: the data themselves stand for the old ones.
+    values = [f"{key}: {json.dumps(value)}" for key, value in plain_value(config.data).items() if value is not None]
+    replayed = [f"replay.data=[{{{', '.join(values)}}}]"] if config.replay.share is not None else []
+    return [*others, f"init_from.path={path}", *replayed]
 
 
 def _train(folder: Path, ranks: int, chosen: dict[str, list[str]]) -> None:

@@ -132,7 +132,7 @@ def breaking(feature: Feature, row: Row) -> TrainConfig:
 # What one types against a need.
 _WITHOUT = {"parallel=ddp": "parallel=fsdp", "data=custom": "data=digits", "parallel=fsdp": "parallel=ddp",
             "optim=": "optim=muon", "train.compile=true": "train.compile=false",
-            "optim.lr_base_batch": "optim.lr_base_batch=null"}  # fmt: skip
+            "optim.lr_base_batch": "optim.lr_base_batch=null", "init_from.path": "init_from.path=null"}  # fmt: skip
 # What one types for a choice that names no value.
 _WITH = {"train.main": "mine.main", "train.label_smoothing": "0.1", "train.grad_accum_steps": "2",
          "train.max_grad_norm": "1.0", "train.batch_per_rank": "true", "train.max_skipped_steps": "10",

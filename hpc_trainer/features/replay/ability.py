@@ -1,0 +1,33 @@
+"""Old training samples among the new ones; evaluations tell of the old held-out samples beside the new."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from hpc_trainer.datasets.protocol import MapDataset, Split
+from hpc_trainer.features.replay.mixed import Joined, Mixed
+from hpc_trainer.features.replay.old_data import typed_data
+from hpc_trainer.tasks.protocol import Task
+from hpc_trainer.training.ability import Ability
+from hpc_trainer.training.build import build_dataset, build_task
+
+
+class ReplayAbility(Ability):
+    def samples(self, dataset: MapDataset, split: Split) -> MapDataset:
+        if split == "eval":
+            return dataset
+        share = self.config.replay.share
+        assert share is not None
+        mixed = Mixed(dataset, self._old("train", build_task(self.config)), share)
+        return mixed if share > 0 else dataset
+
+    def eval_sets(self, task: Task) -> Mapping[str, MapDataset]:
+        return {"old": Joined(self._old("eval", task))}
+
+    def _old(self, split: Split, task: Task) -> list[MapDataset]:
+        configs = (dataclasses.replace(self.config, data=typed_data(each)) for each in self.config.replay.data)
+        return [build_dataset(each, split, task) for each in configs]
+
+
+ABILITY = ReplayAbility

@@ -1,0 +1,217 @@
+"""Which data are replayed: those of the run that `init_from` names, from its frozen spec, and those that it replayed.
+
+No torch: `plan` asks. What only the built data tell (`mixed.py`) the run itself checks before its first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.load import plain_value, section_from_plain
+from hpc_trainer.config.rules.data_rules import data_problems, with_absolute_paths
+from hpc_trainer.config.schema.data.images import ImagesConfig
+from hpc_trainer.config.schema.data.records import ArraysConfig, TableConfig, TokensConfig
+from hpc_trainer.config.schema.data.shipped import CustomDataConfig, DataConfig, DigitsConfig, TextBytesConfig
+from hpc_trainer.config.schema.features.init_from import InitFromConfig
+from hpc_trainer.config.schema.features.replay import ReplayConfig
+from hpc_trainer.config.schema.task import TaskConfig
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.store import VARIANTS, variant_of
+from hpc_trainer.config.targets import check_target
+from hpc_trainer.errors import ConfigError, HpcTrainerError, RunStateError, valid
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import RunSpec, read_spec
+
+_NOT_KEPT = frozenset({"num_workers", "stage_dir"})
+"""Of the loader processes and the node's disk: the new data have theirs."""
+_SET_ASIDE = re.compile(r"\.old-\d+\Z")  # by `submit --fresh`
+_BY_HAND = "Or name the old data yourself: replay.data=[{name: image_folder, path: /data/old}]"
+
+
+def resolved(replay: ReplayConfig, init_from: InitFromConfig, data: DataConfig, task: TaskConfig) -> ReplayConfig:
+    """With the old data, each as what differs from the defaults of its kind, paths absolute; `init_from` is resolved.
+
+    Raises ConfigError: they are not known, not there any more, or of another kind than `data`.
+    """
+    found = [typed_data(each) for each in replay.data] or _of_run(init_from, task)
+    for each in found:
+        lines = [*data_problems(each, task), *_differences(each, data)]
+        if lines:
+            raise ConfigError("\n".join(f"replay: the old data (data={each.name}): {line}" for line in lines))
+    kept = [_shortened(with_absolute_paths(each)) for each in found]
+    return dataclasses.replace(replay, data=[each for place, each in enumerate(kept) if each not in kept[:place]])
+
+
+def typed_data(values: Any) -> DataConfig:
+    """An item of `replay.data`. Raises ConfigError."""
+    name = values.get("name") if isinstance(values, Mapping) else None
+    kind = VARIANTS["data"].get(str(name))
+    if kind is None:
+        raise ConfigError(
+            f"replay.data holds {values!r}, and must hold sections data, each with its name, as {{name: image_folder, "
+            f"path: /data/old}}. {valid(str(name), VARIANTS['data'])}"
+        )
+    try:
+        made: DataConfig = section_from_plain(kind, values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"replay.data: {error}. Write it as the keys of data={name} are, without `data.`.") from error
+    return made
+
+
+def given_problems(config: TrainConfig) -> Iterator[str]:
+    """Of data that a person wrote out: what is none, and code that is not trusted."""
+    for place, values in enumerate(config.replay.data):
+        try:
+            data = typed_data(values)
+        except ConfigError as error:
+            yield str(error)
+            continue
+        if isinstance(data, TableConfig):
+            yield "replay.data holds a table, whose numbers and categories are encoded by its own rows. Use arrays."
+        problem = check_target(f"replay.data[{place}]._target_", data._target_, config.trust)
+        if problem is not None:
+            yield problem
+
+
+def _of_run(init_from: InitFromConfig, task: TaskConfig) -> list[DataConfig]:
+    """Those of the run that has the checkpoint, the oldest first."""
+    place = Path(str(init_from.path))
+    run = place.parent.parent
+    where = f"replay: init_from={place}"
+    if place.parent.name != "checkpoints":
+        raise ConfigError(
+            f"{where} is no checkpoint in a run's folder, so nobody knows what it was trained on. Name the run: "
+            f"init_from=RUN. {_BY_HAND}."
+        )
+    try:
+        spec = read_spec(SweepPaths(run.parent), _SET_ASIDE.sub("", run.name))
+    except (RunStateError, HpcTrainerError, OSError) as error:
+        raise ConfigError(
+            f"{where}: what that run was trained on is not known any more: {error} {_BY_HAND}."
+        ) from error
+    if spec.is_own_loop:
+        raise ConfigError(f"{where}: {spec.run_id} has a loop of its own, and only that knows its data. {_BY_HAND}.")
+    _check_task(spec, task, where)
+    try:
+        data: DataConfig = section_from_plain(variant_of("data", dict(spec.config["data"])), spec.config["data"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: its data are of another version of hpc_trainer: {error}. {_BY_HAND}.") from error
+    if isinstance(data, TableConfig):
+        raise ConfigError(
+            f"{where} was trained on data=table, whose numbers and categories are encoded by its own rows: new rows "
+            "would mean others. Write both tables as arrays, encoded alike (data=arrays)."
+        )
+    earlier = spec.config.get("replay", {}).get("data", [])
+    return [*(typed_data(each) for each in earlier), data]
+
+
+def _check_task(spec: RunSpec, task: TaskConfig, where: str) -> None:
+    was = str(spec.config.get("task", {}).get("name", TaskConfig().name))
+    if was != task.name:
+        raise ConfigError(
+            f"{where}: {spec.run_id} has task={was}, and this is task={task.name}: their targets are not alike. Use "
+            f"task={was}, or replay.share=null."
+        )
+
+
+def _shortened(data: DataConfig) -> dict[str, Any]:
+    """What differs from the defaults of its kind, and its name."""
+    usual, here = plain_value(type(data)()), plain_value(data)
+    return {
+        key: value for key, value in here.items() if key == "name" or (key not in _NOT_KEPT and value != usual[key])
+    }
+
+
+def _differences(old: DataConfig, new: DataConfig) -> Iterator[str]:
+    """What tells at plan time that a model of one cannot take the other, a line each."""
+    was, now = _known(old), _known(new)
+    for key, before in was.items():
+        if key in now and now[key] != before:
+            yield _told(key, before, now[key])
+
+
+def _told(key: str, before: Any, now: Any) -> str:
+    if key == "classes":
+        return (
+            f"its classes are {_listed(before)}, and those of the new data {_listed(now)}: a class is its number, so "
+            "both must have the same ones. Make a folder for each class in both, or name the same ones alike."
+        )
+    keys = {"shape": "inputs of the shape", "num_classes": "num_classes", "tokenizer": "the tokenizer"}
+    return (
+        f"it has {keys.get(key, key)} {_shown(before)}, and the new data {_shown(now)}. One model takes both: set "
+        f"those of the new data alike (data.*), or prepare them anew."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:8])}{', ..' if len(names) > 8 else ''} ({len(names)})"
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _known(data: DataConfig) -> dict[str, Any]:
+    """What a model hangs on, as far as keys and small files tell without reading samples."""
+    if isinstance(data, CustomDataConfig):
+        return {}
+    if isinstance(data, DigitsConfig):
+        return {"shape": (1, 8, 8), "num_classes": 10}
+    found: dict[str, Any] = {}
+    size, channels = getattr(data, "image_size", None), getattr(data, "num_channels", None)
+    if size is not None:
+        found["shape"] = (channels, size, size)
+    if getattr(data, "seq_len", None) is not None:
+        found["shape"] = (getattr(data, "seq_len", 0),)
+    for key in ("num_classes", "vocab_size"):
+        if getattr(data, key, None) is not None:
+            found["num_classes"] = getattr(data, key)
+    if isinstance(data, TextBytesConfig):
+        found |= {"num_classes": 256}
+    if isinstance(data, ImagesConfig):
+        found |= _classes(data)
+    if isinstance(data, TokensConfig):
+        found |= _vocabulary(data)
+    if isinstance(data, ArraysConfig):
+        found |= _array_shape(data)
+    return found
+
+
+def _classes(data: ImagesConfig) -> dict[str, Any]:
+    folder = data.folder if data.eval_fraction is not None else data.folder / "train"
+    listed = folder / "classes.json"
+    try:
+        if listed.is_file():
+            names = tuple(json.loads(listed.read_text(encoding="utf-8")))
+        else:
+            with os.scandir(folder) as entries:
+                names = tuple(sorted(each.name for each in entries if each.is_dir() and not each.name.startswith(".")))
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {"classes": names} if names else {}
+
+
+def _vocabulary(data: TokensConfig) -> dict[str, Any]:
+    from hpc_trainer.config.data_files.token_sources import find_sources
+
+    try:
+        meta = find_sources(data, "train")[0].meta
+    except (HpcTrainerError, IndexError):
+        return {}
+    return {"num_classes": meta.vocab_size, "tokenizer": meta.tokenizer_sha256 or meta.tokenizer}
+
+
+def _array_shape(data: ArraysConfig) -> dict[str, Any]:
+    from hpc_trainer.config.data_files.array_files import read_facts
+
+    try:
+        shape = read_facts(Path(str(data.path)).expanduser(), (data.inputs, data.targets))[0].shape[1:]
+    except HpcTrainerError:
+        return {}
+    return {} if None in shape else {"shape": tuple(shape)}
