@@ -36,6 +36,7 @@ from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
@@ -72,7 +73,12 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
             run = _context(config, paths, env, stop, attempt, group, journal)
-            with _watched(run, ended(None)):
+            with (
+                _watched(run, ended(None)),
+                recording(
+                    config, paths, env, attempt, has_begun=lambda: run.step > run.first_step, facts=run.contract.told
+                ),
+            ):
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:
                 code = conclude_stop(ended(run.saved_step), group)
