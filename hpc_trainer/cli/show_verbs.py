@@ -14,6 +14,8 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.show import DEFAULT, as_text, difference, find_run, sweep_lines, values
 from hpc_trainer.runs.first_weights import read_first_weights
+from hpc_trainer.runs.monitoring.environment import changes_of
+from hpc_trainer.state.journal import Journal
 
 _WIDEST = 60
 
@@ -24,10 +26,12 @@ def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: 
     found = values(run.spec)
     paths = run.sweep.run(run.spec.run_id)
     folder, first_weights = paths.folder, read_first_weights(paths)
+    changes = changes_of(paths, len(Journal(paths).read()))
     if as_json:
         facts = {"run_id": run.spec.run_id, "sweep": run.sweep.name, "folder": str(folder), "command": run.command}
         loaded = {} if first_weights is None else {"first_weights": dataclasses.asdict(first_weights)}
-        print_json({**facts, "code": run.code, **loaded, "values": [dataclasses.asdict(each) for each in found]})
+        told = {"environment_changes": changes, "values": [dataclasses.asdict(each) for each in found]}
+        print_json({**facts, "code": run.code, **loaded, **told})
         return
     print(as_typed(f"{run.spec.run_id}, of sweep {run.sweep.name}"))
     print(as_typed(f"Folder: {folder}"))
@@ -37,6 +41,8 @@ def run_show(name: str, sweep: str | None, runs_dir: Path | None, *, every_key: 
     print(f"Frozen code: {run.code[:12] if run.code else 'none'}")
     if first_weights is not None:
         print(as_typed(first_weights.line()))
+    for line in changes:
+        print(as_typed(f"{line[0].upper()}{line[1:]}"))
     shown = [each for each in found if every_key or each.source != DEFAULT]
     print_table(
         ["KEY", "VALUE", "FROM"],

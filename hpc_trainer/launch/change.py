@@ -21,8 +21,11 @@ from hpc_trainer.runs.shape import resources
 from hpc_trainer.runs.spec import RunSpec
 
 
-def change_specs(specs: Sequence[RunSpec], changes: Sequence[str]) -> list[RunSpec]:
+def change_specs(specs: Sequence[RunSpec], changes: Sequence[str], *, may_differ: bool = False) -> list[RunSpec]:
     """The runs with these changes, checked by the rules of a submit.
+
+    Args:
+        may_differ: also changes that make another run of one; each keeps its id and digest all the same.
 
     Raises:
         ConfigError: a change is wrong, or makes another run of one: nobody could tell its results from before.
@@ -47,7 +50,7 @@ def change_specs(specs: Sequence[RunSpec], changes: Sequence[str]) -> list[RunSp
             continue
         sections = (*CHANGEABLE, "train") if is_divided else CHANGEABLE
         plain = {**spec.config, **{name: plain_value(getattr(config, name)) for name in sections}}
-        if config_digest(plain) != spec.digest:
+        if config_digest(plain) != spec.digest and not may_differ:
             problems[_another_run(spec.config, plain)] = None
             continue
         shape = resources(config.hardware, config.cluster, is_one_a_node(config))

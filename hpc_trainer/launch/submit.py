@@ -21,6 +21,7 @@ from hpc_trainer.launch.top_up import TopUpJob
 from hpc_trainer.runs.files import check_place, check_trusted, write_json
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runs.spec import RunSpec, Shape, append_specs, read_specs
 from hpc_trainer.runs.states import CANCEL
 from hpc_trainer.runtime.start import start_words
@@ -147,7 +148,7 @@ def _write_sweep(plan: SweepPlan, command_line: Sequence[str], code: Snapshot | 
         plan.grid.sweep.sweep,
         {
             "sweep": plan.grid.sweep.name,
-            "command": list(command_line),
+            "command": Redaction.of_process().words(command_line),
             "time": time.time(),
             "run_ids": [spec.run_id for spec in plan.grid.specs],
             "axes": sorted({axis for spec in plan.grid.specs for axis in spec.axes}),

@@ -17,6 +17,7 @@ from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.first_weights import read_first_weights
+from hpc_trainer.runs.monitoring.environment import changes_of
 from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
@@ -170,6 +171,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     if first_weights is not None:
         yield first_weights.line()
     yield from straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults))
+    yield from changes_of(status.sweep.run(run.run_id), len(run.attempts))
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in log_files(status, run)[-1:])
 

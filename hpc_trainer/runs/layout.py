@@ -123,6 +123,11 @@ class RunPaths:
         """What one rank's device and host did in one attempt; that rank appends, and thins it out."""
         return self.telemetry / f"attempt-{attempt:03d}.rank-{rank}.jsonl"
 
+    def environment(self, attempt: int, node_rank: int = 0) -> Path:
+        """What an attempt ran with (runs/monitoring/environment.py); rank 0, and the first rank of each other node."""
+        node = f".node-{node_rank}" if node_rank else ""
+        return self.logs / f"attempt-{attempt:03d}.environment{node}.json"
+
     def told_metrics(self, attempt: int) -> Path:
         """What a program of the person's own tells in one attempt (`$HPC_TRAINER_METRICS`); the program appends."""
         return self.logs / f"attempt-{attempt:03d}.metrics.jsonl"

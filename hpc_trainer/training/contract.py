@@ -41,6 +41,8 @@ class ResumeContract:
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
+    described: dict[str, Any] = field(default_factory=dict)
+    """Of the facts those that `describe` added."""
     allow: tuple[str, ...] = ()
     resume_from: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -76,9 +78,14 @@ class ResumeContract:
         prints = {name: fingerprint(value) for name, value in facts.items()}
         try:
             # As it will come back from the manifest: a tuple would never be equal to the list that was read.
-            self.facts |= json.loads(json.dumps(prints, allow_nan=False))
+            self.described |= json.loads(json.dumps(prints, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise LoopError(f"run.describe takes JSON with finite numbers, and got {prints!r}: {error}.") from error
+        self.facts |= self.described
+
+    def told(self) -> dict[str, Any]:
+        """For the record of what an attempt runs with: `code` as in `facts`, and as `data` what `describe` added."""
+        return {"code": self.facts.get("code", {}), "data": self.described}
 
     def meta(self) -> dict[str, Any]:
         """For the manifest."""

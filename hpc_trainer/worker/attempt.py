@@ -38,6 +38,7 @@ from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Spent, Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.flight_recorder import FlightRecorder
 from hpc_trainer.worker.late_stop import LateStop
@@ -87,8 +88,13 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             with spans.within(Kind.rendezvous):
                 group = stack.enter_context(ranks)
             run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
-            sampler = sampler_of(config, paths, env, attempt, step=lambda: run.step)
-            with _watched(run, ended(None), recorder), sampler:
+            with (
+                _watched(run, ended(None), recorder),
+                sampler_of(config, paths, env, attempt, step=lambda: run.step),
+                recording(
+                    config, paths, env, attempt, has_begun=lambda: run.step > run.first_step, facts=run.contract.told
+                ),
+            ):
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:
                 code = conclude_stop(ended(run.saved_step), group)

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
+from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import RankEnv
@@ -29,6 +31,7 @@ from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.conclude import Stop, conclude_start
+from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, one_line, words_of
@@ -67,7 +70,8 @@ def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
     try:
         if env.rank == 0:
             _check_progress(journal.read(), successor_jobs(paths), config.cluster.max_no_progress)
-        return rank.run()
+        with recording(config, paths, env, attempt):
+            return rank.run()
     except SupersededError as error:
         print(error)
         return ExitCode.REQUEUED
@@ -139,7 +143,7 @@ class _Rank:
         make_folder(self._paths.own_checkpoints)
         words = words_of(self._config, self._paths)
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
-        print(f"{_STARTS}{self._config.train.command_dir}: {one_line(words)}", flush=True)
+        print(f"{_STARTS}{self._config.train.command_dir}: {self._shown(words)}", flush=True)
         self._program = Program(words, environ, self._config.train.command_dir)
         with (
             self._spans.within(Kind.program),
@@ -162,6 +166,11 @@ class _Rank:
             self._fail(code)
             return ExitCode.FAILED
         return self._finish()
+
+    @staticmethod
+    def _shown(words: Sequence[str]) -> str:
+        """For the log, which others read: without secrets."""
+        return one_line(Redaction.of_process().words(words))
 
     def _follow(self, program: Program) -> None:
         """Until the program and all that it started have ended; hands a stop on to it."""
@@ -209,7 +218,7 @@ class _Rank:
         output = _last_lines(self._paths.log(self._attempt, self._env.rank))
         frame = own_frame(output)
         message = f"the program ended with {_told(code)}"
-        print(f"{message}: {one_line(self._program.words if self._program else ())}", file=sys.stderr, flush=True)
+        print(f"{message}: {self._shown(self._program.words if self._program else ())}", file=sys.stderr, flush=True)
         record = record_of(
             self.as_stop, ExitCode.FAILED, type="ProgramError", message=message,
             cause="killed" if is_killed else "program", output=output, **({} if frame is None else {"frame": frame}),

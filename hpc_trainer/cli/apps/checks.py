@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_trainer.cli.complete import complete_names
+from hpc_trainer.cli.complete import complete_names, complete_runs
 from hpc_trainer.cli.given import Given
 from hpc_trainer.cli.options import (
     ConfigDir,
@@ -89,3 +89,32 @@ def find_lr_(
 
     given = Given(overrides, config_dir, trust)
     run_find_lr_verb(given, steps=steps, first=first, last=last, timeout_s=timeout, as_json=as_json)
+
+
+@verbs.command("reproduce", cls=Verb)
+def reproduce_(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN [KEY=VALUE]...",
+            help="A run; changes of cluster.* and hardware.*.",
+            autocompletion=complete_runs,
+        ),
+    ],
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="How many of its first steps.")] = 20,
+    may_differ: Annotated[
+        bool,
+        typer.Option("--allow-other-environment", help="Let changes be such that make another run: ranks, devices."),
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that it may take.")] = 3600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the copy also if it is identical.")] = False,
+    sweep: SweepOption = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run the first steps of a run again, from its code of then; say whether they are the same, or what differs."""
+    from hpc_trainer.cli.verbs.reproduce import run_reproduce_verb
+
+    run_reproduce_verb(
+        words, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, as_json=as_json
+    )

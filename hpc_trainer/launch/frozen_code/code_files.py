@@ -14,7 +14,7 @@ from fnmatch import translate
 from pathlib import Path
 
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.launch.frozen_code.secret_names import is_secret
+from hpc_trainer.runs.monitoring.secret_names import is_secret
 
 # A home folder under git, on a slow file system: better an answer than a login shell that hangs.
 _GIT_TIMEOUT_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_trainer.launch.frozen_code.secret_names import is_secret
+from hpc_trainer.runs.monitoring.secret_names import is_secret
 
 _SECRETS = """
 .env .ENV .Env.local prod.env PROD.ENV .env.production .env-prod .envrc .flaskenv server.pem KEY.PEM tls.key TLS.KEY

@@ -1,0 +1,149 @@
+"""`hpc-trainer reproduce`: the first steps of a run once more, from its code of then; compares what was logged."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.cli.common import ended_by_signals, print_json
+from hpc_trainer.cli.given import resolve_runs_dir
+from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot
+from hpc_trainer.launch.reproduce.checkout import read_checkout
+from hpc_trainer.launch.reproduce.copy import copy_of, place_of, start_copy, take_archive
+from hpc_trainer.operate.reproduce.compare import Deviation
+from hpc_trainer.operate.reproduce.run import Original, Reproduced, follow, original_of
+from hpc_trainer.operate.show import Known, find_run
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.spec import RunSpec
+
+_MOST = 10
+
+
+def run_reproduce_verb(
+    words: Sequence[str], sweep: str | None, runs_dir: Path | None, *, steps: int, may_differ: bool, timeout_s: float,
+    keep: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Exits 0 if what was logged is identical, 1 if not or if the copy failed, 2 if the command is wrong."""
+    changes = [word for word in words if "=" in word]
+    names = [word for word in words if word not in changes]
+    if len(names) != 1 or steps < 1:
+        raise ConfigError(
+            f"reproduce takes one run, at least one step, and KEY=VALUE words of cluster.* and hardware.*; it got "
+            f"{' '.join(names) or 'no run'} and --steps={steps}. Use: hpc-trainer reproduce RUN --steps 20"
+        )
+    tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
+    run = find_run(resolve_runs_dir(runs_dir), names[0], sweep)
+    original = original_of(run.sweep.run(run.spec.run_id), steps, is_program=run.spec.is_program)
+    place = place_of(run.sweep, run.spec.run_id)
+    spec = copy_of(run.spec, place, changes, may_differ=may_differ)
+    found = None
+    try:
+        digest, code = _code_of(run, spec, original, place)
+        tell(f"{spec.run_id}: {original.last} steps once more, {_from_what(run, code)} ..")
+        with ended_by_signals():
+            is_local = spec.config["cluster"]["executor"] == Executor.local.value
+            start = partial(start_copy, spec, place, digest=digest, code=code, command_line=sys.argv)
+            found = follow(original, place, start, is_local=is_local, timeout_s=timeout_s, say=tell)
+    finally:
+        kept = keep or found is None or not found.comparison.is_identical
+        if not kept:
+            shutil.rmtree(place.folder, ignore_errors=True)
+    folder = place.folder if kept and place.exists else None
+    if as_json:
+        print_json({**_json(found, original), "folder": None if folder is None else str(folder)})
+    else:
+        print("\n".join(map(as_typed, _words(found, original))))
+        if folder is not None:
+            print(as_typed(f"The copy is kept in {folder}."))
+    if not found.comparison.is_identical:
+        sys.exit(1)
+
+
+def _code_of(run: Known, spec: RunSpec, original: Original, place: SweepPaths) -> tuple[str | None, Snapshot | None]:
+    """The digest of the code that the copy starts from, and the code itself if it has to be written first.
+
+    Raises:
+        RunStateError: it cannot be had back.
+    """
+    environment = original.environment
+    frozen = run.code if environment is None else environment["code"].get("frozen")
+    if frozen:
+        return take_archive(frozen, run.sweep, place), None
+    if environment is None:
+        raise RunStateError(
+            f"{spec.run_id} has no frozen code (snapshot=off), and no record of what it ran with: nobody knows its "
+            "code."
+        )
+    code = read_checkout(spec, environment["code"], place.folder.parent)
+    return (None, None) if code is None else (code.digest, code)
+
+
+def _from_what(run: Known, code: Snapshot | None) -> str:
+    if code is not None:
+        return "from the revision and the difference that were recorded"
+    return f"from frozen code {run.code[:12]}" if run.code else "from installed code"
+
+
+def _json(found: Reproduced, original: Original) -> dict[str, Any]:
+    comparison = found.comparison
+    return {
+        "run_id": found.run_id,
+        "is_identical": comparison.is_identical,
+        "last_step": original.last,
+        "steps": list(comparison.steps),
+        "missing_steps": list(comparison.missing),
+        "metrics": list(comparison.names),
+        "deviations": [{**dataclasses.asdict(each), "relative": each.relative} for each in comparison.deviations],
+        "is_recorded": found.is_recorded,
+        "differences": [dataclasses.asdict(each) for each in found.differences],
+        "gpus": {"was": found.gpus[0], "now": found.gpus[1]},
+    }
+
+
+def _words(found: Reproduced, original: Original) -> list[str]:
+    comparison = found.comparison
+    first = next(iter(comparison.deviations), None)
+    if comparison.is_identical:
+        lines = [
+            f"IDENTICAL: the first {original.last} steps. Compared bit for bit: {', '.join(comparison.names)}, at "
+            f"{len(comparison.steps)} logged step(s)."
+        ]
+    elif first is not None:
+        lines = [f"NOT IDENTICAL: {_deviation(first)}", *_others(comparison.deviations)]
+    else:
+        steps = ", ".join(map(str, comparison.missing[:5])) or "any step"
+        lines = [f"NOT IDENTICAL: the copy did not log {steps}, which the run did."]
+    if not found.is_recorded:
+        return [*lines, "There is no record of what the run ran with: nobody can say what differs."]
+    unlike = [str(each) for each in found.differences]
+    if unlike:
+        lines.append("These differ:" if first is not None else "These differ, and changed nothing here:")
+        lines += [f"  {each}" for each in unlike[:_MOST]]
+        lines += [f"  and {len(unlike) - _MOST} more: --json has all"] if len(unlike) > _MOST else []
+    else:
+        lines.append("Nothing that is recorded differs: code, data, packages, libraries, devices, variables.")
+    if found.gpus[0] != found.gpus[1]:
+        lines.append(f"GPUs: {', '.join(found.gpus[1]) or 'none'}; the run had {', '.join(found.gpus[0]) or 'none'}.")
+    return lines
+
+
+def _deviation(each: Deviation) -> str:
+    how = "" if each.relative is None else f" (relative {each.relative:.1g})"
+    return f"step {each.step}: {each.name} {each.now!r} against {each.was!r}{how}."
+
+
+def _others(deviations: Sequence[Deviation]) -> list[str]:
+    steps = sorted({each.step for each in deviations})
+    largest = max((each.relative for each in deviations if each.relative is not None), default=None)
+    if len(deviations) < 2:
+        return []
+    told = "" if largest is None else f"; the largest relative difference is {largest:.1g}"
+    return [f"{len(deviations)} values differ at {len(steps)} of the compared steps{told}."]

@@ -1,0 +1,1 @@
+"""A run started once more, from the code that it had: `hpc-trainer reproduce`."""

@@ -1,0 +1,133 @@
+"""The code of a run that nothing was frozen of: the revision that git recorded, with the difference that it had."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, read_code
+from hpc_trainer.runs.spec import RunSpec
+
+_OURS = "hpc_trainer"
+
+
+def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) -> Snapshot | None:
+    """The code that the run imported, to be frozen; None if all of it was installed.
+
+    Nothing is written but a folder that is gone afterwards: the repositories stay as they are.
+
+    Args:
+        recorded: `code` of the record of what the run ran with.
+
+    Raises:
+        RunStateError: it cannot be had back: no checkout, a revision that is gone, a difference that was not kept.
+    """
+    if spec.is_program:
+        raise RunStateError(
+            "train.command ran with snapshot=off: its files were not frozen, and who runs them by their path cannot be "
+            "given others. Submit with snapshot=git."
+        )
+    places = {name: place for name, place in recorded["places"].items() if name != _OURS}
+    mine = {name: _checkout_of(place, recorded["checkouts"]) for name, place in places.items()}
+    installed = [name for name, found in mine.items() if found is None and _is_installed(places[name])]
+    lost = sorted(name for name, found in mine.items() if found is None and name not in installed)
+    if lost:
+        raise RunStateError(
+            f"{', '.join(lost)} was imported from {places[lost[0]]}, which is no git checkout, and nothing was frozen "
+            "(snapshot=off): its code of then is not known. Submit with snapshot=git."
+        )
+    with tempfile.TemporaryDirectory(prefix="hpc-trainer-checkout-") as folder:
+        entries = []
+        for number, checkout in enumerate({each["top"]: each for each in mine.values() if each}.values()):
+            top = Path(folder, str(number), Path(checkout["top"]).name)
+            write_checkout(checkout, top)
+            inside = (Path(place) for name, place in places.items() if mine[name] is checkout)
+            entries += [str(top / place.relative_to(checkout["top"])) for place in inside]
+        with _imports_from(folder, entries):
+            try:
+                return read_code([spec], runs_dir, is_look=True)
+            except ConfigError as error:
+                raise RunStateError(f"the code of then cannot be frozen: {error}") from error
+
+
+def _checkout_of(place: str, checkouts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    around = [each for each in checkouts if Path(place).is_relative_to(each["top"])]
+    return max(around, key=lambda each: len(each["top"]), default=None)
+
+
+def _is_installed(place: str) -> bool:
+    return bool({"site-packages", "dist-packages"} & set(Path(place).parts))
+
+
+def write_checkout(checkout: Mapping[str, Any], folder: Path) -> None:
+    """Writes the files of the recorded revision into `folder`, which must not exist, and applies the difference.
+
+    Raises:
+        RunStateError: the revision is not there, or the difference was not kept or does not apply.
+    """
+    top, revision, digest = str(checkout["top"]), str(checkout["revision"]), checkout.get("diff_sha256")
+    if checkout.get("diff") is None and digest is not None:
+        raise RunStateError(
+            f"{top} had a difference from {revision[:12]} that was too long to be kept: the code of then is not known. "
+            "Submit with snapshot=git."
+        )
+    repository = next((each for each in (top, os.curdir) if _has(each, revision)), None)
+    if repository is None:
+        raise RunStateError(
+            f"the run's code is revision {revision} of {checkout.get('remote') or top}, and neither {top} nor the "
+            "current folder has it. Fetch it there: git fetch origin " + revision
+        )
+    folder.mkdir(parents=True)
+    index = {"GIT_INDEX_FILE": str(folder.parent / "index")}
+    _git(repository, "read-tree", revision, more=index)
+    _git(repository, "checkout-index", "--all", f"--prefix={folder}/", more=index)
+    if checkout.get("diff"):
+        text = str(checkout["diff"]).encode(errors="surrogateescape")
+        # Apart from any repository around it, whose files git would look for.
+        alone = {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        try:
+            _git(str(folder), "apply", "--whitespace=nowarn", "-", more=alone, given=text)
+        except RunStateError as error:
+            secrets = checkout.get("diff_redacted") or 0
+            why = f": {secrets} value(s) were taken out of it as secrets" if secrets else ""
+            raise RunStateError(f"the recorded difference from {revision[:12]} does not apply{why}. {error}") from error
+
+
+def _has(repository: str, revision: str) -> bool:
+    try:
+        _git(repository, "cat-file", "-e", f"{revision}^{{commit}}")
+    except RunStateError:
+        return False
+    return True
+
+
+def _git(folder: str, *argv: str, more: Mapping[str, str] | None = None, given: bytes = b"") -> None:
+    command = ["git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-C", folder, *argv]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **(more or {})}, input=given, capture_output=True, timeout=300, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunStateError(f"git cannot be run: {error}") from error
+    if done.returncode:
+        raise RunStateError(f"git {argv[0]}: {done.stderr.decode(errors='replace').strip()[:500]}")
+
+
+@contextlib.contextmanager
+def _imports_from(folder: str, entries: list[str]) -> Iterator[None]:
+    """Packages are looked for in `entries` first, and not in the current folder."""
+    here, path = Path.cwd(), sys.path[:]
+    os.chdir(folder)
+    sys.path[:0] = entries
+    try:
+        yield
+    finally:
+        os.chdir(here)
+        sys.path[:] = path

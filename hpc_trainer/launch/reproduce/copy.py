@@ -1,0 +1,108 @@
+"""The copy of a run: the same configuration, logged at each step, in a sweep of its own, with the code of then."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.config.identity import config_digest
+from hpc_trainer.config.load import plain_value
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.tracker import TrackerConfig
+from hpc_trainer.errors import ConfigError, RunStateError
+from hpc_trainer.launch.change import change_specs
+from hpc_trainer.launch.freeze import grid_of_specs
+from hpc_trainer.launch.frozen_code.frozen_worker import RefusedCodeError, manifest_digest, read_archive
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, archive_of
+from hpc_trainer.launch.lock import submit_lock
+from hpc_trainer.launch.plan import build_plan
+from hpc_trainer.launch.submit import submit_plan
+from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import make_folder, set_umask
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.slurm.read_limits import read_limits
+
+_EXECUTOR = "cluster.executor="
+
+
+def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_differ: bool = False) -> RunSpec:
+    """The run as it is started again: of the same identity, unless `may_differ`.
+
+    Args:
+        words: overrides of `cluster.*` and `hardware.*`; `cluster.executor=slurm` gives it to Slurm. Without that it
+            runs on this machine.
+        may_differ: changes of the hardware that count may be among them: other ranks, another kind of device.
+
+    Raises:
+        ConfigError: an override is wrong, or makes another run of it.
+    """
+    executors = [word.partition("=")[2] for word in words if word.startswith(_EXECUTOR)] or [Executor.local.value]
+    if executors[-1] not in [each.value for each in Executor]:
+        raise ConfigError(f"{_EXECUTOR}{executors[-1]} must be one of {', '.join(each.value for each in Executor)}.")
+    changes = [word for word in words if not word.startswith(_EXECUTOR)]
+    if changes:
+        spec = change_specs([spec], changes, may_differ=may_differ)[0]
+    config: dict[str, Any] = {
+        **spec.config,
+        "cluster": {**spec.config["cluster"], "executor": executors[-1]},
+        "monitor": {**spec.config["monitor"], "log_every_steps": 1},
+        "tracker": plain_value(TrackerConfig()),
+        "paths": {**spec.config["paths"], "runs_dir": str(sweep.folder.parent)},
+        "sweep_name": sweep.name,
+    }
+    return dataclasses.replace(spec, config=config, digest=config_digest(config))
+
+
+def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> str:
+    """Copies the frozen code of a run into the sweep of its copy; returns its digest, 64 hex digits.
+
+    Args:
+        digest: its first 12 digits at least.
+
+    Raises:
+        RunStateError: it is gone or was changed; UntrustedFileError: others may have changed it.
+    """
+    source = archive_of(was, digest)
+    if not source.exists():
+        raise RunStateError(f"the frozen code {source} is gone: without it this is another program. Restore the file.")
+    check_trusted(source)
+    try:
+        manifest, _ = read_archive(source)
+    except RefusedCodeError as error:
+        raise RunStateError(f"{error}: nobody knows what the run imported. Restore the file.") from error
+    make_folder(now.folder)
+    make_folder(now.code)
+    shutil.copy(source, archive_of(now, digest))
+    archive_of(now, digest).chmod(0o444)
+    return manifest_digest(manifest)
+
+
+def start_copy(
+    spec: RunSpec, sweep: SweepPaths, *, digest: str | None, code: Snapshot | None, command_line: Sequence[str]
+) -> list[str]:
+    """Submits the copy; the ids of its jobs.
+
+    Args:
+        digest: of the code that it starts from; None: what is installed.
+        code: that code, if it does not lie in the sweep's folder yet.
+
+    Raises:
+        ConfigError, SubmitError, SlurmError: as a submit.
+    """
+    grid = grid_of_specs(sweep, [spec])
+    set_umask(grid.group_readable)
+    with submit_lock(sweep) as lock:
+        limits = read_limits(with_nodes=True) if grid.executor is Executor.slurm else None
+        plan = dataclasses.replace(build_plan(grid, limits=limits), code=digest)
+        return [each.job_id for each in submit_plan(plan, command_line=command_line, code=code, lock=lock).arrays]
+
+
+def place_of(was: SweepPaths, run_id: str) -> SweepPaths:
+    """A folder that is not there yet, within that of the run's sweep: no other verb takes it for one of yours."""
+    folder = was.folder / "reproduced"
+    numbers = (number for number in range(1, 10_000) if not Path(folder, f"{run_id}-{number}").exists())
+    return SweepPaths(folder / f"{run_id}-{next(numbers)}")

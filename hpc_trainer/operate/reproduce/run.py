@@ -1,0 +1,144 @@
+"""Follows the copy of a run to the last step that is compared, ends it, and says whether it is the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.cancel import cancel_runs
+from hpc_trainer.operate.end_local import end_local
+from hpc_trainer.operate.one_run import raise_failure
+from hpc_trainer.operate.reproduce.compare import Comparison, compare, last_step
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.metrics_log import read_metrics
+from hpc_trainer.runs.monitoring.environment import Difference, differences, first_environment, nodes, read_environment
+from hpc_trainer.runs.reading import Faults
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.journal import Journal
+from hpc_trainer.state.status import read_status
+
+_POLL_S, _SLURM_POLL_S = 0.2, 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Original:
+    """What is known of the run that is to be reproduced."""
+
+    paths: RunPaths
+    attempt: int | None
+    """The attempt whose record there is."""
+    environment: dict[str, Any] | None
+    last: int
+    """The last step that is compared."""
+    is_program: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Reproduced:
+    """What was compared, and what came of it."""
+
+    run_id: str
+    comparison: Comparison
+    differences: list[Difference] = field(default_factory=list)
+    is_recorded: bool = True
+    """False: nobody knows what the run ran with, and losses alone were compared."""
+    gpus: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    """UUIDs of the devices of both, in the order of nodes."""
+
+
+def original_of(paths: RunPaths, steps: int, *, is_program: bool) -> Original:
+    """What there is to compare with.
+
+    Args:
+        steps: how many of its first steps.
+
+    Raises:
+        RunStateError: it logged nothing, or its record is damaged.
+    """
+    records = read_metrics(paths.metrics)
+    last = last_step(records, steps)
+    if last is None:
+        told = (
+            "it is a program of its own that told no metrics (docs/any_program.md says how: hpc_trainer.log_metrics)"
+            if is_program
+            else "it has logged no step"
+        )
+        raise RunStateError(f"{paths.run_id} has nothing to compare with: {told}.")
+    found = first_environment(paths, len(Journal(paths).read()))
+    attempt, environment = found if found is not None else (None, None)
+    return Original(paths=paths, attempt=attempt, environment=environment, last=last, is_program=is_program)
+
+
+def follow(
+    original: Original, sweep: SweepPaths, start: Callable[[], object], *, is_local: bool, timeout_s: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> Reproduced:  # fmt: skip
+    """Starts the copy, waits for its step `original.last`, ends it, and compares. No process is left.
+
+    Raises:
+        ConfigError, RunStateError: the copy failed, or did not get there in time.
+    """
+    run_id = original.paths.run_id
+    copy = sweep.run(run_id)
+    try:
+        start()
+        _await_step(original, sweep, timeout_s, _POLL_S if is_local else _SLURM_POLL_S)
+    except RunStateError as error:
+        now = read_environment(copy, 0, Faults())
+        unlike = differences(original.environment, now) if original.environment and now else []
+        if not unlike:
+            raise
+        raise RunStateError(f"{error} It ran with: {'; '.join(map(str, unlike[:5]))}.") from error
+    finally:
+        _end(sweep, run_id, is_local=is_local)
+    say(f"step {original.last} is done")
+    comparison = compare(read_metrics(original.paths.metrics), read_metrics(copy.metrics), original.last)
+    return _with_environment(Reproduced(run_id=run_id, comparison=comparison), original, copy)
+
+
+def _with_environment(found: Reproduced, original: Original, copy: RunPaths) -> Reproduced:
+    now = read_environment(copy, 0, Faults())
+    if original.environment is None or now is None or original.attempt is None:
+        found.is_recorded = False
+        return found
+    found.differences = differences(original.environment, now)
+    found.gpus = (_gpus(original.paths, original.attempt), _gpus(copy, 0))
+    return found
+
+
+def _gpus(paths: RunPaths, attempt: int) -> list[str]:
+    return [str(each.get("uuid")) for node in nodes(paths, attempt) for each in node.get("devices") or ()]
+
+
+def _await_step(original: Original, sweep: SweepPaths, timeout_s: float, poll_s: float) -> None:
+    run_id = original.paths.run_id
+    metrics, deadline = sweep.run(run_id).metrics, time.monotonic() + timeout_s
+    while True:
+        run = read_status(sweep).run(run_id)  # before the metrics: what ends after this look is seen by the next
+        records = read_metrics(metrics)
+        if records and records[-1]["step"] > original.last:
+            return
+        if not run.state.is_active:
+            if run.state is RunState.COMPLETED or last_step(records, original.last) == original.last:
+                return
+            raise_failure(sweep, run)
+        if time.monotonic() > deadline:
+            raise RunStateError(
+                f"the copy had not done step {original.last} after {timeout_s:g} s, and is {run.state.value} at step "
+                f"{run.step}. Take fewer --steps, or a longer --timeout."
+            )
+        time.sleep(poll_s)
+
+
+def _end(sweep: SweepPaths, run_id: str, *, is_local: bool) -> None:
+    if is_local:
+        end_local([sweep])
+        return
+    if not sweep.exists:
+        return
+    status = read_status(sweep)
+    if status.run(run_id).state.is_active:
+        cancel_runs(status, [status.run(run_id)])

@@ -1,0 +1,161 @@
+"""logs/attempt-000.environment.json: what one attempt ran with. Written once by rank 0; a part by each other node."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import Faults, read_json, tell
+
+FORMAT = 1
+# Their values change with each job, place or person, and change no result.
+_NOT_COMPARED = (
+    "SLURM_", "HPC_TRAINER_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_", "PYTHONUNBUFFERED", "TORCHELASTIC_",
+)  # fmt: skip
+_SECTIONS = {
+    "command": dict, "code": dict, "python": dict, "packages": dict, "origins": dict, "libraries": dict,
+    "system": dict, "modules": list, "variables": dict, "cpu": dict, "devices": list, "data": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that two attempts ran with other values of; None: it was not there."""
+
+    kind: str
+    """code, data, package, library, device, system, variable or ranks."""
+    name: str
+    was: str | None
+    now: str | None
+
+    def __str__(self) -> str:
+        """`torch 2.13.1, was 2.13.0`."""
+        return f"{self.name} {self.now or 'not there'}, was {self.was or 'not there'}"
+
+
+def write_environment(paths: RunPaths, attempt: int, record: Mapping[str, Any], node_rank: int = 0) -> None:
+    """Replaces the record of one node of an attempt. Raises OSError."""
+    value = {"format": FORMAT, "attempt": attempt, "time": time.time(), **record}
+    write_json(paths.environment(attempt, node_rank), value, sync=False)
+
+
+def read_environment(paths: RunPaths, attempt: int, faults: Faults | None = None) -> dict[str, Any] | None:
+    """The record of an attempt as rank 0 made it; None if there is none, or none that can be read, which is a fault."""
+    path = paths.environment(attempt)
+    record = read_json(path, faults)
+    if record is None:
+        return None
+    if record.get("format") != FORMAT:
+        tell(faults, path, f"its format is {str(record.get('format'))[:20]}, and this version reads {FORMAT}")
+        return None
+    for name, kind in _SECTIONS.items():
+        if not isinstance(record.get(name), kind):
+            tell(faults, path, f"{name} is no {'object' if kind is dict else 'list'}")
+            return None
+    return record
+
+
+def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, Any]] | None:
+    """(attempt, record) of the first attempt that has one; None if none has.
+
+    Raises RunStateError: one is damaged, and none before it can be read.
+    """
+    for attempt in range(attempts):
+        faults = Faults()
+        record = read_environment(paths, attempt, faults)
+        if record is not None:
+            return attempt, record
+        if faults:
+            raise RunStateError(
+                f"the record of what attempt {attempt} ran with cannot be read: {'; '.join(faults)}. Without it nobody "
+                "can say what differs. Restore the file, or move it away: then losses alone are compared."
+            )
+    return None
+
+
+def nodes(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
+    """What each node of an attempt said of itself, in the order of nodes; those that said nothing are left out."""
+    found = [read_json(path) for path in sorted(paths.logs.glob(paths.environment(attempt).stem + "*.json"))]
+    return [each for each in found if each is not None and each.get("format") == FORMAT]
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """What two records differ in that may change results or speed, what decides first."""
+    before, after = (dict(_facts(each)) for each in (was, now))
+    keys = [*before, *(key for key in after if key not in before)]
+    order = {kind: number for number, kind in enumerate(_ORDER)}
+    found = [Difference(*key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
+    return sorted(found, key=lambda each: order[each.kind])
+
+
+def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]], most: int = 4) -> list[str]:
+    """A line for each attempt that ran with something else than the one before it.
+
+    Args:
+        records: (attempt, its record), in order.
+        most: differences that a line names.
+    """
+    lines = []
+    for (earlier, was), (attempt, now) in itertools.pairwise(records):
+        found = differences(was, now)
+        if found:
+            more = f", and {len(found) - most} more" if len(found) > most else ""
+            named = "; ".join(f"{each.name} {_short(each.now)} ({_short(each.was)})" for each in found[:most])
+            lines.append(f"attempt {attempt} ran with {named}{more}; in parentheses attempt {earlier}'s")
+    return lines
+
+
+def changes_of(paths: RunPaths, attempts: int) -> list[str]:
+    """The lines of `attempt_lines` for a run. A record that is missing or damaged is passed over."""
+    found = ((attempt, read_environment(paths, attempt, Faults())) for attempt in range(attempts))
+    return attempt_lines([(attempt, record) for attempt, record in found if record is not None])
+
+
+_ORDER = ("code", "data", "ranks", "library", "package", "device", "system", "variable")
+
+
+def _facts(record: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+    for name, digest in (record["code"].get("packages") or {}).items():
+        yield ("code", f"code of {name}"), _text(digest)
+    for name, value in record["data"].items():
+        yield ("data", name), _text(value)
+    if record.get("world_size") is not None:
+        yield ("ranks", "ranks"), _text(record["world_size"])
+    yield ("library", "Python"), _text(record["python"].get("version"))
+    for name, value in record["libraries"].items():
+        yield ("library", name), _text(value)
+    if record.get("driver") is not None:
+        yield ("library", "driver"), _text(record["driver"])
+    for name, version in record["packages"].items():
+        origin = record["origins"].get(name) or {}
+        yield ("package", name), f"{version}{' of ' + str(origin['commit_id'])[:12] if 'commit_id' in origin else ''}"
+    counts = Counter(str(each.get("name")) for each in record["devices"] if isinstance(each, dict))
+    if counts:
+        yield ("device", "GPUs"), ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
+    yield ("device", "processor"), _text(record["cpu"].get("model"))
+    for name in ("kernel", "libc", "container", "machine"):
+        if record["system"].get(name) is not None:
+            yield ("system", name), _text(record["system"][name])
+    if record["modules"]:
+        yield ("system", "modules"), " ".join(map(str, record["modules"]))
+    for name, value in record["variables"].items():
+        if not name.startswith(_NOT_COMPARED):
+            yield ("variable", name), _text(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _short(value: str | None, longest: int = 40) -> str:
+    if value is None:
+        return "not there"
+    return value if len(value) <= longest else f"{value[: longest - 3]}..."

@@ -1,0 +1,109 @@
+"""The git checkouts that code was imported from: revision, and the difference from it, as text that git can apply."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer.runs.monitoring.redaction import Redaction
+from hpc_trainer.runs.monitoring.secret_names import is_secret
+
+LONGEST_DIFF = 1_000_000
+"""Bytes of a difference that are kept as text; of a longer one its digest alone."""
+_NEW_FILES = "*.py"
+"""Of files that git does not track those that are kept. The names of others are listed."""
+
+
+def places_of(packages: Iterable[str]) -> dict[str, str]:
+    """Top-level package or module -> the folder that it was found in. Imports nothing; leaves out what is not found."""
+    found = {}
+    for name in packages:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is None:
+            continue
+        inside = list(spec.submodule_search_locations or ())
+        if inside:
+            found[name] = str(Path(inside[0]).parent)
+        elif spec.has_location and spec.origin:
+            found[name] = str(Path(spec.origin).parent)
+    return found
+
+
+def checkouts_of(folders: Iterable[str], redaction: Redaction, within: str = ":/") -> list[dict[str, Any]]:
+    """The checkouts that these folders lie in, each once; what lies in none is left out.
+
+    Args:
+        within: the pathspec that differences are limited to.
+    """
+    tops = {top: None for folder in folders if (top := _git(folder, "rev-parse", "--show-toplevel"))}
+    return [found for top in tops if (found := _checkout(top.rstrip("\n"), redaction, within))]
+
+
+def _checkout(top: str, redaction: Redaction, within: str) -> dict[str, Any] | None:
+    revision = _git(top, "rev-parse", "HEAD")
+    if revision is None:
+        return None
+    changed = _names(top, "diff", "--name-only", "--no-ext-diff", "-z", "HEAD", "--", within)
+    left_out = [each for each in changed if is_secret(each)]
+    but = [f":(exclude,literal,top){each}" for each in left_out]
+    diff = _git(top, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", within, *but) or ""
+    untracked = _names(top, "ls-files", "--others", "--exclude-standard", "-z", "--", within)
+    kept = [each for each in untracked if Path(each).match(_NEW_FILES) and not is_secret(each)]
+    for name in kept:
+        diff += _as_new(top, name)
+    remote = _git(top, "config", "--get", "remote.origin.url")
+    before = redaction.count
+    text = redaction.code(diff) if len(diff) <= LONGEST_DIFF else None
+    redacted = redaction.count - before
+    return {
+        "top": top,
+        "revision": revision.strip(),
+        "remote": redaction.text(remote.strip()) if remote else None,
+        "diff": text,
+        "diff_sha256": hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest() if diff else None,
+        "diff_redacted": redacted,
+        "left_out": left_out,
+        "untracked": [redaction.text(each) for each in untracked if each not in kept][:100],
+    }
+
+
+def _names(top: str, *argv: str) -> list[str]:
+    return [each for each in (_git(top, *argv) or "").split("\0") if each]
+
+
+def _as_new(top: str, name: str) -> str:
+    """A file that git does not track, as git would show it were it added."""
+    try:
+        path = Path(top, name)
+        if path.is_symlink() or path.stat().st_size > LONGEST_DIFF:
+            return ""
+        text = path.read_text(encoding="utf-8")
+        mode = "100755" if os.access(path, os.X_OK) else "100644"
+    except (OSError, UnicodeDecodeError):
+        return ""
+    head = f"diff --git a/{name} b/{name}\nnew file mode {mode}\n"
+    if not text:
+        return head
+    lines = text.split("\n")
+    last = [] if text.endswith("\n") else ["\\ No newline at end of file"]
+    lines = lines[:-1] if text.endswith("\n") else lines
+    body = "\n".join([*(f"+{line}" for line in lines), *last])
+    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n{body}\n"
+
+
+def _git(folder: str, *argv: str) -> str | None:
+    """What git prints; None if it fails. No program that the configuration names is run: it may be a team's."""
+    command = ["git", "-c", "core.fsmonitor=false", "-C", folder, *argv]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None

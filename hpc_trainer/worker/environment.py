@@ -1,0 +1,142 @@
+"""Writes what an attempt runs with (runs/monitoring/environment.py), beside the training and after its first step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_trainer import __version__
+from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.monitoring.environment import write_environment
+from hpc_trainer.runs.monitoring.redaction import Redaction
+from hpc_trainer.runs.reading import Faults, read_json
+from hpc_trainer.runtime.code_digests import code_digests
+from hpc_trainer.runtime.environment import machine, software
+from hpc_trainer.runtime.environment.checkouts import checkouts_of, places_of
+from hpc_trainer.runtime.rank_env import RankEnv
+
+_LOG = logging.getLogger(__name__)
+# A first step that takes longer, as one that compiles, is not waited for.
+_LONGEST_WAIT_S = 10.0
+_POLL_S = 0.05
+_OURS = "hpc_trainer"
+_FROZEN = "HPC_TRAINER_FROZEN_CODE"
+
+Facts = Callable[[], Mapping[str, Any]]
+
+
+@contextlib.contextmanager
+def recording(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, *,
+    has_begun: Callable[[], bool] = lambda: True, facts: Facts = dict,
+) -> Iterator[None]:  # fmt: skip
+    """While this is open, the record is written once the first step is done; at the latest when it closes.
+
+    On the first rank of each node; others do nothing. What goes wrong is told in the log, and harms no training.
+
+    Args:
+        has_begun: the first step is done.
+        facts: what the training itself knows: `code` (package -> digest) and `data` (name -> what it is).
+    """
+    if env.local_rank != 0:
+        yield
+        return
+    go = threading.Event()
+
+    def work() -> None:
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while not (go.wait(_POLL_S) or has_begun() or time.monotonic() > deadline):
+            pass
+        try:
+            record = node_facts(env) if env.rank else _record(config, paths, env, facts())
+            write_environment(paths, attempt, record, env.node_rank)
+        except Exception as error:  # of any kind: a record is worth no training
+            _LOG.warning("WARNING: what this attempt runs with was not recorded: %s: %s", type(error).__name__, error)
+
+    thread = threading.Thread(target=work, name="environment", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        go.set()
+        thread.join(_LONGEST_WAIT_S)
+
+
+def node_facts(env: RankEnv) -> dict[str, Any]:
+    """What each node says of itself."""
+    return {
+        "node": env.node, "node_rank": env.node_rank, "driver": machine.driver(), "devices": machine.devices(),
+        "cpu": machine.cpu(), "memory_bytes": machine.memory_bytes(), "system": software.system(),
+        "libraries": software.libraries(),
+    }  # fmt: skip
+
+
+def _record(config: TrainConfig, paths: RunPaths, env: RankEnv, facts: Mapping[str, Any]) -> dict[str, Any]:
+    redaction = Redaction.of_process()
+    versions, origins = software.packages()
+    record = {
+        **node_facts(env),
+        "hpc_trainer": __version__,
+        "job_id": env.job_id, "world_size": env.world_size, "num_nodes": env.num_nodes,
+        "nodes": os.environ.get("SLURM_JOB_NODELIST"),
+        "command": _commands(paths, redaction),
+        "code": _code(config, paths, facts, redaction),
+        "python": software.python(), "packages": versions, "origins": redaction.values(origins),
+        "modules": software.modules(), "variables": redaction.variables(software.variables()),
+        "data": redaction.values(facts.get("data") or {}),
+    }  # fmt: skip
+    return {**record, "redacted": redaction.count}
+
+
+def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
+    """What the person typed, if the sweep's newest submit named this run, and what started this process."""
+    sweep = read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}
+    typed = sweep.get("command") if paths.run_id in (sweep.get("run_ids") or ()) else None
+    words = redaction.words(map(str, typed)) if isinstance(typed, list) else None
+    return {
+        "submit": None if words is None else shlex.join(words),
+        "worker": shlex.join(redaction.words(sys.orig_argv)),
+        "folder": str(Path.cwd()),
+    }
+
+
+def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
+    """Digests of packages; the frozen code and its revision, or the checkouts that nothing was frozen of."""
+    named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
+    packages = sorted({_OURS, *named, *config.snapshot.packages})
+    digests = dict(facts.get("code") or code_digests(packages))
+    frozen = _frozen()
+    if frozen is not None:
+        revision = (read_json(SweepPaths(paths.folder.parent).sweep, Faults()) or {}).get("code") or {}
+        snapshot = revision.get("snapshot") or {}
+        is_of_it = str(snapshot.get("digest", "")).startswith(frozen)
+        known = {key: revision.get(key) if is_of_it else None for key in ("git_revision", "git_diff_sha256")}
+        return {"frozen": frozen, **known, "packages": digests, "places": {}, "checkouts": []}
+    places = places_of(packages)
+    ours = places.get(_OURS)
+    folders = {place for name, place in places.items() if name != _OURS}
+    folders |= {config.train.command_dir} if config.train.command_dir else set()
+    checkouts = checkouts_of(sorted(folders), redaction)
+    if ours is not None:  # of our own checkout the package alone: nothing in it needs tests or pages
+        checkouts += checkouts_of([ours], redaction, within=f":/{_OURS}")
+    return {"frozen": None, "packages": digests, "places": places, "checkouts": checkouts}
+
+
+def _frozen() -> str | None:
+    """The first 12 digits of the digest of the frozen code that this process imports; None: it imports none."""
+    copies = os.environ.get(_FROZEN)
+    if not copies:
+        return None
+    found = json.loads(copies)
+    return Path(next(iter(found.values()))).parent.name if found else None

@@ -1,0 +1,148 @@
+"""hpc-trainer reproduce: only the code of then gives the losses of then, and what differs is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.redaction import REDACTED
+from tests.unit.launch.frozen_code.projects import git
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import LocalDriver
+
+THEIRS = """
+import torch
+from torch import nn
+from theirs import SCALE
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.layer = nn.Linear(input_shape[0], num_classes)
+
+    def forward(self, inputs):
+        return self.layer(inputs) * SCALE
+
+
+class Points:
+    input_shape, num_classes = (4,), 3
+
+    def __len__(self):
+        return 64
+
+    def __getitems__(self, indices):
+        inputs = torch.tensor([[float((i * k) % 7) for k in (1, 2, 3, 5)] for i in indices])
+        return inputs, torch.tensor([i % 3 for i in indices])
+
+
+def build(split):
+    return Points()
+"""
+WORDS = (
+    "--trust", "theirs", "model=custom", "model._target_=theirs.net.Net", "data=custom",
+    "data._target_=theirs.net.build", "train.global_batch_size=8", "train.num_steps=12", "train.eval_every_steps=4",
+    "monitor.log_every_steps=3", "sweep_name=first",
+)  # fmt: skip
+TOKEN = "hf_" + "Q7w8" * 6
+
+
+def _project(local: LocalDriver, scale: str) -> Path:
+    package = local.folder / "theirs"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text(f"SCALE = {scale}\n")
+    (package / "net.py").write_text(THEIRS)
+    return package
+
+
+def _repository(local: LocalDriver) -> None:
+    (local.folder / ".gitignore").write_text("runs\nconfig\n__pycache__\n")
+    git(local.folder, "init", "-q")
+    git(local.folder, "add", "-A")
+    git(local.folder, "commit", "-q", "-m", "First")
+
+
+def _reproduce(local: LocalDriver, *words: str) -> tuple[int, Any]:
+    run_id = local.run_folder("first").name
+    done = local.run("reproduce", run_id, *words, "--json", check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def _edit_record(local: LocalDriver, **changes: Any) -> None:
+    path = RunPaths(local.run_folder("first")).environment(0)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_frozen_code_gives_the_losses_of_then_after_it_was_changed(local: LocalDriver) -> None:
+    package = _project(local, "1.0")
+    local.train(*WORDS)
+    (package / "__init__.py").write_text("SCALE = 3.0\n")
+    record = json.loads(RunPaths(local.run_folder("first")).environment(0).read_text())
+    _edit_record(local, packages={**record["packages"], "torch": "1.9.0"})
+
+    code, said = _reproduce(local, "--steps", "9")
+
+    assert (code, said["is_identical"], said["steps"], said["folder"]) == (0, True, [3, 4, 6, 8, 9], None)
+    assert {"loss", "lr", "eval_loss"} <= {*said["metrics"]}
+    (torch,) = [each for each in said["differences"] if each["kind"] == "package"]
+    assert (torch["name"], torch["was"]) == ("torch", "1.9.0")
+    assert not [*(local.folder / "runs" / "first" / "reproduced").iterdir()]
+
+
+def test_a_checkout_gives_the_losses_of_then_and_another_difference_is_told(local: LocalDriver) -> None:
+    _project(local, "1.0")
+    _repository(local)
+    git(local.folder, "remote", "add", "origin", "https://me:swordfish@example.org/lab.git")
+    package = _project(local, f'2.0\nTOKEN = "{TOKEN}"')
+    (package / "more.py").write_text("SCALE = 2.0\n")
+    (package / "net.py").write_text(THEIRS.replace("from theirs import", "from theirs.more import"))
+    local.train(*WORDS, "snapshot=off", "+cluster.env.LAB_PASSWORD=blowfish", f"+cluster.env.NCCL_X={TOKEN}")
+    folder = local.run_folder("first")
+    git(local.folder, "add", "-A")
+    git(local.folder, "commit", "-q", "-m", "Second")
+    (package / "more.py").write_text("SCALE = 5.0\n")
+
+    code, said = _reproduce(local, "--steps", "6")
+
+    assert (code, said["is_identical"], said["steps"]) == (0, True, [3, 4, 6]), said
+    # What was taken out of the difference as a secret is the one file that is another one now.
+    assert [each["name"] for each in said["differences"] if each["kind"] == "code"] == ["code of theirs"]
+    texts = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert not [path for path, text in texts.items() if any(each in text for each in (TOKEN.encode(), b"swordfish"))]
+    assert b"blowfish" not in texts[RunPaths(folder).environment(0)]
+    record = json.loads(texts[RunPaths(folder).environment(0)])
+    assert record["variables"]["NCCL_X"] == REDACTED
+
+    diff = record["code"]["checkouts"][0]["diff"]
+    checkout = {**record["code"]["checkouts"][0], "diff": diff.replace("+SCALE = 2.0", "+SCALE = 2.5")}
+    _edit_record(local, code={**record["code"], "checkouts": [checkout]})
+    code, said = _reproduce(local, "--steps", "6", "--keep")
+
+    first = said["deviations"][0]
+    assert (code, said["is_identical"], first["step"], first["name"]) == (1, False, 3, "loss")
+    assert first["relative"] > 1e-6
+    assert Path(said["folder"]).is_dir()
+
+
+def test_what_cannot_be_reproduced_says_why(local: LocalDriver) -> None:
+    package = _project(local, "1.0")
+    local.train(*WORDS, "snapshot=off")
+    run = local.run_folder("first").name
+
+    done = local.run("reproduce", run, check=False)
+    assert (done.returncode, "is no git checkout" in done.stderr) == (1, True), done.stderr
+    record = RunPaths(local.run_folder("first")).environment(0)
+    record.write_text('{"format": 1, ')
+    done = local.run("reproduce", run, check=False)
+    assert (done.returncode, "cannot be read" in done.stderr) == (1, True), done.stderr
+    record.unlink()
+    done = local.run("reproduce", run, check=False)
+    assert (done.returncode, "nobody knows its code" in done.stderr) == (1, True), done.stderr
+    done = local.run("reproduce", run, "--steps", "0", check=False)
+    assert (done.returncode, "at least one step" in done.stderr) == (2, True), done.stderr
+    assert package.is_dir()
