@@ -73,7 +73,8 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
             run = _context(config, paths, env, stop, attempt, group, journal)
-            with _watched(run, ended(None)), sampler_of(config, paths, env, attempt, step=lambda: run.step):
+            gpu = kind_of(device).names(device)
+            with _watched(run, ended(None)), sampler_of(config, paths, env, attempt, step=lambda: run.step, gpu=gpu):
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:
                 code = conclude_stop(ended(run.saved_step), group)
