@@ -8,6 +8,7 @@ from typing import Any
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.axes import find_axes
+from hpc_trainer.operate.monitoring.energy import energy_columns
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
@@ -46,6 +47,7 @@ def _row(
         "step": run.step,
         "gpu_hours": round(gpu_hours(run), 4),
         "attempts": len(run.attempts),
+        **energy_columns(status, run),
     }
 
 

@@ -13,6 +13,7 @@ from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
+from hpc_trainer.operate.monitoring.device_evidence import device_evidence
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
@@ -84,6 +85,9 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> 
     if warning is not None:
         evidence.append(warning)
         advice.append("checkpoint.every=auto, or a partition with more grace")
+    of_devices, for_devices = device_evidence(status, run)
+    evidence += of_devices
+    advice += for_devices
     return Why(
         run_id=run.run_id,
         state=run.state,
@@ -107,7 +111,7 @@ def _verdict(status: SweepStatus, run: RunStatus) -> Verdict:
         return Verdict("It waits in the sweep's own queue until Slurm has room for it.", (by,))
     if _met_its_end(run):
         return BY_CAUSE[OUT_OF_MEMORY]
-    if run.warning is not None:
+    if run.cause == NOT_FINITE:
         return BY_CAUSE[NOT_FINITE]
     if run.pending_reason is not None:
         return _waits(run.state, explain_reason(run.pending_reason))
@@ -162,7 +166,7 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
         yield from (f"  {line}" for line in last_lines(run)[-_LAST_LINES:])
         if run.cause not in REFUSALS:
             yield from frames[-_TRACEBACK_LINES:]
-    elif run.warning is not None:
+    elif run.cause == NOT_FINITE and run.warning is not None:
         yield run.warning
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason

@@ -48,6 +48,11 @@ class DeviceKind:
         del device
         return torch.backends.cpu.get_cpu_capability()
 
+    def names(self, device: torch.device) -> list[str]:
+        """By which the driver's own library knows it: UUID and place on the bus; [] where torch tells none."""
+        del device
+        return []
+
     def versions(self) -> dict[str, Any]:
         """Of libraries besides torch that compute."""
         return {}
@@ -104,6 +109,14 @@ class CudaKind(DeviceKind):
 
     def name(self, device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
+
+    def names(self, device: torch.device) -> list[str]:
+        found: Any = torch.cuda.get_device_properties(device)
+        try:
+            place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
+            return [str(found.uuid), place]
+        except AttributeError:  # older than 2.4
+            return []
 
     def versions(self) -> dict[str, Any]:
         if torch.version.hip is not None:

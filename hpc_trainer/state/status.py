@@ -17,6 +17,7 @@ from hpc_trainer.errors import ExitCode, RunStateError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
@@ -76,6 +77,8 @@ class RunStatus:
     """The id of its Slurm job, if the queue shows that it has not begun."""
     elsewhere: str | None = None
     """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
+    device_warning: str | None = None
+    """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`)."""
     pending_reason: str | None = None
     """Slurm's own word for why its job waits; None if none of its jobs does."""
 
@@ -108,7 +111,9 @@ class RunStatus:
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with a run that is complete: metrics that are no finite number; None if nothing is."""
+        """What is wrong with a run that works, or is complete: a GPU, or metrics that are no finite number."""
+        if self.device_warning is not None:
+            return self.device_warning
         if self.cause != NOT_FINITE:
             return None
         numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
@@ -387,11 +392,18 @@ def _status_of(
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
+        device_warning=_device_warning(folder, newest, faults) if running and newest is not None else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None else None,
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
         elsewhere=view.elsewhere(folder) if state.is_active else None,
     )
+
+
+def _device_warning(folder: RunFolder, newest: Attempt, faults: Faults) -> str | None:
+    found = read_warnings(folder.paths, newest.attempt, faults)
+    more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
+    return f"{found[0].text}{more}" if found else None
 
 
 _DIED = (RunState.FAILED, RunState.OUT_OF_MEMORY)

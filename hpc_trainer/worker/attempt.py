@@ -88,9 +88,10 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             with spans.within(Kind.rendezvous):
                 group = stack.enter_context(ranks)
             run = recorder.run = _context(config, paths, env, stop, attempt, group, journal, spans)
+            gpu = kind_of(device).names(device)
             with (
                 _watched(run, ended(None), recorder),
-                sampler_of(config, paths, env, attempt, step=lambda: run.step),
+                sampler_of(config, paths, env, attempt, step=lambda: run.step, gpu=gpu),
                 recording(
                     config, paths, env, attempt, has_begun=lambda: run.step > run.first_step, facts=run.contract.told
                 ),

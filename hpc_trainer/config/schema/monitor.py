@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from hpc_trainer.config.schema.key import ALWAYS, key, only_with
+
+
+class OnOverheat(str, enum.Enum):
+    """What is done where a GPU lowers its clocks to protect itself."""
+
+    warn = "warn"
+    lower_power = "lower_power"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,3 +36,8 @@ class MonitorConfig:
     straggler_factor: float = key(1.3, ALWAYS, limits="≥ 1.05")
     """A rank whose own work in a step takes longer than this many times the median of the other ranks' is named in
     `status` and `why` (docs/monitoring.md). 0: nobody is looked for."""
+    on_overheat: OnOverheat = key(OnOverheat.warn, only_with("hardware.gpus_per_node"))
+    """A GPU that lowers its clocks for heat is a warning in `status`. lower_power: its power limit is lowered too, by a
+    tenth each minute, where the user may set it, and put back at the end of the attempt."""
+    co2_g_per_kwh: float | None = key(None, ALWAYS, limits="≥ 0")
+    """Grams of CO2 for each kWh at the site: `results` has a column co2_g. null: none."""

@@ -61,6 +61,8 @@ class Device:
     nvlink_bytes: int | None = None
     pcie_bytes: int | None = None
     """Both ways together, since the attempt began."""
+    is_lost: bool | None = None
+    """True from the moment on in which the driver lost it (NVML: GPU is lost)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,8 @@ def _part(kind: type[Part], value: object) -> Part | None:
         item = value.get(each.name)
         if each.name in _LISTS:
             found[each.name] = tuple(item) if isinstance(item, list) else None
+        elif each.name == "is_lost":
+            found[each.name] = True if item is True else None
         elif isinstance(item, str) if each.name in _WORDS else is_number(item):
             found[each.name] = item
     return kind(**found)

@@ -11,19 +11,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from hpc_trainer.config.program import is_one_a_node
+from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.telemetry import MAX_LINES, Device, Host, Sample, append_samples, thin_out
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.worker.telemetry.care import Care
 
 # The file server sees at most so many lines a second of a run.
 _MOST_A_SECOND = 20
 # The end of a run does not wait longer for a driver that does not answer.
 _LAST_S = 2.0
+# What the drivers leave: torch gives AMD's GPUs the name cuda too.
+_NVIDIA, _AMD = Path("/dev/nvidiactl"), Path("/dev/kfd")
 
 
 class Devices(Protocol):
@@ -31,6 +37,9 @@ class Devices(Protocol):
 
     def read(self, now: float) -> Sequence[Device]:
         """What they do; [] if nothing is known. `now`: seconds of a clock that is never put back."""
+
+    def lower_power(self, uuid: str | None) -> None:
+        """Lowers the power limit of one of them a little, until `close`."""
 
     def close(self) -> None:
         """The end of the attempt."""
@@ -83,9 +92,9 @@ class Sampler:
             return
         self._first = time.monotonic()
         try:
-            while not self._ended.is_set():
+            self.sample(host, devices)
+            while not self._ended.wait(self.every_s):
                 self.sample(host, devices)
-                self._ended.wait(self.every_s)
             self.sample(host, devices)
         finally:
             if devices is not None:
@@ -125,28 +134,53 @@ class Sampler:
             self.watch(samples)
 
 
+def devices_of(config: TrainConfig, env: RankEnv, notes: Notes, gpu: Sequence[str]) -> Devices | None:
+    """The GPUs of a rank; None: it has none, or nothing tells of them."""
+    if config.hardware.device_type != "cuda":
+        return None
+    index = None if is_one_a_node(config) else env.local_rank
+    if _AMD.exists() and not _NVIDIA.exists():
+        from hpc_trainer.runtime.counters.amd import AmdDevices
+
+        return AmdDevices.find(notes, names=gpu, index=index)
+    from hpc_trainer.runtime.counters.nvidia import NvidiaDevices
+
+    return NvidiaDevices.find(notes, uuid=gpu[0] if gpu else None, index=index)
+
+
 def sampler_of(
     config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, *, step: Callable[[], int | None],
-    pid: int | None = None, uuid: str | None = None,
+    gpu: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
     """Samples while the block runs, as `monitor.` says.
 
     Args:
         step: the newest one, if anybody knows.
-        pid: the process whose tree is counted; this one.
-        uuid: that of the rank's GPU, where torch has told it.
+        gpu: names of the rank's GPU, where torch has told them (`DeviceKind.names`).
     """
     if not config.monitor.telemetry_every_s:
         return contextlib.nullcontext()
 
+    found: list[Devices] = []
+
     def host(notes: Notes) -> Hosts:
         from hpc_trainer.runtime.counters.host import HostCounters
 
-        return HostCounters(notes, pid=pid, has_energy=env.local_rank == 0)
+        return HostCounters(notes, has_energy=env.local_rank == 0)
 
+    def devices(notes: Notes) -> Devices | None:
+        made = devices_of(config, env, notes, gpu)
+        found.extend([] if made is None else [made])
+        return made
+
+    def lower_power(uuid: str | None) -> None:
+        for each in found:
+            each.lower_power(uuid)
+
+    care = Care(paths, lower_power if config.monitor.on_overheat is OnOverheat.lower_power else None)
     sampler = Sampler(
         paths=paths, env=env, attempt=attempt,
         every_s=max(config.monitor.telemetry_every_s, env.world_size / _MOST_A_SECOND),
-        step=step, devices=lambda notes: None, host=host,
+        step=step, devices=devices, host=host, watch=care.look,
     )  # fmt: skip
     return sampler.sampling()

@@ -47,7 +47,7 @@ def test_every_field_comes_back(paths: RunPaths) -> None:
         uuid="GPU-1", name="NVIDIA H100", utilisation=0.5, memory_used=7, memory_total=9, temperature_c=60.0,
         temperature_limit_c=87.0, power_w=300.5, power_limit_w=700.0, energy_j=12.0, sm_clock_mhz=1980,
         mem_clock_mhz=2619, throttle=("power_cap",), ecc_corrected=1, ecc_uncorrected=0, ecc_corrected_aggregate=3,
-        ecc_uncorrected_aggregate=0, xid=(79,), nvlink_bytes=5, pcie_bytes=6,
+        ecc_uncorrected_aggregate=0, xid=(79,), nvlink_bytes=5, pcie_bytes=6, is_lost=True,
     )  # fmt: skip
     host = Host(**{each.name: 3 for each in dataclasses.fields(Host)})
     assert None not in dataclasses.asdict(device).values()

@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.config.schema.train import CommandPer, TrainConfig
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring import telemetry
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, read_telemetry
+from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.worker.telemetry import sampler as module
 from hpc_trainer.worker.telemetry.sampler import Sampler, sampler_of
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine under load takes seconds for what takes milliseconds; no test is of the limit."""
+    monkeypatch.setattr(module, "_LAST_S", 60.0)
 
 
 class _Host:
@@ -25,6 +32,8 @@ class _Host:
 
 
 class _Gpus:
+    def lower_power(self, uuid: str | None) -> None: ...
+
     def __init__(self, *fails: Exception) -> None:
         self._fails, self.is_closed = list(fails), False
 
@@ -51,7 +60,7 @@ def test_samples_from_the_begin_to_the_end(tmp_path: Path) -> None:
     gpus = _Gpus()
     sampler = _sampler(tmp_path, gpus)
     with sampler.sampling():
-        time.sleep(0.1)
+        time.sleep(0.2)
     found = read_telemetry(sampler.paths)
     assert len(found) >= 4
     assert {(each.attempt, each.rank, each.step) for each in found} == {(2, 0, 7)}
@@ -133,3 +142,48 @@ def test_none_where_nobody_asks_for_it(tmp_path: Path) -> None:
     with sampler_of(config, RunPaths(tmp_path), read_rank_env({}), 0, step=lambda: None):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def _gpu_config(per: CommandPer = CommandPer.rank) -> TrainConfig:
+    config = TrainConfig()
+    config.monitor.telemetry_every_s = 60
+    config.hardware.gpus_per_node = 2
+    config.train.command, config.train.command_per = "x", per
+    return config
+
+
+@pytest.mark.parametrize(("per", "expected"), [(CommandPer.rank, ["GPU-b"]), (CommandPer.node, ["GPU-b", "GPU-a"])])
+def test_a_rank_of_gpus_is_sampled_and_cared_for(
+    tmp_path: Path, per: CommandPer, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of pynvml at work over recorded answers: each rank's own device, or all of a program that drives all."""
+    pytest.importorskip("pynvml")
+    from tests.unit.runtime.counters.nvml_player import Card, Library
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    paths = RunPaths(tmp_path / "r")
+    paths.folder.mkdir()
+    cards = Card("GPU-a"), Card("GPU-b", reasons=0x4 | 0x40, temperature=95)
+    with Library(*cards).playing():
+        for _ in range(2):
+            with sampler_of(_gpu_config(per), paths, read_rank_env({}), 0, step=lambda: 3):
+                pass
+    found = read_telemetry(paths)
+    assert [each.device.uuid for each in found if each.device][: len(expected)] == expected
+    assert found[0].host is not None
+    (warned,) = read_warnings(paths)  # the sample at the end is the second in a row
+    assert warned.device == "NVIDIA H100 80GB HBM3 GPU-b"
+
+
+def test_no_driver_is_one_note_and_the_host_is_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("pynvml")
+    if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
+        pytest.skip("there is a driver here")
+    paths = RunPaths(tmp_path / "r")
+    paths.folder.mkdir()
+    with caplog.at_level(logging.WARNING), sampler_of(_gpu_config(), paths, read_rank_env({}), 0, step=lambda: 3):
+        pass
+    assert [each.getMessage() for each in caplog.records] == [
+        "telemetry: no GPU figures: NVML Shared Library Not Found (NVML)"
+    ]
+    assert [each.device for each in read_telemetry(paths)] == [None, None]

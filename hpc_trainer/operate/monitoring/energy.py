@@ -1,0 +1,26 @@
+"""What a run has used of energy, for `results`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpc_trainer.runs.monitoring.telemetry import J_PER_KWH, energy_j, newest_samples
+from hpc_trainer.runs.reading import is_number
+from hpc_trainer.state.status import RunStatus, SweepStatus
+
+
+def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
+    """`energy_kwh` of all attempts and ranks, `j_per_sample` of what was trained, `co2_g`; {} where nobody knows."""
+    if not run.attempts:
+        return {}
+    used = energy_j(newest_samples(status.sweep.run(run.run_id), status.faults))
+    if used is None:
+        return {}
+    config = run.spec.config
+    num_samples = run.step * int(config.get("train", {}).get("global_batch_size") or 0)
+    factor = config.get("monitor", {}).get("co2_g_per_kwh")
+    return {
+        "energy_kwh": round(used / J_PER_KWH, 6),
+        **({"j_per_sample": round(used / num_samples, 6)} if num_samples else {}),
+        **({"co2_g": round(used / J_PER_KWH * factor, 3)} if is_number(factor) else {}),
+    }

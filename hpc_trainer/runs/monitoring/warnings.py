@@ -1,0 +1,93 @@
+"""telemetry/attempt-000.rank-0.warnings.json: what was wrong with a rank's device in an attempt. No torch.
+
+Written only where something was: `status` looks for such files, and most runs have none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import Faults, Kinds, as_count, as_text, as_time, list_folder, read_json, tell, typed
+
+_NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.warnings\.json")
+
+
+class Trouble(str, enum.Enum):
+    """What may be wrong with a device."""
+
+    slowed = "slowed"
+    """It lowers its clocks to protect itself."""
+    hot = "hot"
+    """It is at its temperature limit, and does not say whether it lowers its clocks."""
+    ecc = "ecc"
+    """Errors of its memory that were not corrected."""
+    xid = "xid"
+    """A fault of the device by its driver (Xid)."""
+    lost = "lost"
+    """The driver has lost it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWarning:
+    """One kind of trouble of one device in one attempt."""
+
+    rank: int
+    trouble: Trouble
+    node: str
+    device: str
+    """Name and UUID."""
+    detail: str
+    """`hw_thermal, up to 93 °C, its limit is 87 °C`."""
+    since: float
+    """When it was seen first and last, seconds since the epoch."""
+    last: float
+    seconds: float
+    """How long it was seen, in all."""
+
+    @property
+    def text(self) -> str:
+        """A line for a person."""
+        says = {
+            Trouble.slowed: "lowers its clocks", Trouble.hot: "is too hot", Trouble.lost: "was lost by its driver",
+            Trouble.ecc: "has errors of its memory that were not corrected", Trouble.xid: "has a fault",
+        }[self.trouble]  # fmt: skip
+        lasted = f", for {self.seconds:.0f} s" if self.trouble in (Trouble.slowed, Trouble.hot) else ""
+        return f"the GPU of rank {self.rank} on {self.node} {says} ({self.detail}{lasted}): {self.device}"
+
+
+def write_warnings(paths: RunPaths, attempt: int, rank: int, warnings: Sequence[DeviceWarning]) -> None:
+    """Replaces the file. Raises OSError."""
+    told = [{**dataclasses.asdict(each), "trouble": each.trouble.value} for each in warnings]
+    write_json(paths.telemetry_file(attempt, rank).with_suffix(".warnings.json"), {"warnings": told}, sync=False)
+
+
+def read_warnings(paths: RunPaths, attempt: int | None = None, faults: Faults | None = None) -> list[DeviceWarning]:
+    """Those of all ranks of an attempt (None: of all), in order of ranks."""
+    names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
+    found = [each for name in names if (each := _NAME.fullmatch(name)) and attempt in (None, int(each[1]))]
+    return [
+        warning
+        for each in sorted(found, key=lambda each: (int(each[1]), int(each[2])))
+        for warning in _read(paths.at(f"telemetry/{each[0]}"), faults)
+    ]
+
+
+def _read(path: str, faults: Faults | None) -> list[DeviceWarning]:
+    told = (read_json(path, faults) or {}).get("warnings")
+    try:
+        return [DeviceWarning(**typed(each, _KINDS)) for each in (told if isinstance(told, list) else ())]
+    except (KeyError, ValueError, TypeError) as error:
+        tell(faults, path, error)
+        return []
+
+
+_KINDS: Kinds = {
+    "rank": as_count, "trouble": Trouble, "node": as_text, "device": as_text, "detail": as_text, "since": as_time,
+    "last": as_time, "seconds": as_time,
+}  # fmt: skip

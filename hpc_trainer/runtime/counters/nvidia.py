@@ -1,0 +1,321 @@
+"""NVIDIA's GPUs by NVML (nvidia-ml-py), each counter by itself: what a device does not tell is None, and told once.
+
+Of a MIG device NVML tells its memory; temperature, clocks and faults are those of the GPU that it is a part of, and its
+share of the power nobody knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hpc_trainer.config.packages import optional
+from hpc_trainer.errors import ConfigError
+from hpc_trainer.runs.monitoring.telemetry import Device
+from hpc_trainer.runtime.counters.energy import AddedPower
+from hpc_trainer.runtime.counters.notes import Notes
+from hpc_trainer.runtime.counters.visible import device_of_uuid, visible_devices
+
+# nvml.h, nvmlClocksEventReason*: the module of a year ago has other names for the same bits. 0x1 is an idle device.
+_REASONS = {
+    0x2: "applications_clocks", 0x4: "power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost", 0x20: "sw_thermal",
+    0x40: "hw_thermal", 0x80: "power_brake", 0x100: "display", 0x200: "board_limit", 0x400: "reliability",
+}  # fmt: skip
+_ALL_LINKS = 2**32 - 1
+_MOST_EVENTS = 32  # of one period; a broken device tells the same one without end
+_KIB = 1024
+_LOWER_BY = 0.9
+_NEVER = ("NotSupported", "NoPermission", "FunctionNotFound")
+Found = TypeVar("Found")
+
+
+class NvidiaDevices:
+    """The GPUs of one rank."""
+
+    def __init__(self, notes: Notes, devices: Sequence[NvidiaDevice], nvml: Any) -> None:
+        self._notes, self.devices, self._nvml = notes, devices, nvml
+
+    @classmethod
+    def find(
+        cls, notes: Notes, *, uuid: str | None, index: int | None, environ: Mapping[str, str] = os.environ
+    ) -> NvidiaDevices | None:
+        """None, with a note: there is no library, no driver, or no such device.
+
+        Args:
+            uuid: as torch tells it of the rank's device.
+            index: the device's number among those that CUDA sees; more than there are begin anew. None: all of them.
+        """
+        try:
+            nvml = optional("pynvml", "reading an NVIDIA GPU")
+        except ConfigError as error:
+            notes.tell("driver", f"no GPU figures: {error}")
+            return None
+        try:
+            nvml.nvmlInit()
+            handles = _handles(nvml, notes, uuid, index, environ)
+        except nvml.NVMLError as error:
+            notes.tell("driver", f"no GPU figures: {error} (NVML)")
+            return None
+        if not handles:
+            notes.tell("driver", "no GPU figures: NVML does not know which device is this rank's")
+            return None
+        return cls(notes, [NvidiaDevice(nvml, notes, each) for each in handles], nvml)
+
+    def read(self, now: float) -> list[Device]:
+        """What they do. `now`: seconds of a clock that is never put back."""
+        return [each.read(now) for each in self.devices]
+
+    def lower_power(self, uuid: str | None) -> None:
+        """Lowers the power limit of one device by a tenth, down to the least that it takes; `close` puts it back."""
+        for each in self.devices:
+            if each.uuid == uuid:
+                each.lower_power()
+
+    def close(self) -> None:
+        """Gives everything back."""
+        for each in self.devices:
+            each.close()
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+
+def _handles(nvml: Any, notes: Notes, uuid: str | None, index: int | None, environ: Mapping[str, str]) -> list[Any]:
+    if uuid is not None and index is not None and (handle := device_of_uuid(nvml, uuid)) is not None:
+        return [handle]
+    seen = visible_devices(nvml, environ, notes)
+    return seen if index is None or not seen else [seen[index % len(seen)]]
+
+
+class NvidiaDevice:
+    """One of them."""
+
+    def __init__(self, nvml: Any, notes: Notes, handle: Any) -> None:
+        self.nvml, self._notes, self._handle = nvml, notes, handle
+        self._absent: dict[str, str] = {}
+        self._is_first = True
+        self.is_lost = False
+        self.uuid = self._ask("uuid", nvml.nvmlDeviceGetUUID, handle)
+        self.name = self._ask("name", nvml.nvmlDeviceGetName, handle)
+        self.is_part = bool(self._quietly(nvml.nvmlDeviceIsMigDeviceHandle, handle))
+        # Of the GPU that a MIG device is a part of.
+        self.gpu = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if self.is_part else handle
+        self._limit_c = self._temperature_limit()
+        self._energy = _Counted()
+        self._added = AddedPower()
+        self._bytes = {"nvlink": _Counted(), "pcie": _Counted()}
+        self._added_bytes = AddedPower()
+        self._ecc: tuple[int | None, ...] | None = None
+        self._aggregate: tuple[int | None, int | None] = (None, None)
+        self._events = self._event_set()
+        self._limit_before: int | None = None
+
+    def read(self, now: float) -> Device:
+        """What it does; of one that is lost its name alone."""
+        if self.is_lost:
+            return Device(uuid=self.uuid, name=self.name, is_lost=True)
+        nvml = self.nvml
+        rates = None if self.is_part else self._ask("utilisation", nvml.nvmlDeviceGetUtilizationRates, self._handle)
+        memory = self._ask("memory", nvml.nvmlDeviceGetMemoryInfo, self._handle)
+        celsius = self._ask("temperature", nvml.nvmlDeviceGetTemperature, self.gpu, nvml.NVML_TEMPERATURE_GPU)
+        reasons = self._ask("throttle reasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self.gpu)
+        power, limit, energy = self._power(now)
+        ecc = self._ecc_counts()
+        xid = self._faults()
+        pcie, nvlink = self._moved(now)
+        found = Device(
+            uuid=self.uuid, name=self.name,
+            utilisation=None if rates is None else rates.gpu / 100,
+            memory_used=None if memory is None else memory.used, memory_total=None if memory is None else memory.total,
+            temperature_c=celsius, temperature_limit_c=self._limit_c,
+            power_w=power, power_limit_w=limit, energy_j=energy,
+            sm_clock_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, self.gpu, nvml.NVML_CLOCK_SM),
+            mem_clock_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, self.gpu, nvml.NVML_CLOCK_MEM),
+            throttle=None if reasons is None else tuple(word for bit, word in _REASONS.items() if reasons & bit),
+            ecc_corrected=ecc[0], ecc_uncorrected=ecc[1],
+            ecc_corrected_aggregate=self._aggregate[0], ecc_uncorrected_aggregate=self._aggregate[1],
+            xid=xid, nvlink_bytes=nvlink, pcie_bytes=pcie, is_lost=self._lost(),
+        )  # fmt: skip
+        self._tell_absent()
+        return found
+
+    def _lost(self) -> bool | None:
+        return self.is_lost or None
+
+    def lower_power(self) -> None:
+        """By a tenth; a refusal is told once."""
+        nvml = self.nvml
+        if self.is_part or self.is_lost or "set power limit" in self._absent:
+            return
+        try:
+            limit = nvml.nvmlDeviceGetPowerManagementLimit(self._handle)
+            least, _ = nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)
+            lower = max(least, round(limit * _LOWER_BY))
+            if lower >= limit:
+                return
+            nvml.nvmlDeviceSetPowerManagementLimit(self._handle, lower)
+        except nvml.NVMLError as error:
+            self._absent["set power limit"] = str(error)
+            self._notes.tell(
+                f"set power limit {self.uuid}",
+                f"{self.name} is hot, and its power limit stays: {error} (monitor.on_overheat=lower_power)",
+            )
+            return
+        self._limit_before = limit if self._limit_before is None else self._limit_before
+        self._notes.tell(
+            f"lowered {lower}", f"{self.name} is hot: its power limit is {lower / 1e3:.0f} W now, not {limit / 1e3:.0f}"
+        )
+
+    def close(self) -> None:
+        """Puts the power limit back as it was, and gives the event set back."""
+        if self._limit_before is not None and not self.is_lost:
+            with contextlib.suppress(self.nvml.NVMLError):
+                self.nvml.nvmlDeviceSetPowerManagementLimit(self._handle, self._limit_before)
+        if self._events is not None:
+            with contextlib.suppress(self.nvml.NVMLError):
+                self.nvml.nvmlEventSetFree(self._events)
+
+    def _power(self, now: float) -> tuple[float | None, float | None, float | None]:
+        """Watts, the limit in watts, joules so far. Of a part of a GPU nobody knows them."""
+        if self.is_part:
+            return None, None, None
+        nvml, handle = self.nvml, self._handle
+        power = self._ask("power", nvml.nvmlDeviceGetPowerUsage, handle)
+        limit = self._ask("power limit", nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+        counted = self._ask("energy", nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        added = None if power is None else self._added.add(now, power / 1e3)
+        energy = added if counted is None else self._energy.add(counted) / 1e3
+        return None if power is None else power / 1e3, None if limit is None else limit / 1e3, energy
+
+    def _temperature_limit(self) -> float | None:
+        """Where it begins to lower its clocks: its highest working temperature, or that of the slowdown."""
+        nvml = self.nvml
+        kinds = (nvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        told = (self._quietly(nvml.nvmlDeviceGetTemperatureThreshold, self.gpu, kind) for kind in kinds)
+        return min((float(each) for each in told if each), default=None)
+
+    def _ecc_counts(self) -> tuple[int | None, int | None]:
+        """Corrected and uncorrected since the driver was loaded; where they have changed, those of its life too."""
+        nvml = self.nvml
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+
+        def counts(since: int) -> tuple[int | None, int | None]:
+            ask = nvml.nvmlDeviceGetTotalEccErrors
+            first, second = (self._ask("ECC", ask, self.gpu, kind, since) for kind in kinds)
+            return first, second
+
+        now = counts(nvml.NVML_VOLATILE_ECC)
+        if now != self._ecc:  # the aggregate is read from the board's own memory
+            self._ecc, self._aggregate = now, counts(nvml.NVML_AGGREGATE_ECC)
+        return now
+
+    def _event_set(self) -> Any | None:
+        nvml = self.nvml
+        made = self._ask("Xid", nvml.nvmlEventSetCreate)
+        if made is None:
+            return None
+        try:
+            nvml.nvmlDeviceRegisterEvents(self.gpu, nvml.nvmlEventTypeXidCriticalError, made)
+        except nvml.NVMLError as error:
+            self._absent["Xid"] = str(error)
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(made)
+            return None
+        return made
+
+    def _faults(self) -> tuple[int, ...] | None:
+        """The Xid of what went wrong since the last time."""
+        if self._events is None:
+            return None
+        found: list[int] = []
+        try:
+            while len(found) < _MOST_EVENTS:
+                found.append(int(self.nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
+        except self.nvml.NVMLError_Timeout:
+            pass  # no more of them
+        except self.nvml.NVMLError as error:
+            self._take(error, "Xid")
+        return tuple(dict.fromkeys(found))
+
+    def _moved(self, now: float) -> tuple[int | None, int | None]:
+        """Bytes over PCIe and NVLink, both ways, so far."""
+        nvml = self.nvml
+        fields = [
+            nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+            (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
+            (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
+        ]  # fmt: skip
+        values = self._ask("bytes", nvml.nvmlDeviceGetFieldValues, self.gpu, fields)
+        told = [None] * 4 if values is None else [_value(nvml, each) for each in values]
+        pcie = None if None in told[:2] else self._bytes["pcie"].add(sum(filter(None, told[:2])))
+        nvlink = None if None in told[2:] else self._bytes["nvlink"].add(sum(filter(None, told[2:])) * _KIB)
+        return self._sampled_pcie(now) if pcie is None else pcie, nvlink
+
+    def _sampled_pcie(self, now: float) -> int | None:
+        """Of a device without that counter: what it moves in two windows of 20 ms, taken for the whole period."""
+        nvml = self.nvml
+        kinds = (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        told = [self._ask("PCIe", nvml.nvmlDeviceGetPcieThroughput, self.gpu, kind) for kind in kinds]
+        if None in told:
+            return None
+        return round(self._added_bytes.add(now, sum(filter(None, told)) * _KIB))
+
+    def _quietly(self, call: Callable[..., Found], *args: Any) -> Found | None:
+        with contextlib.suppress(self.nvml.NVMLError):
+            return call(*args)
+        return None
+
+    def _ask(self, what: str, call: Callable[..., Found], *args: Any) -> Found | None:
+        """What NVML answers; None, and no second question, where this device never will."""
+        if self.is_lost or what in self._absent:
+            return None
+        try:
+            return call(*args)
+        except self.nvml.NVMLError as error:
+            self._take(error, what)
+            return None
+
+    def _take(self, error: Any, what: str) -> None:
+        nvml = self.nvml
+        if isinstance(error, (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired)):
+            self.is_lost = True
+            self._notes.tell(f"lost {self.uuid}", f"{self.name} {self.uuid}: {error}. No more figures of it.")
+        elif isinstance(error, tuple(getattr(nvml, f"NVMLError_{name}") for name in _NEVER)):
+            self._absent[what] = str(error)
+        else:
+            self._notes.tell(f"{what} {self.uuid}", f"{self.name}: {what} is not known at times: {error}")
+
+    def _tell_absent(self) -> None:
+        """Once, after the first sample: most devices lack something."""
+        if self._is_first and self._absent:
+            told = ", ".join(f"{what} ({why})" for what, why in self._absent.items())
+            self._notes.tell(f"absent {self.uuid}", f"{self.name} does not tell: {told}")
+        self._is_first = False
+
+
+class _Counted:
+    """What a counter of the device has counted since the first time; one that begins anew loses nothing."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._sum = 0
+
+    def add(self, value: int) -> int:
+        if self._last is not None:
+            self._sum += value - self._last if value >= self._last else value
+        self._last = value
+        return self._sum
+
+
+def _value(nvml: Any, field: Any) -> int | None:
+    """A field's value, whatever type the driver gave it."""
+    if field.nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    names = {
+        nvml.NVML_VALUE_TYPE_DOUBLE: "dVal", nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal", nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    }  # fmt: skip
+    name = names.get(field.valueType)
+    return None if name is None else int(getattr(field.value, name))

@@ -1,0 +1,102 @@
+"""Looks at each sample for a device that is too hot or fails: a warning for `status`, and `monitor.on_overheat`.
+
+Being at the power limit (`power_cap`) is the normal state of a GPU that works hard, and no trouble.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.telemetry import HARMFUL, Device, Sample
+from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
+
+FATAL_XID = frozenset((48, 62, 64, 74, 79, 94, 95, 119, 120, 140))
+"""NVIDIA's Xid that are the device's fault (docs.nvidia.com/deploy/xid-errors): memory (48, 64, 94, 95, 140), its own
+processors (62, 119, 120), NVLink (74), fallen off the bus (79). Programs of one's own cause 13, 31, 43 and 45."""
+_SAMPLES = 2
+"""In a row, before a warning: clocks go down for a moment when work begins or ends."""
+_WRITE_EVERY_S = 60.0
+_LOWER_EVERY_S = 60.0
+
+
+class Care:
+    """Of one rank of one attempt; for the sampler's thread alone."""
+
+    def __init__(self, paths: RunPaths, lower_power: Callable[[str | None], None] | None) -> None:
+        """`lower_power`: lowers the power limit of the device with this UUID a little; None: nobody asked for it."""
+        self._paths, self._lower_power = paths, lower_power
+        self._found: dict[tuple[str | None, Trouble], DeviceWarning] = {}
+        self._in_row: dict[tuple[str | None, Trouble], int] = {}
+        self._hottest: dict[str | None, float] = {}
+        self._first_ecc: dict[str | None, int] = {}
+        self._seen_s: dict[str | None, float] = {}
+        self._written_s, self._lowered_s = -_WRITE_EVERY_S, -_LOWER_EVERY_S
+
+    def look(self, samples: Sequence[Sample]) -> None:
+        """Takes the samples of a period. Raises OSError: the warning could not be written."""
+        is_new = False
+        for sample in samples:
+            if sample.device is not None:
+                passed = sample.elapsed_s - self._seen_s.get(sample.device.uuid, sample.elapsed_s)
+                self._seen_s[sample.device.uuid] = sample.elapsed_s
+                for trouble, detail in self._troubles(sample.device).items():
+                    is_new |= self._add(sample, sample.device, trouble, detail, passed)
+        now = samples[0].elapsed_s
+        if self._found and (is_new or now - self._written_s >= _WRITE_EVERY_S):
+            self._written_s = now
+            write_warnings(self._paths, samples[0].attempt, samples[0].rank, list(self._found.values()))
+
+    def _troubles(self, device: Device) -> dict[Trouble, str]:
+        """What is wrong now, and in which words."""
+        heat = ""
+        if device.temperature_c is not None:
+            hottest = max(device.temperature_c, self._hottest.get(device.uuid, 0.0))
+            self._hottest[device.uuid] = hottest
+            limit = "" if device.temperature_limit_c is None else f", its limit is {device.temperature_limit_c:.0f} °C"
+            heat = f"up to {hottest:.0f} °C{limit}"
+        found = {}
+        words = [word for word in device.throttle or () if word in HARMFUL]
+        if words:
+            found[Trouble.slowed] = ", ".join([*words, *([heat] if heat else [])])
+        elif device.throttle is None and (device.temperature_c or 0.0) >= (device.temperature_limit_c or math.inf):
+            found[Trouble.hot] = heat
+        if device.ecc_uncorrected is not None:
+            more = device.ecc_uncorrected - self._first_ecc.setdefault(device.uuid, device.ecc_uncorrected)
+            if more > 0:
+                found[Trouble.ecc] = f"{more} since the attempt began"
+        fatal = [number for number in device.xid or () if number in FATAL_XID]
+        if fatal:
+            found[Trouble.xid] = f"Xid {', '.join(map(str, fatal))}"
+        if device.is_lost:
+            found[Trouble.lost] = "GPU is lost"
+        for key in [key for key in self._in_row if key[0] == device.uuid and key[1] not in found]:
+            del self._in_row[key]
+        return found
+
+    def _add(self, sample: Sample, device: Device, trouble: Trouble, detail: str, passed_s: float) -> bool:
+        """True if nothing was told of it before."""
+        key = (device.uuid, trouble)
+        self._in_row[key] = self._in_row.get(key, 0) + 1
+        is_heat = trouble in (Trouble.slowed, Trouble.hot)
+        if is_heat and self._in_row[key] < _SAMPLES:
+            return False
+        if is_heat and self._lower_power is not None and sample.elapsed_s - self._lowered_s >= _LOWER_EVERY_S:
+            self._lowered_s = sample.elapsed_s
+            self._lower_power(device.uuid)
+        before = self._found.get(key)
+        if before is None:
+            self._found[key] = DeviceWarning(
+                rank=sample.rank, trouble=trouble, node=sample.node or "?", detail=detail, since=sample.time,
+                device=" ".join(each for each in (device.name, device.uuid) if each), last=sample.time,
+                seconds=passed_s,
+            )  # fmt: skip
+            return True
+        if trouble is Trouble.xid:
+            detail = f"Xid {', '.join(dict.fromkeys((before.detail + ', ' + detail).replace('Xid ', '').split(', ')))}"
+        self._found[key] = dataclasses.replace(
+            before, detail=detail, last=sample.time, seconds=before.seconds + passed_s
+        )
+        return False

@@ -1,0 +1,79 @@
+"""What telemetry says of runs to a person: warnings in `status` and `why`, energy in `results`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.operate.results import result_rows
+from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
+from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import read_status
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    sweep = SweepOnDisk(
+        tmp_path / "runs" / "sweep",
+        make_specs(2, "cluster=slurm", "train.global_batch_size=50", "monitor.co2_g_per_kwh=400"),
+    )
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_0|RUNNING|n7|None|x\n")
+    return sweep
+
+
+def _warning(rank: int, trouble: Trouble) -> DeviceWarning:
+    return DeviceWarning(
+        rank=rank, trouble=trouble, node="n7", device="H100 GPU-a", detail="hw_thermal", since=1.0, last=2.0, seconds=9
+    )
+
+
+def test_a_gpu_that_is_too_hot_is_a_warning_while_the_run_works(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    sweep.beat(step=7, loss=0.5)
+    assert read_status(sweep.paths).runs[0].warning is None
+    sweep.run().telemetry.mkdir()
+    found = [_warning(0, Trouble.slowed), _warning(3, Trouble.ecc)]
+    for each in found:
+        write_warnings(sweep.run(), 0, each.rank, [each])
+    status = read_status(sweep.paths)
+    run = status.runs[0]
+    assert (run.state, run.warning) == (RunState.RUNNING, f"{found[0].text} (and 1 more: hpc-trainer why)")
+    why = explain(status, run)
+    assert [line for line in why.evidence if line.startswith("the GPU")] == [each.text for each in found]
+    assert why.advice[-1].endswith("cluster.sbatch.exclude=n7")
+    assert "finite" not in why.verdict
+
+
+def test_a_run_that_failed_shows_what_its_gpu_had(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.FAILED, cause="exception", error={"type": "RuntimeError", "message": "CUDA error"})
+    sweep.run().telemetry.mkdir()
+    write_warnings(sweep.run(), 0, 0, [_warning(0, Trouble.lost)])
+    status = read_status(sweep.paths)
+    assert status.runs[0].warning is None
+    assert any("was lost by its driver" in line for line in explain(status, status.runs[0]).evidence)
+
+
+def test_energy_of_all_attempts_and_ranks(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    sweep.beat(step=8, loss=0.5)
+    paths = sweep.run()
+    paths.telemetry.mkdir()
+    for attempt, rank, joules in ((0, 0, 3.6e6), (0, 1, 1.8e6), (1, 0, 1.8e6)):
+        for share in (0.0, 0.5, 1.0):
+            device = Device(uuid=f"GPU-{rank}", energy_j=joules * share)
+            sample = Sample(
+                attempt=attempt, rank=rank, time=1e9, elapsed_s=share, node="n7", step=8, device=device,
+                host=Host(energy_j=1e9),
+            )  # fmt: skip
+            append_samples(paths, [sample])
+    known, unknown = result_rows(read_status(sweep.paths))
+    assert (known["energy_kwh"], known["j_per_sample"], known["co2_g"]) == (2.0, 7.2e6 / (8 * 50), 800.0)
+    assert not {"energy_kwh", "j_per_sample", "co2_g"} & unknown.keys()
