@@ -77,6 +77,8 @@ class RunPaths:
     """What a person's loop writes there by itself (`RunContext.checkpoint_dir`); nothing else reads it."""
     logs = _Named("logs")
     """attempt-000.rank-0.log and so on."""
+    telemetry = _Named("telemetry")
+    """attempt-000.rank-0.jsonl and so on: what devices and hosts did (`runs/monitoring/telemetry.py`)."""
     submissions = _Named(SUBMISSIONS)
     """Successor jobs of this run: intents and confirmations; rank 0's attempt appends."""
     lr_range = _Named("lr_range.svg")
@@ -110,6 +112,10 @@ class RunPaths:
     def log(self, attempt: int, rank: int) -> Path:
         """What one rank of one attempt printed."""
         return self.logs / f"attempt-{attempt:03d}.rank-{rank}.log"
+
+    def telemetry_file(self, attempt: int, rank: int) -> Path:
+        """What one rank's device and host did in one attempt; that rank appends, and thins it out."""
+        return self.telemetry / f"attempt-{attempt:03d}.rank-{rank}.jsonl"
 
     def told_metrics(self, attempt: int) -> Path:
         """What a program of the person's own tells in one attempt (`$HPC_TRAINER_METRICS`); the program appends."""

@@ -39,6 +39,7 @@ from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.probe import context_class
+from hpc_trainer.worker.telemetry.sampler import sampler_of
 from hpc_trainer.worker.tracker import build_tracker
 
 
@@ -72,7 +73,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             has_failed=lambda: paths.failure(attempt).exists(),
         ) as group:
             run = _context(config, paths, env, stop, attempt, group, journal)
-            with _watched(run, ended(None)):
+            with _watched(run, ended(None)), sampler_of(config, paths, env, attempt, step=lambda: run.step):
                 outcome = run_main(config, run)
             if outcome is not Outcome.done:
                 code = conclude_stop(ended(run.saved_step), group)

@@ -29,6 +29,7 @@ from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, 
 from hpc_trainer.worker.late_stop import LateStop
 from hpc_trainer.worker.program_start import Program, environment_of, meeting_place, one_line, words_of
 from hpc_trainer.worker.program_story import Story
+from hpc_trainer.worker.telemetry.sampler import sampler_of
 
 ASKED = "exit 75"
 """What the journal has as the signal of a stop that the program asked for itself."""
@@ -127,7 +128,8 @@ class _Rank:
         environ = environment_of(self._config, self._paths, self._env, self._attempt, place)
         print(f"{_STARTS}{self._config.train.command_dir}: {one_line(words)}", flush=True)
         self._program = Program(words, environ, self._config.train.command_dir)
-        self._follow(self._program)
+        with sampler_of(self._config, self._paths, self._env, self._attempt, step=lambda: self._step):
+            self._follow(self._program)
         code = self._program.code
         if self._story is not None:
             self._story.look(is_last=True)

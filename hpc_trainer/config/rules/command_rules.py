@@ -31,7 +31,7 @@ _OF_EVERY_RUN = frozenset({
 })  # fmt: skip
 _KEYS = frozenset({
     "train.command", "train.command_per", "train.command_signal", "train.command_dir", "monitor.heartbeat_every_s",
-    "parallel.timeout_s",
+    "monitor.telemetry_every_s", "parallel.timeout_s",
 })  # fmt: skip
 
 

@@ -22,6 +22,9 @@ class MonitorConfig:
     (docs/speed.md). The same bits; those steps are some percent slower. 0: none."""
     profile_warmup_steps: int = key(10, only_with("monitor.profile_steps"), limits="≥ 1")
     """Steps of each attempt before the profile: caches, compilers and allocators are cold in the first ones."""
+    telemetry_every_s: float = key(5.0, ALWAYS, limits="≥ 0")
+    """Seconds between two samples of each rank's GPU and host (docs/monitoring.md); all ranks together take 20 a second
+    at most. 0: none."""
     straggler_factor: float = key(1.3, ALWAYS, limits="≥ 1.05")
     """A rank whose own work in a step takes longer than this many times the median of the other ranks' is named in
     `status` and `why` (docs/monitoring.md). 0: nobody is looked for."""

@@ -1,0 +1,325 @@
+"""telemetry/attempt-000.rank-0.jsonl: what a rank's device and host did, a line for each period. No torch.
+
+    {"time", "elapsed_s", "node", "step", "device": {..} or null, "host": {..} or null}
+
+A program that drives all GPUs of its node (`train.command_per=node`) has a line for each of them, the host in the
+first. What is not known is left out of `device` and `host`, and None in what is read. What counts up begins at 0 with
+the attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpc_trainer.runs.files import append_lines, to_json, write_atomic
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, records
+
+MAX_LINES, _DENSE = 2_048, 256
+"""A file never has more lines: some 1 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
+_TAIL = 8_192  # bytes that hold the last line
+_NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
+J_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU, or a part of one (MIG). Clocks are those of now; `throttle` says why they are below their best."""
+
+    uuid: str | None = None
+    name: str | None = None
+    utilisation: float | None = None
+    """Share of the time in which a kernel ran, 0 to 1: over NVML's own window, up to a second."""
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature_c: float | None = None
+    temperature_limit_c: float | None = None
+    """From there on the device lowers its clocks by itself."""
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    """Since the attempt began: by the device's counter, else its power added up."""
+    sm_clock_mhz: int | None = None
+    mem_clock_mhz: int | None = None
+    throttle: tuple[str, ...] | None = None
+    """Of THROTTLE; () where nothing holds it back."""
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    """Errors of memory since the driver was loaded (volatile); the aggregate is of the device's whole life."""
+    ecc_corrected_aggregate: int | None = None
+    ecc_uncorrected_aggregate: int | None = None
+    xid: tuple[int, ...] | None = None
+    """NVIDIA's numbers of the faults since the line before."""
+    nvlink_bytes: int | None = None
+    pcie_bytes: int | None = None
+    """Both ways together, since the attempt began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A rank's processes, its own and those that they started; of what a node has only one of, the node."""
+
+    cpus: float | None = None
+    """Cores that the rank kept busy since the line before."""
+    cpus_allowed: float | None = None
+    """Cores that it may use: by affinity and by the control group's quota."""
+    rss_bytes: int | None = None
+    """Resident memory of the rank's processes added up; pages that they share count in each."""
+    memory_available: int | None = None
+    memory_limit: int | None = None
+    """That of the control group, as Slurm sets it, else of the node; `memory_available` is what is left of it."""
+    major_faults: int | None = None
+    """Pages that were read from the disk, since the attempt began."""
+    disk_read_bytes: int | None = None
+    disk_write_bytes: int | None = None
+    """Of the rank's processes, since the attempt began; network file systems count where the kernel does."""
+    net_bytes: int | None = None
+    """Of the node, both ways, InfiniBand included, since the attempt began."""
+    power_w: float | None = None
+    energy_j: float | None = None
+    """Of the node's processors and their memory (RAPL), else of the whole node by its power meter, since the attempt
+    began; the first rank of a node has it."""
+
+
+THROTTLE = (
+    "power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "power_brake", "sync_boost", "applications_clocks",
+    "display", "board_limit", "reliability",
+)  # fmt: skip
+"""`power_cap` is the normal state of a GPU that works hard: it is at its power limit."""
+HARMFUL = ("hw_slowdown", "sw_thermal", "hw_thermal", "power_brake")
+"""Those that a healthy, well cooled device does not show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One line."""
+
+    attempt: int
+    rank: int
+    time: float
+    """Seconds since the epoch, by the node's clock, which may be put back."""
+    elapsed_s: float
+    """Since the sampling of the attempt began, by a clock that nobody puts back."""
+    node: str | None
+    step: int | None
+    device: Device | None
+    host: Host | None
+
+
+Part = TypeVar("Part", Device, Host)
+
+
+def append_samples(paths: RunPaths, samples: Sequence[Sample]) -> None:
+    """Adds lines of one rank. Raises OSError: the file system refused; nothing of them is in the file then."""
+    file = paths.telemetry_file(samples[0].attempt, samples[0].rank)
+    append_lines(file, [record_of(each) for each in samples], sync=False)
+
+
+def record_of(sample: Sample) -> dict[str, Any]:
+    """What a line says."""
+    return {
+        "time": round(sample.time, 3), "elapsed_s": round(sample.elapsed_s, 3), "node": sample.node,
+        "step": sample.step, "device": _known(sample.device), "host": _known(sample.host),
+    }  # fmt: skip
+
+
+def _known(part: Device | Host | None) -> dict[str, Any] | None:
+    if part is None:
+        return None
+    values = ((each.name, getattr(part, each.name)) for each in dataclasses.fields(part))
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in values if value is not None}
+
+
+def thin_out(path: Path) -> int:
+    """Halves a file's lines: the newest stay, of the older ones those in equal spaces of time. Returns how many stay.
+
+    Raises OSError: the file system refused; the file is as it was.
+    """
+    lines = [record for _, record in records(path) if record is not None]
+    old, new = lines[:-_DENSE], lines[-_DENSE:]
+    kept: list[Mapping[str, Any]] = []
+    if old:
+        first, last = _elapsed(old[0]), _elapsed(old[-1])
+        gap = (last - first) / (MAX_LINES // 2 - _DENSE)
+        due = first
+        for each in old:
+            if _elapsed(each) >= due:
+                kept.append(each)
+                due = _elapsed(each) + gap
+    kept = [*kept[: MAX_LINES // 2 - _DENSE], *new]
+    write_atomic(path, "".join(f"{to_json(each)}\n" for each in kept), sync=False)
+    return len(kept)
+
+
+def _elapsed(record: Mapping[str, Any]) -> float:
+    value = record.get("elapsed_s")
+    return float(value) if is_number(value) else 0.0  # type: ignore[arg-type]
+
+
+def read_telemetry(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
+    """Every sample of a run: by attempt, by rank, and then in the order of writing."""
+    return [
+        sample
+        for attempt, rank, path in _files(paths, faults)
+        for _, record in records(path, faults)
+        if record is not None and (sample := _sample(attempt, rank, record)) is not None
+    ]
+
+
+def newest_samples(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
+    """The last line of each rank of each attempt, read from the end of its file."""
+    found = (
+        (attempt, rank, record)
+        for attempt, rank, path in _files(paths, faults)
+        if (record := _last_record(path, faults)) is not None
+    )
+    return [sample for each in found if (sample := _sample(*each)) is not None]
+
+
+def _files(paths: RunPaths, faults: Faults | None) -> list[tuple[int, int, str]]:
+    names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
+    found = (_NAME.fullmatch(name) for name in names)
+    return sorted((int(each[1]), int(each[2]), paths.at(f"telemetry/{each[0]}")) for each in found if each is not None)
+
+
+def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  (one for each rank of each run)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read().splitlines()
+    except OSError as error:
+        if faults is not None:
+            faults.refuse(path, error)
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):  # torn, or cut where the piece begins
+            return parse_record(line)
+    return None
+
+
+def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None:
+    """None for what no writer of ours writes."""
+    step, node = record.get("step"), record.get("node")
+    try:
+        return Sample(
+            attempt=attempt, rank=rank, time=as_time(record.get("time")), elapsed_s=_elapsed(record),
+            node=node if isinstance(node, str) else None, step=None if step is None else as_count(step),
+            device=_part(Device, record.get("device")), host=_part(Host, record.get("host")),
+        )  # fmt: skip
+    except ValueError:
+        return None
+
+
+_WORDS, _LISTS = ("uuid", "name"), ("throttle", "xid")
+
+
+def _part(kind: type[Part], value: object) -> Part | None:
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(kind):
+        item = value.get(each.name)
+        if each.name in _LISTS:
+            found[each.name] = tuple(item) if isinstance(item, list) else None
+        elif isinstance(item, str) if each.name in _WORDS else is_number(item):
+            found[each.name] = item
+    return kind(**found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Means, maxima and sums of a rank, or of all: None where nothing is known."""
+
+    num_samples: int
+    utilisation: float | None
+    power_w: float | None
+    """Mean of a device."""
+    cpus: float | None
+    """Mean of a rank."""
+    cpus_allowed: float | None
+    max_temperature_c: float | None
+    max_memory_used: int | None
+    memory_total: int | None
+    max_rss_bytes: int | None
+    throttled: Mapping[str, float]
+    """Word -> share of the samples that had it."""
+    xid: tuple[int, ...]
+    max_ecc_uncorrected: int | None
+    energy_j: float | None
+    """Of all attempts: of the devices, where any has a figure, else of the nodes' processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run's telemetry in figures."""
+
+    ranks: Mapping[int, Usage]
+    run: Usage
+
+
+def summary(samples: Sequence[Sample]) -> Summary:
+    """Figures of each rank and of the run, of all attempts that `samples` has."""
+    by_rank: dict[int, list[Sample]] = {}
+    for each in samples:
+        by_rank.setdefault(each.rank, []).append(each)
+    return Summary(ranks={rank: _usage(by_rank[rank]) for rank in sorted(by_rank)}, run=_usage(samples))
+
+
+def _usage(samples: Sequence[Sample]) -> Usage:
+    devices = [each.device for each in samples if each.device is not None]
+    hosts = [each.host for each in samples if each.host is not None]
+    words = [word for each in devices for word in each.throttle or ()]
+    told = sum(each.throttle is not None for each in devices)
+    return Usage(
+        num_samples=len(samples),
+        utilisation=_mean(each.utilisation for each in devices),
+        power_w=_mean(each.power_w for each in devices),
+        cpus=_mean(each.cpus for each in hosts),
+        cpus_allowed=_most(each.cpus_allowed for each in hosts),
+        max_temperature_c=_most(each.temperature_c for each in devices),
+        max_memory_used=_most(each.memory_used for each in devices),
+        memory_total=_most(each.memory_total for each in devices),
+        max_rss_bytes=_most(each.rss_bytes for each in hosts),
+        throttled={word: words.count(word) / told for word in THROTTLE if word in words},
+        xid=tuple(dict.fromkeys(number for each in devices for number in each.xid or ())),
+        max_ecc_uncorrected=_most(each.ecc_uncorrected for each in devices),
+        energy_j=energy_j(samples),
+    )
+
+
+def energy_j(samples: Iterable[Sample]) -> float | None:
+    """All attempts and ranks added: what each device used, else what each node's processors did; None: nobody knows.
+
+    Energy counts up within an attempt, so the newest samples are enough.
+    """
+    of_devices: dict[tuple[int, int, str | None], float] = {}
+    of_hosts: dict[tuple[int, int], float] = {}
+    for each in samples:
+        place = (each.attempt, each.rank)
+        if each.device is not None and each.device.energy_j is not None:
+            key = (*place, each.device.uuid)
+            of_devices[key] = max(of_devices.get(key, 0.0), each.device.energy_j)
+        if each.host is not None and each.host.energy_j is not None:
+            of_hosts[place] = max(of_hosts.get(place, 0.0), each.host.energy_j)
+    known = of_devices or of_hosts
+    return sum(known.values()) if known else None
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _most(values: Iterable[Number | None]) -> Number | None:
+    return max((each for each in values if each is not None), default=None)

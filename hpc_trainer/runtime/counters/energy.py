@@ -1,0 +1,88 @@
+"""The energy of a node, where it can be read without being root.
+
+RAPL (/sys/class/powercap, Intel and AMD) counts microjoules of each processor package, and begins anew at
+`max_energy_range_uj`. Since CVE-2020-8694 most kernels let only root read it. A power meter (ACPI or IPMI, by hwmon:
+power1_average, microwatts) is the whole node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from hpc_trainer.runtime.counters.notes import Notes
+
+_METERS = ("power_meter", "ipmi")
+
+
+class AddedPower:
+    """Energy of a device that tells only its power: added up between the samples, by the mean of both ends."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self.energy_j = 0.0
+
+    def add(self, now: float, power_w: float) -> float:
+        """Joules so far. A clock that stands or goes back adds nothing."""
+        if self._last is not None and now > self._last[0]:
+            self.energy_j += (now - self._last[0]) * (power_w + self._last[1]) / 2
+        self._last = (now, power_w)
+        return self.energy_j
+
+
+class HostEnergy:
+    """Of the node, since this was made."""
+
+    def __init__(self, notes: Notes, root: Path = Path("/")) -> None:
+        self._notes = notes
+        zones = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))
+        # Packages only: what lies below (cores, memory) is counted in them, but for memory beside the package.
+        self._zones = [each for each in zones if each.name.count(":") == 1 or _word(each / "name") == "dram"]
+        self._meters = [
+            folder / "power1_average"
+            for folder in sorted((root / "sys/class/hwmon").glob("hwmon*"))
+            if _word(folder / "name") in _METERS and (folder / "power1_average").exists()
+        ]
+        self._last_uj = {each: value for each in self._zones if (value := self._read(each / "energy_uj")) is not None}
+        self._last: tuple[float, float] | None = None
+        self._energy_j = 0.0
+        self._added = AddedPower()
+
+    def read(self, now: float) -> tuple[float | None, float | None]:
+        """(watts, joules so far); None where nobody may know. `now`: seconds of a clock that is never put back."""
+        power = next((value / 1e6 for each in self._meters if (value := self._read(each)) is not None), None)
+        if self._last_uj:
+            rapl_w = self._count(now)
+            return (rapl_w if power is None else power), self._energy_j
+        return power, None if power is None else self._added.add(now, power)
+
+    def _count(self, now: float) -> float | None:
+        """Adds what the packages have used since the last time; watts."""
+        used = 0.0
+        for zone, last in list(self._last_uj.items()):
+            value = self._read(zone / "energy_uj")
+            if value is None:
+                continue
+            passed = value - last
+            if passed < 0:  # it has begun anew
+                passed += self._read(zone / "max_energy_range_uj") or 0
+            used += max(0, passed) / 1e6
+            self._last_uj[zone] = value
+        before, self._last = self._last, (now, used)
+        self._energy_j += used
+        return None if before is None or now <= before[0] else used / (now - before[0])
+
+    def _read(self, path: Path) -> int | None:
+        try:
+            return int(path.read_text())
+        except PermissionError:
+            self._notes.tell("energy", f"{path} may be read by root only: no energy of the processors")
+        except (OSError, ValueError) as error:
+            self._notes.tell("energy", f"{path} cannot be read: {error}")
+        return None
+
+
+def _word(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return ""

@@ -1,0 +1,217 @@
+"""What a rank's processes use of their node: by /proc, the control group and psutil.
+
+proc(5): `stat` of a process has, after the name in brackets, its state, and from there field 10 majflt, 11 cmajflt, 12
+utime, 13 stime, 14 cutime, 15 cstime (ticks), 22 rss (pages), as counted here from 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from hpc_trainer.runs.monitoring.telemetry import Host
+from hpc_trainer.runtime.counters.energy import HostEnergy
+from hpc_trainer.runtime.counters.notes import Notes
+
+_TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+# Of control groups of version 1 without a limit: the largest number of pages.
+_NO_LIMIT = 2**60
+_IB_WORD = 4  # port_rcv_data and port_xmit_data count words of four bytes (sysfs-class-infiniband)
+Found = TypeVar("Found")
+
+
+@dataclass(slots=True)
+class _Tree:
+    """Sums over processes; what ended and was waited for counts in its parent."""
+
+    cpu_s: float = 0.0
+    major_faults: int = 0
+    rss_bytes: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+
+class HostCounters:
+    """Of the process `pid` and all that it started. The first call of `read` knows no busy cores yet."""
+
+    def __init__(
+        self, notes: Notes, *, pid: int | None = None, has_energy: bool = True, root: Path = Path("/"),
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            has_energy: this rank tells the node's energy: one of a node does.
+            root: where /proc and /sys lie.
+        """
+        self._pid = os.getpid() if pid is None else pid
+        self._notes, self._root = notes, root
+        self._energy = HostEnergy(notes, root) if has_energy else None
+        self._first = self._tree()
+        self._first_net = self._told("network", self._net)
+        self._last_cpu: tuple[float, float] | None = None
+        self._group = _MemoryGroup.find(root)
+        self._most_cpu = self._first.cpu_s
+
+    def read(self, now: float) -> Host:
+        """`now`: seconds by a clock that is never put back."""
+        tree, net = self._tree(), self._told("network", self._net)
+        # A child that ended without being waited for takes its time with it.
+        self._most_cpu = max(self._most_cpu, tree.cpu_s)
+        before, self._last_cpu = self._last_cpu, (now, self._most_cpu)
+        limit, available = self._told("memory", self._memory) or (None, None)
+        power, energy = (None, None) if self._energy is None else self._energy.read(now)
+        return Host(
+            cpus=None if before is None or now <= before[0] else (self._most_cpu - before[1]) / (now - before[0]),
+            cpus_allowed=self._told("cores", self._cpus_allowed),
+            rss_bytes=tree.rss_bytes or None,
+            memory_available=available,
+            memory_limit=limit,
+            major_faults=max(0, tree.major_faults - self._first.major_faults),
+            disk_read_bytes=max(0, tree.read_bytes - self._first.read_bytes),
+            disk_write_bytes=max(0, tree.write_bytes - self._first.write_bytes),
+            net_bytes=None if net is None or self._first_net is None else max(0, net - self._first_net),
+            power_w=power,
+            energy_j=energy,
+        )
+
+    def _told(self, what: str, read: Callable[[], Found]) -> Found | None:
+        try:
+            return read()
+        except (OSError, ValueError, IndexError, psutil.Error) as error:
+            self._notes.tell(what, f"no figures of the host's {what}: {error}")
+            return None
+
+    def _tree(self) -> _Tree:
+        found = _Tree()
+        for pid in _descendants(self._pid):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+                words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+                found.cpu_s += sum(map(int, words[11:15])) / _TICK
+                found.major_faults += int(words[9]) + int(words[10])
+                found.rss_bytes += int(words[21]) * _PAGE
+                read, written = _io_of(pid)
+                found.read_bytes += read
+                found.write_bytes += written
+        return found
+
+    def _net(self) -> int:
+        cards = psutil.net_io_counters(pernic=True)
+        told = sum(card.bytes_sent + card.bytes_recv for name, card in cards.items() if name != "lo")
+        ports = self._root.glob("sys/class/infiniband/*/ports/*/counters/port_*_data")
+        return int(told) + sum(int(each.read_text()) * _IB_WORD for each in ports)
+
+    def _memory(self) -> tuple[int, int]:
+        """(limit, available) in bytes."""
+        node = psutil.virtual_memory()
+        if self._group is None:
+            return int(node.total), int(node.available)
+        limit = self._group.limit()
+        if limit is None or limit > node.total:
+            return int(node.total), int(node.available)
+        return limit, max(0, min(int(node.available), limit - self._group.used()))
+
+    def _cpus_allowed(self) -> float:
+        allowed = float(len(os.sched_getaffinity(self._pid)))
+        quota = _cpu_quota(self._root)
+        return allowed if quota is None else min(allowed, quota)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """A process and all that it has started and that still runs, by the list that the kernel keeps of each thread."""
+    waiting = [pid]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):  # noqa: PTH208
+                with contextlib.suppress(OSError):
+                    text = Path(f"/proc/{each}/task/{thread}/children").read_text()
+                    waiting += map(int, text.split())
+
+
+def _io_of(pid: int) -> tuple[int, int]:
+    """Bytes read and written, by /proc/PID/io; 0 where it may not be read: a child may belong to another user."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        rows = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return int(rows["read_bytes"]), int(rows["write_bytes"])
+    return 0, 0
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryGroup:
+    """The control groups of this process that count memory, the innermost first."""
+
+    folders: tuple[Path, ...]
+    limit_name: str
+    usage_name: str
+    inactive: str
+    """The key of memory.stat of what the kernel would give back at once."""
+
+    @classmethod
+    def find(cls, root: Path) -> _MemoryGroup | None:
+        place = _group_of(root, "memory")
+        if place is not None:
+            folders = _upwards(root / "sys/fs/cgroup/memory", place)
+            return cls(folders, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        place = _group_of(root, "")
+        if place is not None:
+            return cls(_upwards(root / "sys/fs/cgroup", place), "memory.max", "memory.current", "inactive_file")
+        return None
+
+    def limit(self) -> int | None:
+        """The smallest of them all; None: there is none."""
+        found = []
+        for folder in self.folders:
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int((folder / self.limit_name).read_text()))  # "max" is no number
+        return min((each for each in found if each < _NO_LIMIT), default=None)
+
+    def used(self) -> int:
+        """Bytes of the group that has the smallest limit, without files that were read once."""
+        limit = self.limit()
+        for folder in self.folders:
+            with contextlib.suppress(OSError, ValueError):
+                if int((folder / self.limit_name).read_text()) == limit:
+                    used = int((folder / self.usage_name).read_text())
+                    rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    return used - next((int(row[1]) for row in rows if row[0] == self.inactive), 0)
+        return 0
+
+
+def _group_of(root: Path, controller: str) -> str | None:
+    """The path of our control group, by /proc/self/cgroup; `""` is version 2."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, names, place = line.split(":", 2)
+            if controller in names.split(","):
+                return place
+    return None
+
+
+def _upwards(top: Path, place: str) -> tuple[Path, ...]:
+    inner = top / place.lstrip("/")
+    # In a container the path may be the host's, and the top is our own group.
+    return (inner, *(each for each in inner.parents if each == top or top in each.parents))
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """Cores by the quota of the control groups; None: there is no quota."""
+    found = []
+    place = _group_of(root, "cpu")
+    if place is not None:
+        for folder in _upwards(root / "sys/fs/cgroup/cpu", place):
+            with contextlib.suppress(OSError, ValueError):
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                if quota > 0:
+                    found.append(quota / int((folder / "cpu.cfs_period_us").read_text()))
+    elif (place := _group_of(root, "")) is not None:
+        for folder in _upwards(root / "sys/fs/cgroup", place):
+            with contextlib.suppress(OSError, ValueError):
+                quota_us, period_us = (folder / "cpu.max").read_text().split()
+                found.append(int(quota_us) / int(period_us))  # "max" is no number
+    return min(found, default=None)

@@ -1,0 +1,152 @@
+"""Samples what a rank's device and host do, in a thread of its own, into a file of the run folder.
+
+It can never hurt a training: whatever a counter, a library or the file system does is told once in the rank's log, and
+the thread goes on or ends. The file stays below 2,048 lines (`runs/monitoring/telemetry.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.runs.monitoring.telemetry import MAX_LINES, Device, Host, Sample, append_samples, thin_out
+from hpc_trainer.runtime.counters.notes import Notes
+from hpc_trainer.runtime.rank_env import RankEnv
+
+# The file server sees at most so many lines a second of a run.
+_MOST_A_SECOND = 20
+# The end of a run does not wait longer for a driver that does not answer.
+_LAST_S = 2.0
+
+
+class Devices(Protocol):
+    """The GPUs of one rank."""
+
+    def read(self, now: float) -> Sequence[Device]:
+        """What they do; [] if nothing is known. `now`: seconds of a clock that is never put back."""
+
+    def close(self) -> None:
+        """The end of the attempt."""
+
+
+class Hosts(Protocol):
+    """The node of one rank."""
+
+    def read(self, now: float) -> Host:
+        """What the rank's processes use of it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampler:
+    """One rank of one attempt. `devices` and `host` are made in the thread: what they import takes time."""
+
+    paths: RunPaths
+    env: RankEnv
+    attempt: int
+    every_s: float
+    step: Callable[[], int | None]
+    devices: Callable[[Notes], Devices | None]
+    host: Callable[[Notes], Hosts]
+    notes: Notes = field(default_factory=Notes)
+    clock: Callable[[], float] = time.time
+    watch: Callable[[Sequence[Sample]], None] = lambda samples: None
+    """Is given the samples of each period, in this thread."""
+    _lines: int = 0
+    _first: float = 0.0
+    _newest_time: float = 0.0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Samples while the block runs, and once at its end; an error of the block is not hidden."""
+        thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join(_LAST_S)
+
+    def _run(self) -> None:
+        try:
+            make_folder(self.paths.telemetry)
+            host, devices = self.host(self.notes), self.devices(self.notes)
+        except Exception as error:
+            self.notes.tell("start", f"there is none: {type(error).__name__}: {error}")
+            return
+        self._first = time.monotonic()
+        try:
+            while not self._ended.is_set():
+                self.sample(host, devices)
+                self._ended.wait(self.every_s)
+            self.sample(host, devices)
+        finally:
+            if devices is not None:
+                with contextlib.suppress(Exception):
+                    devices.close()
+
+    def sample(self, host: Hosts, devices: Devices | None) -> None:
+        """One period: reads all counters and writes the lines. Raises nothing."""
+        try:
+            self._sample(host, devices)
+        except OSError as error:
+            self.notes.tell("file", f"a sample could not be written, training goes on: {error}")
+        except Exception as error:
+            self.notes.tell(f"{type(error).__name__}", f"a sample is lost: {type(error).__name__}: {error}")
+
+    def _sample(self, host: Hosts, devices: Devices | None) -> None:
+        now, clock = time.monotonic(), self.clock()
+        if clock < self._newest_time - 1.0:
+            self.notes.tell("clock", f"the node's clock went back by {self._newest_time - clock:.0f} s")
+        self._newest_time = clock
+        step = self.step()
+        used = host.read(now)
+        found: Sequence[Device | None] = ([] if devices is None else devices.read(now)) or [None]
+        samples = [
+            Sample(
+                attempt=self.attempt, rank=self.env.rank, time=clock, elapsed_s=now - self._first, node=self.env.node,
+                step=step, device=device, host=used if index == 0 else None,
+            )
+            for index, device in enumerate(found)
+        ]  # fmt: skip
+        try:
+            append_samples(self.paths, samples)
+            self._lines += len(samples)
+            if self._lines >= MAX_LINES:
+                self._lines = thin_out(self.paths.telemetry_file(self.attempt, self.env.rank))
+        finally:
+            self.watch(samples)
+
+
+def sampler_of(
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, *, step: Callable[[], int | None],
+    pid: int | None = None, uuid: str | None = None,
+) -> contextlib.AbstractContextManager[None]:  # fmt: skip
+    """Samples while the block runs, as `monitor.` says.
+
+    Args:
+        step: the newest one, if anybody knows.
+        pid: the process whose tree is counted; this one.
+        uuid: that of the rank's GPU, where torch has told it.
+    """
+    if not config.monitor.telemetry_every_s:
+        return contextlib.nullcontext()
+
+    def host(notes: Notes) -> Hosts:
+        from hpc_trainer.runtime.counters.host import HostCounters
+
+        return HostCounters(notes, pid=pid, has_energy=env.local_rank == 0)
+
+    sampler = Sampler(
+        paths=paths, env=env, attempt=attempt,
+        every_s=max(config.monitor.telemetry_every_s, env.world_size / _MOST_A_SECOND),
+        step=step, devices=lambda notes: None, host=host,
+    )  # fmt: skip
+    return sampler.sampling()

@@ -1,0 +1,140 @@
+"""telemetry/*.jsonl: what is written comes back, what is damaged costs itself only, and a month fits in a megabyte."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.runs.files import append_texts
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.telemetry import (
+    MAX_LINES,
+    THROTTLE,
+    Device,
+    Host,
+    Sample,
+    append_samples,
+    energy_j,
+    newest_samples,
+    read_telemetry,
+    summary,
+    thin_out,
+)
+from hpc_trainer.runs.reading import Faults
+from tests.seeds import chosen_seed
+
+
+def _sample(number: int, *, attempt: int = 0, rank: int = 0, **of_device: object) -> Sample:
+    device = Device(uuid=f"GPU-{rank}", **of_device) if of_device else None  # type: ignore[arg-type]
+    return Sample(
+        attempt=attempt, rank=rank, time=1.8e9 + 5 * number, elapsed_s=5.0 * number, node="n1", step=number,
+        device=device, host=Host(cpus=1.5, rss_bytes=1000 + number),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "r" / "telemetry").mkdir(parents=True)
+    return RunPaths(tmp_path / "r")
+
+
+def test_every_field_comes_back(paths: RunPaths) -> None:
+    device = Device(
+        uuid="GPU-1", name="NVIDIA H100", utilisation=0.5, memory_used=7, memory_total=9, temperature_c=60.0,
+        temperature_limit_c=87.0, power_w=300.5, power_limit_w=700.0, energy_j=12.0, sm_clock_mhz=1980,
+        mem_clock_mhz=2619, throttle=("power_cap",), ecc_corrected=1, ecc_uncorrected=0, ecc_corrected_aggregate=3,
+        ecc_uncorrected_aggregate=0, xid=(79,), nvlink_bytes=5, pcie_bytes=6,
+    )  # fmt: skip
+    host = Host(**{each.name: 3 for each in dataclasses.fields(Host)})
+    assert None not in dataclasses.asdict(device).values()
+    wrote = dataclasses.replace(_sample(4), device=device, host=host)
+    append_samples(paths, [wrote])
+    assert read_telemetry(paths) == newest_samples(paths) == [wrote]
+
+
+def test_no_telemetry_is_no_fault(tmp_path: Path) -> None:
+    faults = Faults()
+    assert read_telemetry(RunPaths(tmp_path / "no"), faults) == newest_samples(RunPaths(tmp_path / "no"), faults) == []
+    assert not faults
+
+
+def test_damaged_lines_cost_themselves_only(paths: RunPaths) -> None:
+    file = paths.telemetry_file(0, 0)
+    append_samples(paths, [_sample(0)])
+    others = ('{"time": "x"}', "no json", '{"time": 1, "elapsed_s": null, "device": 7, "host": {"cpus": "much"}}')
+    append_texts(file, [f"{each}\n" for each in others], sync=False)
+    append_samples(paths, [_sample(1)])
+    with file.open("a") as handle:
+        handle.write('{"time": 1, "elap')  # killed in it
+    (paths.telemetry / "attempt-000.rank-0.jsonl.bak").write_text("{}")
+    faults = Faults()
+    found = read_telemetry(paths, faults)
+    assert [each.step for each in found] == [0, None, 1]
+    assert (found[1].device, found[1].host) == (None, Host())
+    assert len(faults) == 1
+    assert "line 3" in faults[0]
+    assert [each.step for each in newest_samples(paths)] == [1]
+
+
+def test_a_month_stays_below_a_megabyte_or_two_and_keeps_its_whole_length(paths: RunPaths) -> None:
+    """Each fill of the file by hand: a month of samples, a period each, without writing half a million lines."""
+    file = paths.telemetry_file(0, 0)
+    number, lines = 0, 0
+    for _ in range(12):
+        fresh = [_sample(each, power_w=300.0, throttle=("power_cap",)) for each in range(number, number + 1_500)]
+        append_samples(paths, fresh)
+        number += 1_500
+        if (lines := lines + 1_500) >= MAX_LINES:
+            lines = thin_out(file)
+            assert MAX_LINES // 4 < lines <= MAX_LINES // 2
+    found = read_telemetry(paths)
+    assert len(found) == lines < MAX_LINES
+    assert file.stat().st_size < 2**20
+    assert (found[0].step, found[-1].step) == (0, number - 1)
+    spaces = [after.elapsed_s - each.elapsed_s for each, after in itertools.pairwise(found)]
+    assert max(spaces) <= 4 * 5 * number / (MAX_LINES // 4)  # no hole: a multiple of the mean at most
+
+
+def test_thinning_takes_times_as_they_come(paths: RunPaths) -> None:
+    """All at one time, or back and forth: as many lines as asked for, the newest among them."""
+    generator = random.Random(chosen_seed())
+    for times in ([5.0] * 3_000, [generator.uniform(0, 1e6) for _ in range(3_000)]):
+        file = paths.telemetry_file(0, 0)
+        file.unlink(missing_ok=True)
+        append_samples(paths, [dataclasses.replace(_sample(n), elapsed_s=each) for n, each in enumerate(times)])
+        assert 256 < thin_out(file) <= MAX_LINES // 2
+        assert [each.step for each in read_telemetry(paths)][-256:] == list(range(3_000 - 256, 3_000))
+
+
+def test_figures_of_ranks_and_of_the_run() -> None:
+    samples = [
+        _sample(0, utilisation=0.2, temperature_c=50.0, energy_j=10.0, throttle=()),
+        _sample(1, utilisation=0.4, temperature_c=80.0, energy_j=30.0, throttle=("sw_thermal", "power_cap"), xid=(13,)),
+        _sample(0, rank=1, utilisation=0.9, energy_j=5.0),
+        _sample(0, attempt=1, utilisation=0.9, energy_j=7.0, throttle=()),
+    ]
+    found = summary(samples)
+    assert list(found.ranks) == [0, 1]
+    assert found.ranks[0].utilisation == pytest.approx(0.5)
+    assert found.ranks[0].max_temperature_c == 80.0
+    assert found.ranks[0].throttled == pytest.approx({"power_cap": 1 / 3, "sw_thermal": 1 / 3})
+    assert list(found.ranks[0].throttled) == [word for word in THROTTLE if word in ("sw_thermal", "power_cap")]
+    assert found.ranks[0].xid == (13,)
+    assert found.run.energy_j == 30 + 5 + 7
+    assert found.run.cpus == 1.5
+    assert found.ranks[1].max_temperature_c is None
+
+
+def test_energy_is_of_devices_where_they_tell_it_and_else_of_the_node() -> None:
+    node = dataclasses.replace(_sample(0), host=Host(energy_j=100.0))
+    assert energy_j([]) is None
+    assert energy_j([_sample(0)]) is None
+    assert energy_j([node, dataclasses.replace(node, rank=4)]) == 200.0
+    assert energy_j([node, _sample(0, energy_j=10.0)]) == 10.0
+    # Several devices of one rank: a program that drives all GPUs of its node.
+    both = [_sample(0, energy_j=10.0), dataclasses.replace(_sample(0), device=Device(uuid="GPU-b", energy_j=3.0))]
+    assert energy_j(both) == 13.0
