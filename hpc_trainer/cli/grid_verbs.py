@@ -227,7 +227,9 @@ def stop_queues(job_ids: Sequence[str]) -> None:
 def _exit_by_outcome(grid: Grid, status: SweepStatus, *, quiet: bool) -> None:
     """Leaves with an error if a run did not complete; `quiet` where JSON has said so already."""
     wanted = {spec.run_id for spec in grid.specs}
-    bad = [run for run in status.open_runs.values() if run.run_id in wanted]
+    # A run that ends while it is looked at is among the open ones still.
+    wanted_open = (run for run in status.open_runs.values() if run.run_id in wanted)
+    bad = [run for run in wanted_open if run.state is not RunState.COMPLETED]
     if bad and quiet:
         sys.exit(1)
     if bad:

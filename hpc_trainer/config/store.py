@@ -42,6 +42,7 @@ VARIANTS: dict[str, dict[str, type]] = {
 
 # Keys of the root that take names of the person's own, without `+`.
 FREE_KEYS = frozenset({"params"})
+_PROVIDER = "hpc_trainer"
 
 
 def root_schema() -> DictConfig:
@@ -60,10 +61,16 @@ def register_schemas() -> None:
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    store.store(name="schema", node=root_schema(), provider="hpc_trainer")
+    found = [store.repo.get("schema.yaml")]
+    found += [
+        store.repo.get(group, {}).get(f"{name}_schema.yaml") for group, names in VARIANTS.items() for name in names
+    ]
+    if all(getattr(each, "provider", None) == _PROVIDER for each in found):  # anew it takes 0.05 s
+        return
+    store.store(name="schema", node=root_schema(), provider=_PROVIDER)
     for group, variants in VARIANTS.items():
         for name, node in variants.items():
-            store.store(group=group, name=f"{name}_schema", node=node, provider="hpc_trainer")
+            store.store(group=group, name=f"{name}_schema", node=node, provider=_PROVIDER)
 
 
 def variant_of(group: str, values: Mapping[str, Any]) -> type:

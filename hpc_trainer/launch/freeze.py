@@ -12,11 +12,11 @@ from pathlib import Path
 
 from hpc_trainer.config.compose.fast_compose import Composed, GridComposer
 from hpc_trainer.config.compose.grid import Point, expand_grid
+from hpc_trainer.config.compose.point_values import PointValues
 from hpc_trainer.config.compose.project import read_project
 from hpc_trainer.config.compose.user import read_user_config
 from hpc_trainer.config.identity import SeedDigests, build_run_id, config_digest, run_id_of, run_label
 from hpc_trainer.config.memo import Memo
-from hpc_trainer.config.point_values import PointValues
 from hpc_trainer.config.program import is_one_a_node
 from hpc_trainer.config.rules.command_rules import unread_overrides
 from hpc_trainer.config.rules.validate import MAX_SEED, validate

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
+from hpc_trainer.config.compose.hydra_parts import share_schemas
 from hpc_trainer.config.compose.own_files import check_config_dir
 from hpc_trainer.config.compose.project import own_defaults
 from hpc_trainer.config.compose.unreadable import unreadable
@@ -68,6 +69,7 @@ class Composer:
         register_schemas()
         GlobalHydra.instance().clear()
         self._stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())))
+        share_schemas()
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hydra._internal import defaults_list as hydra_defaults
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
@@ -157,6 +157,27 @@ class _Copies:
         if config_path in self._adopted:
             loaded.config = copy.deepcopy(loaded.config)
         return loaded
+
+
+class _SharedStore:
+    """The schemas, which copies of a repository share: what is loaded is a copy already."""
+
+    def __init__(self, store: ConfigStore) -> None:
+        self.load, self.get_type, self.list = store.load, store.get_type, store.list
+
+    def __deepcopy__(self, memo: Any) -> _SharedStore:
+        return self
+
+
+def share_schemas() -> None:
+    """Lets Hydra, as it is open now, copy its folders for each question without all schemas (15 of 16 ms)."""
+    loader = GlobalHydra.instance().config_loader()
+    assert isinstance(loader, ConfigLoaderImpl)
+    assert isinstance(loader.repository, ConfigRepository)
+    for source in loader.repository.sources:
+        if source.scheme() == "structured":  # of a class that Hydra has imported by a way of its own
+            store: ConfigStore = vars(source)["store"]
+            vars(source)["store"] = _SharedStore(store)
 
 
 @contextlib.contextmanager

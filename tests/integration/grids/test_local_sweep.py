@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.state.status import read_status
 from tests import warm
 from tests.benchmarks.gpu import EXPERIMENTS
 
@@ -33,11 +35,11 @@ TINY = (
 def _wait_until(local: LocalDriver, sweep: str, *states: str, timeout_s: float = 90) -> dict[str, str]:
     deadline = time.monotonic() + timeout_s
     while True:
-        runs = {run["run_id"]: run["state"] for run in local.json("status", sweep)["runs"]}
+        runs = {run.run_id: run.state.value for run in read_status(SweepPaths(local.folder / "runs" / sweep)).runs}
         if all(state in states for state in runs.values()):
             return runs
         assert time.monotonic() < deadline, (runs, local.logs())
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 @pytest.mark.dist

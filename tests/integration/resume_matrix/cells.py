@@ -45,7 +45,7 @@ MORE: dict[str, tuple[Cell, tuple[str, ...]]] = {
         ("model.width=8", "train.recompute=selective", "train.channels_last=true", "train.label_smoothing=0.1"),
     ),
     "fsdp": (
-        {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18"},
+        {"precision": "bf16", "ranks": "2", "point": "epoch_edge", "model": "resnet18", "accum": "1"},
         ("parallel=fsdp", "train.recompute=full"),
     ),
     "custom_task": (
@@ -364,7 +364,7 @@ LONG = frozenset(name for name, cell in CELLS.items() if cell["compile"] == "tru
 
 SAMPLE = (
     "fp16-x2-last_step-resnet18-w2-a1-noclip-constant-sgd",
-    "bf16-x2-epoch_edge-resnet18-w0-a4-clip-cosine-adamw-ema-fsdp",
+    "bf16-x2-epoch_edge-resnet18-w0-a1-clip-cosine-adamw-ema-fsdp",
     "fp32-x2-mid_epoch-mlp-w0-a1-clip-cosine-adamw-ema-rollback",
 )
 """What `make test` plays: each number format, point and optimizer; DDP and FSDP; loader processes; a step back."""

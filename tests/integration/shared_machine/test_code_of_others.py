@@ -94,7 +94,7 @@ def build(split):
 OWN_DATA = ("data=custom", "data._target_=my_data.build", "--trust", "my_data")
 
 
-@pytest.mark.parametrize("mode", ["git", "copy"])
+@pytest.mark.parametrize("mode", ["git", pytest.param("copy", marks=pytest.mark.long)])
 def test_a_trap_beside_ones_own_code_is_not_frozen(shared: SharedFolder, mode: str) -> None:
     (shared.folder / "my_data.py").write_text(OWN)
     if mode == "git":
@@ -115,7 +115,7 @@ def test_a_trap_beside_ones_own_code_is_not_frozen(shared: SharedFolder, mode: s
 
 def test_train_finds_ones_own_module_in_a_shared_folder(shared: SharedFolder) -> None:
     (shared.folder / "my_data.py").write_text(OWN)
-    shared.run("train", *TINY, *OWN_DATA, "sweep_name=s")
+    shared.run("train", *TINY, *OWN_DATA, "sweep_name=s", is_forked=True)
     shared.set_traps()
     shared.run("train", *TINY, *OWN_DATA, "sweep_name=live", "snapshot=off")
     (log,) = (shared.home / "runs").glob("live/*/logs/attempt-000.rank-0.log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.cli import grid_verbs
 from hpc_trainer.cli.live import watch
+from hpc_trainer.launch.freeze import freeze_grid
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
@@ -54,6 +57,17 @@ def test_a_run_that_ends_while_slurm_is_asked_is_complete(sweep: SweepOnDisk, fa
     run = _only(sweep)
     assert (run.state, run.step, run.metrics) == (RunState.COMPLETED, 200, {"eval_accuracy": 0.9})
     assert fake_slurm.calls("sacct") == [], "its folder settles it: nobody else is asked"
+
+
+def test_who_waits_for_it_leaves_without_an_error(
+    sweep: SweepOnDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still among the open ones of that look."""
+    monkeypatch.setenv("HPC_TRAINER_RUNS", str(tmp_path / "runs"))
+    status = read_status(sweep.paths)
+    assert list(status.open_runs) == [sweep.specs[0].run_id]
+    grid = freeze_grid(["cluster=local", "sweep_name=sweep"])
+    grid_verbs._exit_by_outcome(dataclasses.replace(grid, specs=sweep.specs), status, quiet=True)
 
 
 def test_every_verb_sees_it_complete(sweep: SweepOnDisk) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.compose.condition import read_condition
-from hpc_trainer.config.point_values import PointValues
+from hpc_trainer.config.compose.point_values import PointValues
 from hpc_trainer.errors import ConfigError
 from tests.unit.runs.builders import make_config
 

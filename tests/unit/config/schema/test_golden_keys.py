@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.config.identity import build_run_id, config_digest
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.resume_contract import effect_of
@@ -25,6 +24,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.compile.cache import cache_key
+from tests.composed import composed
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "keys.json"
 CONF = Path(__file__).parents[4] / "conf"
@@ -49,10 +49,8 @@ def _points() -> Iterator[tuple[str, ...]]:
 
 def _ids() -> dict[str, list[str]]:
     found = {}
-    with Composer() as composer:
-        points = {words: composer.compose(words) for words in _points()}
-    for words, composed in points.items():
-        config = copy.copy(composed)
+    for words in _points():
+        config = composed(words)
         raw = config_digest(to_plain(config))
         cache = cache_key(config, _FACTS)
         try:

@@ -10,15 +10,25 @@ from typing import Any
 import pytest
 
 from tests.unit.features.lion.lion_ways import KINDS
-from tests.unit.training.ranks import run_child, said_by
+from tests.unit.training.ranks import has_long, run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+# In `make test` the first of each sort; the others with the long tests.
+SAMPLE = ["single", "zero2", "fsdp2", "tp", "fsdp_tp"]
+
+
+def _long_unless(is_sampled: bool) -> tuple[pytest.MarkDecorator, ...]:
+    return () if is_sampled else (pytest.mark.long,)
+
+
+def _kinds(*left_out: str) -> list[Any]:
+    return [pytest.param(kind, marks=_long_unless(kind in SAMPLE)) for kind in KINDS if kind not in left_out]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("lion")
-    run_child(Path(__file__).with_name("sharded_child.py"), path, *KINDS)
+    run_child(Path(__file__).with_name("sharded_child.py"), path, *(KINDS if has_long(request) else SAMPLE))
     return path
 
 
@@ -27,7 +37,7 @@ def said(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return said_by(KINDS, folder)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _kinds())
 def test_given_gradients_give_the_bits_of_one_rank(said: dict[str, list[dict[str, Any]]], kind: str) -> None:
     """Also after a step that all ranks skip; each rank has all momenta, or its share of ZeRO-1's."""
     assert len(said[kind]) == KINDS[kind][0]
@@ -38,12 +48,15 @@ def test_given_gradients_give_the_bits_of_one_rank(said: dict[str, list[dict[str
     assert sum(held) == num_weights if kind == "zero2" else held == [num_weights] * len(held)
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != "zero2"])
+@pytest.mark.parametrize("kind", _kinds("zero2"))
 def test_a_step_sends_nothing(said: dict[str, list[dict[str, Any]]], kind: str) -> None:
     assert all(each["counts"] == [0, 0, 0] for each in said[kind])
 
 
-@pytest.mark.parametrize(("source", "goal"), list(product(KINDS, KINDS)))
+@pytest.mark.parametrize(
+    ("source", "goal"),
+    [pytest.param(*pair, marks=_long_unless({*pair} <= {*SAMPLE})) for pair in product(KINDS, KINDS)],
+)
 def test_any_way_loads_what_any_other_saved(
     folder: Path, said: dict[str, list[dict[str, Any]]], source: str, goal: str
 ) -> None:
