@@ -140,7 +140,7 @@ def _legend(kinds: set[str]) -> str:
     )
     more = (
         '<li><svg class="box" viewBox="0 0 12 12"><line class="entered" x1="6" x2="6" y1="1" y2="11"/></svg>'
-        'a collective is entered</li><li><svg class="box" viewBox="0 0 12 12"><rect class="open" x="1" y="1" width="10" '
-        'height="10"/></svg>in a collective at the end</li>'
+        'a collective is entered</li><li><svg class="box" viewBox="0 0 12 12"><rect class="open" x="1" y="1" '
+        'width="10" height="10"/></svg>in a collective at the end</li>'
     )
     return f'<ul class="legend">{items}{more}</ul>'
