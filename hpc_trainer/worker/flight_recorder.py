@@ -7,16 +7,20 @@ that holds Python's lock lets no other write: then faulthandler's stacks in the 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import threading
 import time
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from hpc_trainer.errors import PeerLostError
 from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.monitoring.flight import MAX_KEPT, Collective, Flight, FlightSpan, write_flight
 from hpc_trainer.runtime.collectives import recent_collectives
+from hpc_trainer.runtime.rank_group import is_lost_peer
 from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.watchdog import STACKS_S
 from hpc_trainer.training.context import RunContext
@@ -25,6 +29,7 @@ from hpc_trainer.worker.conclude import Stop
 # A span that ended less long ago than this is one that is open (`Spans.recent`).
 _JUST_S = 0.05
 _ECHO_S = 30.0
+_OURS = str(Path(__file__).parents[1])
 
 
 class FlightRecorder:
@@ -40,17 +45,20 @@ class FlightRecorder:
         self, stop: Stop, kept: Spans, collectives: Callable[[], Sequence[Collective]] = recent_collectives
     ) -> None:
         self._stop, self._kept, self._collectives = stop, kept, collectives
-        self._has_seen_failure, self._last_time = False, -_ECHO_S
+        self._has_seen_failure = False
+        self._last_time, self._last_step = -_ECHO_S, -1
         self.run: RunContext | None = None
 
     def write(self, why: str, error: BaseException | None = None) -> None:
         """Replaces the file. From any thread; an error in it is a line in the log, as the rank has worse to tell.
 
-        An error that comes soon after a record is its echo, as a connection that another rank's end has closed.
+        What comes soon after a record and without a step between is its echo, as the error of a connection that
+        another rank's end has closed: of the moment that counts the first record says more.
         """
-        if error is not None and time.monotonic() - self._last_time < _ECHO_S:
+        now, step = time.monotonic(), self._newest_step()
+        if now - self._last_time < _ECHO_S and step == self._last_step:
             return
-        self._last_time = time.monotonic()
+        self._last_time, self._last_step = now, step
         try:
             write_flight(self._stop.paths, self._flight(why, error))
         except Exception as failed:
@@ -64,6 +72,9 @@ class FlightRecorder:
             self._has_seen_failure = True
             self.write("another rank has failed, and this one waited for it")
 
+    def _newest_step(self) -> int:
+        return self.run.step_ends[-1][1] if self.run is not None and self.run.step_ends else -1
+
     def _flight(self, why: str, error: BaseException | None) -> Flight:
         now, run, env = time.time(), self.run, self._stop.env
         spans = [*_spans(self._kept, now)]
@@ -75,9 +86,13 @@ class FlightRecorder:
         except Exception as failed:  # torch's recorder is another one's: what it says may change
             sys.stderr.write(f"torch's flight recorder did not answer: {type(failed).__name__}: {failed}\n")
             collectives = []
+        is_lost = error is not None and is_lost_peer(error)
+        if is_lost and collectives:  # it waited there until the connection broke
+            collectives[-1] = dataclasses.replace(collectives[-1], is_open=True)
+        ended_by = None if error is None else PeerLostError.__name__ if is_lost else type(error).__name__
         return Flight(
             rank=env.rank, node=env.node, attempt=self._stop.attempt, world_size=env.world_size, time=now, why=why,
-            step=ends[-1][1] if ends else None, error=None if error is None else type(error).__name__,
+            step=ends[-1][1] if ends else None, error=ended_by,
             frame=own_frame(text, self._stop.config.trust), stack=tuple(text.splitlines()), spans=tuple(spans),
             collectives=tuple(collectives),
         )  # fmt: skip
@@ -104,4 +119,6 @@ def _stack() -> list[str]:
     """Of the main thread, where it is now; without the lines of code, which lie on a disk that may hang."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-    return [f'  File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in reversed(found)]
+    # What started us is no code of the person's own.
+    lines = itertools.dropwhile(lambda each: not each.filename.startswith(_OURS), reversed(found))
+    return [f'  File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in lines]

@@ -112,13 +112,17 @@ def log(
 def why(
     names: Names = None,
     sweep: SweepOption = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write all that is known of one run as one HTML page."),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
     """Say in a sentence why a run is not done, what that rests on, and what to do."""
     from hpc_trainer.cli.verbs.why import run_why
 
-    run_why(names or [], sweep, runs_dir, as_json=as_json)
+    run_why(names or [], sweep, runs_dir, page=page, as_json=as_json)
 
 
 @verbs.command(cls=Verb)

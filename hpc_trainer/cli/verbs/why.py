@@ -12,9 +12,13 @@ from rich.markup import escape
 from hpc_trainer.cli.common import counts_line, print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import select
-from hpc_trainer.operate.inside.told import flights_of, with_flights
+from hpc_trainer.operate.inside.page import render_run_page
+from hpc_trainer.operate.inside.told import flights_of, gather_page, with_flights
 from hpc_trainer.operate.why import Why, explain
+from hpc_trainer.runs.files import write_atomic
+from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ledger_words import ledger_json
 from hpc_trainer.state.status import SweepStatus
@@ -23,18 +27,34 @@ _SHOWN_RUNS = 3
 _AT_PEACE = (RunState.COMPLETED, RunState.RUNNING, RunState.PENDING)
 
 
-def run_why(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
-    """Explains one run at length; of a sweep, the runs that did not come through, those alike together."""
+def run_why(
+    names: list[str], sweep: str | None, runs_dir: Path | None, *, page: Path | None = None, as_json: bool
+) -> None:
+    """Explains one run at length; of a sweep, the runs that did not come through, those alike together.
+
+    Raises:
+        ConfigError: `page` lies in no folder, or is asked of more runs than one.
+    """
+    if page is not None and not page.absolute().parent.is_dir():
+        raise ConfigError(f"--html={page}: there is no folder {page.absolute().parent}. Make it, or name another file.")
     status, run_ids = select(resolve_runs_dir(runs_dir), names, sweep, is_look=True)
     if len(run_ids) == 1:
         run = status.run(run_ids[0])
-        why = with_flights(explain(status, run), flights_of(status, run))
+        flights = flights_of(status, run)
+        why = with_flights(explain(status, run), flights)
         warn(status)
+        if page is not None:
+            set_umask(status.sweep.is_group_readable)
+            write_atomic(page.absolute(), render_run_page(gather_page(status, run, why, flights)))
         if as_json:
             print_json(_json(why))
         else:
             _print_one(why)
+            if page is not None:
+                say(f"\nPage: {page.absolute()}")
         return
+    if page is not None:
+        raise ConfigError(f"--html={page} is of one run, and {len(run_ids)} are named. Name one run.")
     chosen = [run for run in status.open_among(run_ids) if run.state not in _AT_PEACE]
     found = [explain(status, run, asks_slurm=False) for run in chosen]
     warn(status)

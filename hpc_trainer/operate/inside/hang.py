@@ -51,8 +51,7 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
             entered = _entered(others[0], group, seq)
             assert entered is not None
             return (
-                f"{_name(flight)} never entered {_told(entered)}, in which {_listed(others)} "
-                f"{'waits' if len(others) == 1 else 'wait'}: {_doing(flight)}."
+                f"{_name(flight)} never entered {_told(entered)}, in which {_listed(others)} waited: {_doing(flight)}."
             )
     if silent:
         left = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {_numbers(silent)}"

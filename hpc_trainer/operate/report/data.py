@@ -165,7 +165,7 @@ def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_st
         metrics_step=metrics_step,
         speed={} if run.spec.is_lost else speed,  # of how many ranks, nobody knows
         num_windows=num_windows,
-        curves=_curves(records),
+        curves=curves_of(records),
         last_lines=last_lines(run)[-_LAST_LINES:] if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) else [],
         hint=_hint(run),
     )
@@ -213,7 +213,8 @@ def steady_speed(
     return {key: statistics.median(values) for key, values in found.items()}, num_windows
 
 
-def _curves(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
+    """Each metric over the steps, of the lines of metrics.jsonl: at most some 200 points, means of neighbours."""
     curves: dict[str, Curve] = {}
     for record in records:
         for key, value in record.items():

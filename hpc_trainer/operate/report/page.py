@@ -77,14 +77,21 @@ def render_page(report: Report, now: float | None = None) -> str:
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in report.notes)
     scaling = "".join(_scaling(each) for each in report.scaling)
     name = html.escape(report.sweep)
+    return whole_page(
+        report.sweep,
+        f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
+        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}"
+        f"{_advice(report.advice)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
+    )
+
+
+def whole_page(title: str, body: str, style: str = "") -> str:
+    """A page of the parts of this one: `body` is HTML, with all text escaped; `style` is added to the sheet."""
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{name}</title><style>{_STYLE}</style></head><body>\n"
-        f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}"
-        f"{_advice(report.advice)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_STYLE}{style}</style></head><body>\n{body}</body></html>\n"
     )
     # Half a surrogate pair, which JSON may hold, is no text that a file could take.
     return page.encode("utf-8", "replace").decode("utf-8")
@@ -119,12 +126,12 @@ def _scaling(scaling: Scaling) -> str:
         ),
     ]  # fmt: skip
     charts = (
-        _figure(
+        figure(
             f"Speed-up over {base} rank{'s' if base > 1 else ''}",
             line_chart("speed-up", speedup, x_label="ranks", y_label="speed-up", is_log=True, x_ticks=ranks),
             legend(speedup),
         ),
-        _figure(
+        figure(
             "Parallel efficiency",
             line_chart(
                 "parallel efficiency", efficiency, x_label="ranks", y_label="of ideal", from_zero=True, is_log_x=True,
@@ -149,15 +156,17 @@ def _scaling(scaling: Scaling) -> str:
     columns += ["MFU"] if has_mfu else []
     return (
         f'<h2>{html.escape(title)}</h2><p class="soft">{html.escape(batch)}; medians after the warm-up</p>'
-        f'<div class="charts">{"".join(charts)}</div><p></p>{_table(columns, rows, first_num=1)}\n'
+        f'<div class="charts">{"".join(charts)}</div><p></p>{table(columns, rows, first_num=1)}\n'
     )
 
 
-def _figure(title: str, svg: str, key: str) -> str:
+def figure(title: str, svg: str, key: str) -> str:
+    """A chart in its box, with a heading and a legend."""
     return f"<figure><h3>{html.escape(title)}</h3>{svg}{key}</figure>"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: int) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, first_num: int) -> str:
+    """A table of text; columns from `first_num` on are aligned as numbers."""
     head = "".join(
         f"<th{' class=num' if index >= first_num else ''}>{html.escape(column)}</th>"
         for index, column in enumerate(columns)
@@ -194,14 +203,14 @@ def _exports(exports: Sequence[ExportReport]) -> str:
             if metric in each.metrics
         ]
         chart = line_chart(label, lines, x_label=label, y_label=metric, is_log_x=True)
-        charts.append(_figure(f"{metric} by {label}", chart, legend(lines)))
+        charts.append(figure(f"{metric} by {label}", chart, legend(lines)))
     columns = ["Export", "Step", *sides, *exports[0].metrics]
     rows = [
         [f"{each.run_id} {each.name}", str(each.step), *(f"{value(each):.4g}" for value in sides.values())]
         + [_value(each.metrics, name) for name in exports[0].metrics]
         for each in exports
     ]
-    return f'<h2>Exports</h2><div class="charts">{"".join(charts)}</div>{_table(columns, rows, first_num=1)}\n'
+    return f'<h2>Exports</h2><div class="charts">{"".join(charts)}</div>{table(columns, rows, first_num=1)}\n'
 
 
 def _milliseconds(batch: str) -> Callable[[ExportReport], float]:
@@ -244,7 +253,7 @@ def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) ->
     lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
     title = name if len(runs) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(runs)} runs"
     more = sum(line.colour is None for line in lines)
-    return _figure(title, line_chart(name, lines, x_label="step", y_label=name), legend(lines, more))
+    return figure(title, line_chart(name, lines, x_label="step", y_label=name), legend(lines, more))
 
 
 def _label(run: RunReport) -> str:

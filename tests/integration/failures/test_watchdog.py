@@ -84,7 +84,10 @@ def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
     ]  # fmt: skip
     why = local.run("why", "hangs").stdout
     assert "rank 1 on " in why
-    assert re.search(r"never entered the \d+\w\w collective \(all-reduce, 8 bytes, step 6\), in which rank 0 on", why)
+    assert re.search(
+        r"never entered the \d+\w\w collective \(all-reduce, 8 bytes, step 6\), in which rank 0 on \S+ waited: it waited for",
+        why,
+    )
     assert re.search(r": it \w+ .*, at standing.py:\d+ in wait_for_a_disk_that_is_gone", why)
 
 
@@ -96,3 +99,4 @@ def test_a_failing_rank_ends_one_that_is_busy(local: LocalDriver) -> None:
     flights = read_flights(RunPaths(local.run_folder("fails")), 0)
     assert {rank: flight.error for rank, flight in flights.items()} == {0: None, 1: "RuntimeError"}
     assert len(flights[0].collectives) == len(flights[1].collectives) > 10, "both stood in a batch"
+    assert "standing.py" in str(flights[0].frame)
