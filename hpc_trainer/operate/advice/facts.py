@@ -15,8 +15,11 @@ from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, s
 from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry, summary
 from hpc_trainer.runs.reading import Faults, is_number, read_json
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
+IDLE_GPU = 0.01
+"""At work for less than this share of its time a GPU does nothing."""
 _START_SAMPLES = 2
 
 
@@ -127,11 +130,13 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
     paths = status.sweep.run(run.run_id)
     records = read_metrics(paths.metrics, Faults())
     memory = read_json(paths.memory, Faults()) or {}
+    ledger = ledger_of_run(status, run)
     return Facts(
         run=run,
         config=run.spec.typed(),
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
         memory={key: float(value) for key, value in memory.items() if is_number(value)},
+        spent={} if ledger is None else ledger.seconds,
         ranks=uses_of(read_telemetry(paths)),
         stragglers=slow_at_end(read_stragglers(paths)),
         needs_s=_needs(status, run),

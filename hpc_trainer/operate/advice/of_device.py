@@ -8,14 +8,14 @@ from hpc_trainer.config.batch import divisors, num_parts
 from hpc_trainer.config.gpu_types import find_gpu_type
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileMode, Recompute
-from hpc_trainer.operate.advice.facts import Facts, RankUse, mean_of
+from hpc_trainer.operate.advice.facts import IDLE_GPU, Facts, RankUse, mean_of
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
 from hpc_trainer.runs.monitoring.telemetry import HARMFUL
 
 _ROOMY, _FULL = 0.5, 0.85  # of the GPU's memory
 _KEPT_BY_FULL = 0.4  # of the activations: config/rules/memory_ways.py
 _TIME_OF_FULL = 4 / 3
-_IDLE_GPU, _LITTLE_WAIT = 0.5, 0.1
+_LITTLE_WORK, _LITTLE_WAIT = 0.5, 0.1
 _THROTTLED = 0.3  # of the samples
 _LITTLE, _MUCH = 0.95, 0.6  # of the highest clock
 _AT_LIMIT = "at its power limit"
@@ -34,8 +34,9 @@ def _memory(facts: Facts) -> tuple[float, float, float] | None:
 
 
 def _utilisation(facts: Facts) -> float | None:
-    known = [each for each in facts.ranks if each.utilisation is not None and each.samples >= _SAMPLES]
-    return mean_of([each.utilisation for each in known])
+    """Of the GPUs that do anything, the mean; another rule names those that do nothing."""
+    known = [each.utilisation for each in facts.ranks if each.utilisation is not None and each.samples >= _SAMPLES]
+    return mean_of([each for each in known if each >= IDLE_GPU] or known)
 
 
 def _recompute(facts: Facts) -> Iterator[Finding]:
@@ -81,7 +82,7 @@ def _precision(facts: Facts) -> Iterator[Finding]:
         return
     name = hardware.gpu_type or next((each.device for each in facts.ranks if each.device), None)
     gpu, utilisation = find_gpu_type(name), _utilisation(facts)
-    if gpu is None or gpu.capability < _AMPERE or (utilisation is not None and utilisation < _IDLE_GPU):
+    if gpu is None or gpu.capability < _AMPERE or (utilisation is not None and utilisation < _LITTLE_WORK):
         return
     if facts.pace is None or facts.pace.seconds < LEAST_LOST_S:
         return
@@ -94,7 +95,7 @@ def _host_bound(facts: Facts) -> Iterator[Finding]:
     utilisation, pace, train = _utilisation(facts), facts.pace, facts.config.train
     if utilisation is None or pace is None or not facts.is_shared_loop:
         return
-    if utilisation > _IDLE_GPU or pace.wait_share > _LITTLE_WAIT:
+    if utilisation > _LITTLE_WORK or pace.wait_share > _LITTLE_WAIT:
         return
     gain = Gain(share=1 - max(utilisation, 0.01))
     if not train.compile:

@@ -7,17 +7,23 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.operate.advice.facts import Facts, RankUse, percentile_95
+from hpc_trainer.operate.advice.facts import IDLE_GPU, Facts, RankUse, percentile_95
 from hpc_trainer.operate.advice.of_data import cpus_key
 from hpc_trainer.operate.advice.rule import Change, Finding, Gain, Rule
 
 _SAMPLES = 5
-_IDLE_GPU, _IDLE_CPU = 0.01, 0.05
+_IDLE_CPU = 0.05
 _CPU_MARGIN, _CPU_FACTOR, _LEAST_CPUS = 1.5, 4, 2
 _MEMORY_MARGIN, _MEMORY_FACTOR, _LEAST_GB = 1.5, 4, 8.0
 _TIME_MARGIN, _TIME_FACTOR, _LEAST_MIN = 1.5, 4, 60
 _SHORT_S, _MANY = 120.0, 10
+# What a GPU's node has for each of them: 112 cores and 2 TB for eight (DGX H100 datasheet). Less keeps nobody away.
+_CPUS_OF_GPU, _GB_OF_GPU = 14, 256.0
 _LIMITS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720, 1080, 1440, 2160, 2880, 4320, 5760, 8640)
+
+
+def _is_slurm(facts: Facts) -> bool:
+    return facts.config.cluster.executor is Executor.slurm
 
 
 def _known(facts: Facts) -> list[RankUse]:
@@ -26,7 +32,7 @@ def _known(facts: Facts) -> list[RankUse]:
 
 def _is_idle(rank: RankUse) -> bool:
     if rank.utilisation is not None:
-        return rank.utilisation < _IDLE_GPU
+        return rank.utilisation < IDLE_GPU
     return rank.cpus is not None and rank.cpus < _IDLE_CPU
 
 
@@ -69,22 +75,23 @@ def _batch_of(facts: Facts, count: int, before: int) -> dict[str, int]:
 def _idle_cpus(facts: Facts) -> Iterator[Finding]:
     known, now = _known(facts), facts.config.hardware.cpus_per_rank
     used = [each.most_cpus for each in known if each.most_cpus is not None]
-    if not used:
+    if not used or not _is_slurm(facts):
+        return
+    key = cpus_key(facts)
+    if key == "hardware.cpus_per_gpu" and now <= _CPUS_OF_GPU:
         return
     busy = max(used)
     right = max(1, math.ceil(_CPU_MARGIN * busy), min(facts.config.data.num_workers, now))
     if now < _CPU_FACTOR * max(busy, 0.5) or now - right < _LEAST_CPUS:
         return
     gain = Gain(share=1 - right / now, of="CPUs", is_bound=False)
-    yield Finding(
-        f"asked for {now} cores a rank, {busy:.1f} were busy at the most", [Change({cpus_key(facts): right}, gain)]
-    )
+    yield Finding(f"asked for {now} cores a rank, {busy:.1f} were busy at the most", [Change({key: right}, gain)])
 
 
 def _host_memory(facts: Facts) -> Iterator[Finding]:
     hardware, asked = facts.config.hardware, facts.run.spec.shape
     rss = [each.most_rss for each in facts.ranks if each.most_rss is not None]
-    if not rss or not facts.is_complete:
+    if not rss or not facts.is_complete or not _is_slurm(facts):
         return
     a_rank = max(rss) / 1e9
     parts = {
@@ -92,8 +99,13 @@ def _host_memory(facts: Facts) -> Iterator[Finding]:
         "mem_gb_per_gpu": (asked.mem_gb_per_gpu, a_rank),
         "mem_gb_per_cpu": (asked.mem_gb_per_cpu, a_rank / hardware.cpus_per_rank),
     }
+    most_of_gpu = {
+        "mem_gb_per_node": _GB_OF_GPU * hardware.gpus_per_node,
+        "mem_gb_per_gpu": _GB_OF_GPU,
+        "mem_gb_per_cpu": _GB_OF_GPU / _CPUS_OF_GPU,
+    }
     for key, (now, peak) in parts.items():
-        if now is None:
+        if now is None or (hardware.gpus_per_node and now <= most_of_gpu[key]):
             continue
         right = float(math.ceil(_MEMORY_MARGIN * peak + 1))
         if now < _MEMORY_FACTOR * peak or now - right < _LEAST_GB:
@@ -103,10 +115,6 @@ def _host_memory(facts: Facts) -> Iterator[Finding]:
             f"asked for {now:g} GB ({key}), {peak:.3g} were used at the most",
             [Change({f"hardware.{key}": right}, gain)],
         )
-
-
-def _is_slurm(facts: Facts) -> bool:
-    return facts.config.cluster.executor is Executor.slurm
 
 
 def _long_limit(facts: Facts) -> Iterator[Finding]:
@@ -147,14 +155,14 @@ RULES = (
     ),
     Rule(
         name="idle-cpus",
-        when="a rank has ≥ 4 times the cores that were busy 95 % of the time, and ≥ 2 more than the value, 1.5 times",
-        why="cores come in small numbers; what is busy for a moment does not slow a run down",
+        when="on Slurm, a rank has ≥ 4 times the cores that were busy 95 % of the time, ≥ 2 more than 1.5 times",
+        why="more than what a GPU's node has for it, 14 (DGX H100), or without GPUs; a busy moment does not slow a run",
         find=_idle_cpus,
     ),
     Rule(
         name="host-memory",
-        when="a complete run asked for ≥ 4 times its peak, and ≥ 8 GB more than 1.5 times the peak and 1 GB",
-        why="its file cache counts towards the limit, too",
+        when="on Slurm, a complete run asked for ≥ 4 times its peak, and ≥ 8 GB more than 1.5 times the peak and 1 GB",
+        why="more than what a GPU's node has for it, 256 GB (DGX H100), or without GPUs; file caches count, too",
         find=_host_memory,
     ),
     Rule(

@@ -68,16 +68,16 @@ def _saves_often(facts: Facts) -> Iterator[Finding]:
 
 def _redone(facts: Facts) -> Iterator[Finding]:
     checkpoint, step_s, lost_s = facts.config.checkpoint, _step_s(facts), facts.spent_on("redone")
-    if step_s is None or lost_s < LEAST_LOST_S or lost_s / facts.wall_s < _REDONE:
+    if step_s is None or lost_s < LEAST_LOST_S or lost_s / facts.trained_s < _REDONE:
         return
-    share, now = lost_s / facts.wall_s, checkpoint.every_steps
+    share, now = lost_s / facts.trained_s, checkpoint.every_steps
     num_saves = _num_steps_done(facts) // now + len(facts.run.attempts)
     stall_s = max(1e-3, facts.spent_on("save_stall") / num_saves)
     right = max(1, round(best_interval(stall_s, _between_s(facts)) / step_s))
     right = min(right, max(1, now // 2))  # of an interruption half an interval is lost
     gain = Gain(share=share * (1 - right / now), is_bound=False)
     seen = (
-        f"{share:.0%} of the time went to steps that were done again ({lost_s:.3g} s in {len(facts.run.attempts)} "
+        f"{share:.0%} of the training was steps that were done again ({lost_s:.3g} s in {len(facts.run.attempts)} "
         f"attempts), with a checkpoint every {now} steps"
     )
     yield Finding(seen, [Change({"checkpoint.every_steps": right}, gain)])
@@ -160,7 +160,7 @@ RULES = (
     ),
     Rule(
         name="saves-seldom",
-        when="steps that were done again are ≥ 10 % of the time, ≥ 1 s",
+        when="steps that were done again are ≥ 10 % of the training time, ≥ 1 s",
         why="Daly (2006); an interruption costs half an interval in the mean",
         find=_redone,
     ),

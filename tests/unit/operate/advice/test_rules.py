@@ -22,6 +22,7 @@ from tests.unit.runs.builders import make_spec
 
 ROOT = Path(__file__).parents[4]
 SMALL = ("experiment=digits", "cluster=local")
+SLURM = ("experiment=digits", "cluster=slurm")
 GPU = ("experiment=gpt_bytes", "cluster=slurm", "hardware=gpu_x1", "hardware.gpu_type=a100", "precision=bf16")
 STEADY = Pace(steps=1000, seconds=100.0, wait_s=1.0, lines=100)
 GB = 1e9
@@ -126,9 +127,9 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, An
      {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.0) for each in range(8)]},
      "hardware.gpus_per_node=4 train.micro_batch_size=16", 0.5,
      {"ranks": [rank(name=f"rank {each}", utilisation=0.8 if each < 3 else 0.05) for each in range(8)]}),
-    ("idle-cpus", (*SMALL, "hardware.cpus_per_task=8"), {"ranks": [rank(cpus_allowed=8)]}, "hardware.cpus_per_task=2",
+    ("idle-cpus", (*SLURM, "hardware.cpus_per_task=8"), {"ranks": [rank(cpus_allowed=8)]}, "hardware.cpus_per_task=2",
      0.75, {"ranks": [rank(most_cpus=3.0, cpus_allowed=8)]}),
-    ("host-memory", (*SMALL, "hardware.mem_gb_per_node=64"), {"ranks": [rank(most_rss=1 * GB)]},
+    ("host-memory", (*SLURM, "hardware.mem_gb_per_node=64"), {"ranks": [rank(most_rss=1 * GB)]},
      "hardware.mem_gb_per_node=3", 0.95, {"ranks": [rank(most_rss=20 * GB)]}),
     ("time-limit-long", ("experiment=digits", "cluster=slurm", "hardware.time_limit_min=1440"), {"needs_s": [1200.0]},
      "hardware.time_limit_min=45", 0.96, {"needs_s": [30_000.0]}),
@@ -197,13 +198,13 @@ def test_what_plan_would_refuse_is_not_proposed() -> None:
 
 def test_another_run_is_told_from_the_same_one() -> None:
     (workers,) = advice_of(facts_of((*SMALL, "hardware.cpus_per_task=4"), pace=waiting(0.5)))
-    (cores,) = advice_of(facts_of((*SMALL, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)]))
+    (cores,) = advice_of(facts_of((*SLURM, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)]))
     assert (workers.is_same_run, cores.is_same_run) == (True, False)
 
 
 def test_what_gains_the_most_time_comes_first() -> None:
     facts = facts_of(
-        (*SMALL, "hardware.cpus_per_task=8", "train.eval_every_steps=5"), pace=waiting(0.5),
+        (*SLURM, "hardware.cpus_per_task=8", "train.eval_every_steps=5"), pace=waiting(0.5),
         spent=spent(evaluation=400.0), ranks=[rank(cpus_allowed=8)],
     )  # fmt: skip
     assert [each.rule for each in advice_of(facts)] == ["evaluations", "data-workers", "idle-cpus"]
@@ -226,6 +227,6 @@ def test_a_gain_is_said_as_a_factor_of_time_or_a_share() -> None:
     assert found.line == (
         "data-workers: a step waits 50 of 100 ms for its batch (50%). data.num_workers=2: up to 2x faster"
     )
-    facts = facts_of((*SMALL, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)])
+    facts = facts_of((*SLURM, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)])
     (found,) = advice_of(dataclasses.replace(facts))
     assert found.line.endswith("hardware.cpus_per_task=2: about 75% less CPUs")

@@ -1,0 +1,158 @@
+"""Faults of GPUs, planted in files as runs write them: telemetry and memory.json, by their own writers. No GPU is here.
+
+What the samples say is made up; the format, and all that reads it, is real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.operate.advice.advised import tune
+from hpc_trainer.operate.advice.rule import Advice
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import read_status
+from tests.unit.runs.builders import make_spec
+from tests.unit.state.sweeps import SweepOnDisk
+
+pytestmark = pytest.mark.usefixtures("no_slurm")
+GPT = ("experiment=gpt_bytes", "cluster=slurm", "precision=bf16", "hardware.gpu_type=a100")
+ONE, EIGHT = (*GPT, "hardware=gpu_x1"), (*GPT, "hardware=gpu_x8")
+GB = 10**9
+
+
+def _device(rank: int, **known: Any) -> Device:
+    """A GPU that works hard, at its power limit, as healthy ones do."""
+    usual: dict[str, Any] = {
+        "uuid": f"GPU-{rank}", "name": "NVIDIA A100-SXM4-80GB", "utilisation": 0.97, "memory_used": 60 * GB,
+        "memory_total": 80 * GB, "temperature_c": 61.0, "power_w": 390.0, "power_limit_w": 400.0, "sm_clock_mhz": 1290,
+        "throttle": ("power_cap",),
+    }  # fmt: skip
+    return Device(**{**usual, **known})
+
+
+def _plant(paths: RunPaths, ranks: int = 1, **of_rank: Callable[[int, int], Any]) -> None:
+    """Sixty samples of each rank; `of_rank`: name of a figure -> its value by (rank, number of the sample)."""
+    for rank in range(ranks):
+        samples = [
+            Sample(
+                attempt=0, rank=rank, time=1e9 + 5 * number, elapsed_s=5.0 * number, node=f"n{rank // 8}", step=number,
+                device=_device(
+                    rank,
+                    # In the first moment of a run nothing holds the clock back yet.
+                    **({"sm_clock_mhz": 1410, "throttle": ()} if number < 3 else {})
+                    | {key: value(rank, number) for key, value in of_rank.items()},
+                ),
+                host=Host(cpus=1.2, cpus_allowed=2.0, rss_bytes=2 * GB),
+            )
+            for number in range(60)
+        ]  # fmt: skip
+        append_samples(paths, samples)
+
+
+def _memory(paths: RunPaths, activations: float, others: float, limit: float = 80.0) -> None:
+    """As features/memory_report writes it."""
+    write_json(paths.memory, {
+        "weights": others * GB / 4, "gradients": others * GB / 4, "optimizer": others * GB / 2, "average": 0,
+        "activations": activations * GB, "cache": 0, "fragmentation": 0.02, "host_peak": 2 * GB,
+        "peak": (activations + others) * GB, "limit": limit * GB, "device": "NVIDIA A100-SXM4-80GB",
+        "micro_batch_size": 8, "step": 10, "attempt": 0,
+    })  # fmt: skip
+
+
+def _run(tmp_path: Path, words: tuple[str, ...], plant: Callable[[RunPaths], None], wait: float = 0.01) -> list[Advice]:
+    """The advice to a complete run of 200 steps of 0.3 s, each of which waited for its batch so long a share."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "s", [make_spec(*words)])
+    sweep.start(executor="slurm", resumed=0)
+    paths = sweep.run()
+    (paths.folder / "telemetry").mkdir()
+    lines = [{"step": step, "step_time_s": 0.3, "data_wait_s": 0.3 * wait} for step in range(10, 210, 10)]
+    paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plant(paths)
+    sweep.end(state=RunState.COMPLETED, cause="done")
+    sweep.done(eval_loss=0.5)
+    status = read_status(sweep.paths, is_look=True)
+    ((tuned,), notes) = tune(status, [*status.specs])
+    assert notes == []
+    return list(tuned.advice)
+
+
+BATCH = ("train.global_batch_size=256", "train.micro_batch_size=8")
+FAULTS: list[tuple[str, tuple[str, ...], Callable[[RunPaths], None], str]] = [
+    ("idle-ranks", EIGHT, lambda paths: _plant(paths, 8, utilisation=lambda rank, _: 0.9 if rank < 3 else 0.0),
+     "asked for 8 GPUs, used 3: nothing was done by rank 3, rank 4, rank 5, rank 6, rank 7. hardware.gpus_per_node=4"),
+    ("host-bound", ONE, lambda paths: _plant(paths, utilisation=lambda _, number: 0.2 + 0.1 * (number % 3)),
+     "train.compile=true train.compile_mode=reduce_overhead: up to 3.31x faster"),
+    ("precision", (*ONE, "precision=fp32"), _plant, "computes in fp32 on a100, which has bf16. precision=bf16"),
+    ("micro-batch", (*ONE, *BATCH),
+     lambda paths: (_memory(paths, 4, 8), _plant(paths, utilisation=lambda _, number: 0.6))[1],
+     "train.micro_batch_size=64 train.grad_accum_steps=4"),
+    ("recompute", (*ONE, "train.recompute=full"), lambda paths: (_memory(paths, 12, 8), _plant(paths))[1],
+     "train.recompute=none: about 1.33x faster"),
+    ("held-back", EIGHT,
+     lambda paths: _plant(paths, 8,
+                          throttle=lambda rank, _: ("hw_thermal",) if rank == 5 else ("power_cap",),
+                          sm_clock_mhz=lambda rank, _: 705 if rank == 5 else 1410),
+     "the GPU of rank 5 on n0 is held back by heat or its power supply 100% of the time, and its clock at 50% of its "
+     "highest. hardware.exclude=n0: up to 2x faster"),
+    ("held-back", ONE, lambda paths: _plant(paths, power_limit_w=lambda *_: 150.0,
+                                            sm_clock_mhz=lambda _, number: 1410 if number < 3 else 600),
+     "at its power limit of 150 W"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "plant", "said"), FAULTS, ids=[f"{fault[0]}-{i}" for i, fault in enumerate(FAULTS)]
+)
+def test_a_planted_fault_of_a_gpu_is_named(
+    tmp_path: Path, rule: str, words: tuple[str, ...], plant: Callable[[RunPaths], None], said: str
+) -> None:
+    (found,) = _run(tmp_path, words, plant)
+    assert found.rule == rule
+    assert said in found.line
+
+
+def test_a_gpu_that_waits_for_data_wants_more_workers(tmp_path: Path) -> None:
+    advice = _run(tmp_path, ONE, lambda paths: _plant(paths, utilisation=lambda *_: 0.3), wait=0.7)
+    (found,) = advice  # not host-bound: it is known what the GPU waits for
+    assert (found.rule, found.set) == ("data-workers", ("data.num_workers=3",))
+
+
+def test_a_program_that_drives_eight_gpus_and_uses_three_is_told_so(tmp_path: Path) -> None:
+    words = ("train.command='sleep 9'", "train.command_per=node", "cluster=slurm", "hardware=gpu_x8")
+
+    def plant(paths: RunPaths) -> None:
+        for number in range(30):
+            append_samples(paths, [
+                Sample(attempt=0, rank=0, time=1e9 + number, elapsed_s=float(number), node="n0", step=None,
+                       device=_device(gpu, utilisation=0.9 if gpu < 3 else 0.0),
+                       host=Host(cpus=3.0, cpus_allowed=8.0, rss_bytes=GB) if gpu == 0 else None)
+                for gpu in range(8)
+            ])  # fmt: skip
+
+    (found,) = _run(tmp_path, words, plant)
+    assert found.line == (
+        "idle-ranks: asked for 8 GPUs, used 3: nothing was done by GPU 3 of rank 0, GPU 4 of rank 0, GPU 5 of rank 0, "
+        "GPU 6 of rank 0, GPU 7 of rank 0. hardware.gpus_per_node=3: about 62% less GPUs"
+    )
+
+
+@pytest.mark.parametrize("words", [ONE, EIGHT, (*ONE, *BATCH), (*ONE, "train.recompute=full")])
+def test_healthy_gpus_are_told_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ranks = 8 if "hardware=gpu_x8" in words else 1
+    assert _run(tmp_path, words, lambda paths: (_memory(paths, 50, 10), _plant(paths, ranks))[1]) == []
+
+
+def test_damaged_telemetry_is_no_fact(tmp_path: Path) -> None:
+    def plant(paths: RunPaths) -> None:
+        paths.telemetry_file(0, 0).write_text('{"time": 1, "device": {"utilisation": "none"}, "host": 7}\nnot json\n')
+        paths.memory.write_text("[]")
+
+    assert _run(tmp_path, ONE, plant) == []
