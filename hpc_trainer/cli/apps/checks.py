@@ -106,6 +106,9 @@ def reproduce_(
         bool,
         typer.Option("--allow-other-environment", help="Let changes be such that make another run: ranks, devices."),
     ] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="With the recorded versions of all packages, in a venv that pip fills.")
+    ] = False,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Seconds that it may take.")] = 3600.0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the copy also if it is identical.")] = False,
     sweep: SweepOption = None,
@@ -116,5 +119,6 @@ def reproduce_(
     from hpc_trainer.cli.verbs.reproduce import run_reproduce_verb
 
     run_reproduce_verb(
-        words, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, as_json=as_json
-    )
+        words, sweep, runs_dir, steps=steps, may_differ=may_differ, timeout_s=timeout, keep=keep, rebuilds=rebuild,
+        as_json=as_json,
+    )  # fmt: skip

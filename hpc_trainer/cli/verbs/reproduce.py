@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ from typing import Any
 from hpc_trainer.cli.common import ended_by_signals, print_json
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.config.compose.composer import override_value
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, RunStateError
 from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.reproduce.checkout import read_checkout
 from hpc_trainer.launch.reproduce.copy import copy_of, place_of, start_copy, take_archive
+from hpc_trainer.launch.reproduce.rebuild import rebuild
 from hpc_trainer.operate.reproduce.compare import Deviation
-from hpc_trainer.operate.reproduce.run import Original, Reproduced, follow, original_of
+from hpc_trainer.operate.reproduce.run import Original, Reproduced, check_record, follow, original_of
 from hpc_trainer.operate.show import Known, find_run
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.spec import RunSpec
@@ -29,11 +33,13 @@ _MOST = 10
 
 def run_reproduce_verb(
     words: Sequence[str], sweep: str | None, runs_dir: Path | None, *, steps: int, may_differ: bool, timeout_s: float,
-    keep: bool, as_json: bool,
+    keep: bool, rebuilds: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Exits 0 if what was logged is identical, 1 if not or if the copy failed, 2 if the command is wrong."""
     changes = [word for word in words if "=" in word]
     names = [word for word in words if word not in changes]
+    if rebuilds and any(word.startswith("cluster.python=") for word in changes):
+        raise ConfigError("--rebuild makes the Python that cluster.python names. Keep one of the two.")
     if len(names) != 1 or steps < 1:
         raise ConfigError(
             f"reproduce takes one run, at least one step, and KEY=VALUE words of cluster.* and hardware.*; it got "
@@ -42,11 +48,14 @@ def run_reproduce_verb(
     tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
     run = find_run(resolve_runs_dir(runs_dir), names[0], sweep)
     original = original_of(run.sweep.run(run.spec.run_id), steps, is_program=run.spec.is_program)
+    check_record(original)
     place = place_of(run.sweep, run.spec.run_id)
     spec = copy_of(run.spec, place, changes, may_differ=may_differ)
     found = None
     try:
-        digest, code = _code_of(run, spec, original, place)
+        digest, code, packages = _code_of(run, spec, original, place)
+        if rebuilds:
+            spec = copy_of(spec, place, [*changes, _rebuilt(original, place, packages, tell)], may_differ=may_differ)
         tell(f"{spec.run_id}: {original.last} steps once more, {_from_what(run, code)} ..")
         with ended_by_signals():
             is_local = spec.config["cluster"]["executor"] == Executor.local.value
@@ -56,19 +65,23 @@ def run_reproduce_verb(
         kept = keep or found is None or not found.comparison.is_identical
         if not kept:
             shutil.rmtree(place.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # others lie in it
+                place.folder.parent.rmdir()
     folder = place.folder if kept and place.exists else None
     if as_json:
         print_json({**_json(found, original), "folder": None if folder is None else str(folder)})
     else:
-        print("\n".join(map(as_typed, _words(found, original))))
+        print("\n".join(_words(found, original)))
         if folder is not None:
             print(as_typed(f"The copy is kept in {folder}."))
     if not found.comparison.is_identical:
         sys.exit(1)
 
 
-def _code_of(run: Known, spec: RunSpec, original: Original, place: SweepPaths) -> tuple[str | None, Snapshot | None]:
-    """The digest of the code that the copy starts from, and the code itself if it has to be written first.
+def _code_of(
+    run: Known, spec: RunSpec, original: Original, place: SweepPaths
+) -> tuple[str | None, Snapshot | None, Collection[str]]:
+    """The digest of the code that the copy starts from, the code itself if it has to be written first, its packages.
 
     Raises:
         RunStateError: it cannot be had back.
@@ -76,14 +89,27 @@ def _code_of(run: Known, spec: RunSpec, original: Original, place: SweepPaths) -
     environment = original.environment
     frozen = run.code if environment is None else environment["code"].get("frozen")
     if frozen:
-        return take_archive(frozen, run.sweep, place), None
+        digest, packages = take_archive(frozen, run.sweep, place)
+        return digest, None, packages
     if environment is None:
         raise RunStateError(
             f"{spec.run_id} has no frozen code (snapshot=off), and no record of what it ran with: nobody knows its "
             "code."
         )
     code = read_checkout(spec, environment["code"], place.folder.parent)
-    return (None, None) if code is None else (code.digest, code)
+    if code is None:
+        return None, None, ()
+    return code.digest, code, [name for root in code.roots for name in root.packages]
+
+
+def _rebuilt(original: Original, place: SweepPaths, packages: Collection[str], tell: Callable[[str], None]) -> str:
+    """Builds the environment of then; the override that names its Python. Raises RunStateError."""
+    if original.environment is None:
+        raise RunStateError("there is no record of what the run ran with: nothing tells --rebuild what to install.")
+    made = rebuild(original.environment, place.folder.parent, frozen=packages, say=tell)
+    for each in made.left_out:
+        tell(f"not installed: {each}, and what stood there then is not known")
+    return f"cluster.python={override_value(shlex.quote(made.python))}"
 
 
 def _from_what(run: Known, code: Snapshot | None) -> str:

@@ -57,8 +57,11 @@ def copy_of(spec: RunSpec, sweep: SweepPaths, words: Sequence[str], *, may_diffe
     return dataclasses.replace(spec, config=config, digest=config_digest(config))
 
 
-def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> str:
-    """Copies the frozen code of a run into the sweep of its copy; returns its digest, 64 hex digits.
+def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> tuple[str, frozenset[str]]:
+    """Copies the frozen code of a run into the sweep of its copy.
+
+    Returns:
+        Its digest, 64 hex digits, and the packages in it.
 
     Args:
         digest: its first 12 digits at least.
@@ -78,7 +81,7 @@ def take_archive(digest: str, was: SweepPaths, now: SweepPaths) -> str:
     make_folder(now.code)
     shutil.copy(source, archive_of(now, digest))
     archive_of(now, digest).chmod(0o444)
-    return manifest_digest(manifest)
+    return manifest_digest(manifest), frozenset(name for root in manifest["roots"] for name in root["packages"])
 
 
 def start_copy(

