@@ -72,6 +72,10 @@ def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
     assert "in target_shares" in logs[0], "where it waits for the other's count of targets"
     assert all("watchdog: " in text for text in logs.values())
     assert "no sign of life" in local.run("status", "hangs").stdout
+    ledger = local.json("why", run["run_id"])["ledger"]
+    assert ledger["seconds"]["hang"] > 20, ledger
+    assert ledger["seconds"]["rendezvous"] > 0
+    assert sum(ledger["seconds"].values()) == pytest.approx(ledger["elapsed_s"], abs=0.01)
 
 
 @pytest.mark.dist
