@@ -20,6 +20,7 @@ from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems
 from hpc_trainer.config.rules.mesh_rules import mesh_problems
 from hpc_trainer.config.rules.metric_rules import metric_problems
+from hpc_trainer.config.rules.monitor_rules import monitor_problems
 from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.rules.retention import retention_problems
@@ -129,6 +130,7 @@ def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
     if config.monitor.watchdog_s:
         yield from at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
+    yield from monitor_problems(config.monitor)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)

@@ -15,6 +15,7 @@ from typing import Any
 from hpc_trainer.operate.report.charts import INK, NUM_COLOURS, Line, colours_of, legend, line_chart, number, percent
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling
 from hpc_trainer.operate.report.exports import ExportReport
+from hpc_trainer.operate.report.telemetry import render_telemetry
 
 # More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
@@ -78,7 +79,7 @@ def render_page(report: Report, now: float | None = None) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{name}</title><style>{_STYLE}</style></head><body>\n"
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
+        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{render_telemetry(report.telemetry)}<h2>Runs</h2>{_runs_table(report.runs)}\n</body></html>\n"
     )
     # Half a surrogate pair, which JSON may hold, is no text that a file could take.
     return page.encode("utf-8", "replace").decode("utf-8")
