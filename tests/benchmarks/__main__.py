@@ -24,7 +24,7 @@ if __name__ == "__main__":
     frozen_code.run()
     submission.run(Path(sys.argv[1]).absolute() if len(sys.argv) > 1 else None)
     # Last, and imported here: a child's peak memory counts that of the process that started it, and torch is large.
-    from tests.benchmarks import augment, checkpoint, images, logical, loop, pruned, records, resume
+    from tests.benchmarks import augment, checkpoint, images, logical, loop, pruned, records, resume, telemetry
 
     loop.run()
     augment.run()
@@ -34,3 +34,4 @@ if __name__ == "__main__":
     pruned.run()
     records.run()
     images.run()
+    telemetry.run()

@@ -52,7 +52,8 @@ PAIRS = 200  # of windows in turn
 SAVE_EVERY = 1_000_000  # asked for in each step, never due
 
 
-def _config(num_steps: int = STEPS) -> TrainConfig:
+def make_config(num_steps: int = STEPS) -> TrainConfig:
+    """The same training for all."""
     with Composer() as composer:
         config = composer.compose(
             ["cluster=local", "experiment=digits", "model=mlp", "model.hidden_dim=64", "precision=bf16",
@@ -106,12 +107,12 @@ def in_turn(config: TrainConfig) -> list[tuple[float, float]]:
     first, second = threading.Semaphore(0), threading.Semaphore(1)
     ours, by_hand = Turns(first, second), Turns(second, first)
 
-    def shared_loop() -> None:
+    def in_turn_with_other() -> None:
         torch.set_num_threads(1)
-        _ours(config, ours)
+        shared_loop(config, ours)
         second.release(PAIRS)  # whoever comes last waits for nobody
 
-    thread = threading.Thread(target=shared_loop)
+    thread = threading.Thread(target=in_turn_with_other)
     thread.start()
     _by_hand(config, by_hand)  # in the main thread: it handles a signal
     first.release(PAIRS)
@@ -121,7 +122,7 @@ def in_turn(config: TrainConfig) -> list[tuple[float, float]]:
 
 
 def _report_in_turn() -> None:
-    pairs = in_turn(_config(WINDOW * PAIRS))
+    pairs = in_turn(make_config(WINDOW * PAIRS))
     added = [1e6 * (mine - theirs) for mine, theirs in pairs]
     low, middle, high = statistics.quantiles(added, n=4)
     # Of a median: 1.25 standard deviations of a mean, and half the middle half is 0.67 of one.
@@ -135,7 +136,7 @@ def _report_in_turn() -> None:
     )
 
 
-def _ours(config: TrainConfig, stamps: Stamps) -> None:
+def shared_loop(config: TrainConfig, stamps: Stamps) -> None:
     """The shared loop, with everything that it does."""
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         paths = RunPaths(Path(name) / "run")
@@ -258,8 +259,8 @@ def run() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     _report_in_turn()
-    config = _config()
-    loops: dict[str, Callable[[TrainConfig, Stamps], None]] = {"by hand": _by_hand, "hpc_trainer": _ours}
+    config = make_config()
+    loops: dict[str, Callable[[TrainConfig, Stamps], None]] = {"by hand": _by_hand, "hpc_trainer": shared_loop}
     rivals = [("Fabric", "lightning", _fabric), ("Accelerate", "accelerate", _accelerate)]
     for name, module, loop in [*rivals, ("Lightning", "lightning", _lightning)]:
         if importlib.util.find_spec(module) is None:

@@ -14,6 +14,7 @@ from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
 from hpc_trainer.operate.report.exports import read_exports
 from hpc_trainer.operate.report.page import render_page
+from hpc_trainer.operate.report.telemetry import telemetry_charts
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.state.monitoring.ledger_words import ledger_json
@@ -34,7 +35,7 @@ def run_report(
         raise ConfigError(f"--warmup-steps={warmup_steps} must be at least 0. Use 0.")
     status = read_status(find_sweep(resolve_runs_dir(runs_dir), name), is_look=True)
     report = build_report(status, warmup_steps=WARMUP_STEPS if warmup_steps is None else warmup_steps)
-    report = dataclasses.replace(report, exports=read_exports(exports))
+    report = dataclasses.replace(report, exports=read_exports(exports), telemetry=telemetry_charts(status))
     page = (output or status.sweep.folder / "report.html").absolute()
     if not page.parent.is_dir():
         raise ConfigError(f"--output={output}: there is no folder {page.parent}. Make it, or name another file.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.batch import with_batch
-from hpc_trainer.config.checks import at_least, within
+from hpc_trainer.config.checks import within
 from hpc_trainer.config.load import BUT_SEED, but_seed
 from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.rules.batch_rules import batch_problems
@@ -20,6 +20,7 @@ from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems
 from hpc_trainer.config.rules.mesh_rules import mesh_problems
 from hpc_trainer.config.rules.metric_rules import metric_problems
+from hpc_trainer.config.rules.monitor_rules import monitor_problems
 from hpc_trainer.config.rules.optim_rules import optim_problems, with_schedule
 from hpc_trainer.config.rules.resume_from import resume_from_problems, with_absolute_origin
 from hpc_trainer.config.rules.retention import retention_problems
@@ -36,9 +37,6 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import feature_problems, fill_in
 from hpc_trainer.errors import ConfigError
 
-# The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
-_SHORTEST_WATCHDOG_S = 10
-_LEAST_STRAGGLER_FACTOR = 1.05  # ranks that are well differ by some percent
 _DIGIT_PIXELS = 8  # a side of data=digits
 _MEMORY_KEYS = ("mem_gb_per_node", "mem_gb_per_gpu", "mem_gb_per_cpu")
 MAX_SEED = 2**32 - 1
@@ -128,10 +126,7 @@ def _tracker(tracker: TrackerConfig) -> Iterator[str]:
 
 def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
-    if config.monitor.watchdog_s:
-        yield from at_least("monitor.watchdog_s", config.monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
-    if config.monitor.straggler_factor:
-        yield from at_least("monitor.straggler_factor", config.monitor.straggler_factor, _LEAST_STRAGGLER_FACTOR)
+    yield from monitor_problems(config.monitor)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)

@@ -41,3 +41,6 @@ class MonitorConfig:
     tenth each minute, where the user may set it, and put back at the end of the attempt."""
     co2_g_per_kwh: float | None = key(None, ALWAYS, limits="≥ 0")
     """Grams of CO2 for each kWh at the site: `results` has a column co2_g. null: none."""
+    prometheus_dir: str | None = key(None, ALWAYS)
+    """Folder on each node that node_exporter's textfile collector reads: each rank keeps a file with its newest sample
+    there while it works (docs/monitoring.md). null: none."""

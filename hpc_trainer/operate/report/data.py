@@ -15,6 +15,7 @@ from typing import Any
 from hpc_trainer.operate.advice.advised import sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report.exports import ExportReport
+from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
@@ -108,6 +109,8 @@ class Report:
     """What else the page shows: exports that somebody named."""
     advice: Sequence[str] = ()
     """What `tune` says of these runs, alike lines once."""
+    telemetry: Sequence[Chart] = ()
+    """What GPUs and hosts did."""
 
 
 def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Report:

@@ -16,6 +16,7 @@ from hpc_trainer.operate.report.charts import INK, NUM_COLOURS, Line, colours_of
 from hpc_trainer.operate.report.data import Report, RunReport, Scaling
 from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.ledger_bars import LEDGER_STYLE, ledger_section
+from hpc_trainer.operate.report.telemetry import render_telemetry
 
 # More lines tell nothing apart, more charts than these nobody looks at, and the page stays small.
 _MAX_LINES, _MAX_CHARTS = 60, 12
@@ -81,6 +82,7 @@ def render_page(report: Report, now: float | None = None) -> str:
         report.sweep,
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
         f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}"
+        f"{render_telemetry(report.telemetry)}"
         f"{_advice(report.advice)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
     )
 

@@ -24,7 +24,7 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, records
 
 MAX_LINES, _DENSE = 2_048, 256
-"""A file never has more lines: some 1 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
+"""A file never has more lines: below 2 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
 _TAIL = 8_192  # bytes that hold the last line
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
 J_PER_KWH = 3.6e6

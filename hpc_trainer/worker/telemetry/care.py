@@ -35,7 +35,10 @@ class Care:
         self._seen_s: dict[str | None, float] = {}
         self._written_s, self._lowered_s = -_WRITE_EVERY_S, -_LOWER_EVERY_S
 
-    def look(self, samples: Sequence[Sample]) -> None:
+    def close(self) -> None:
+        """The warnings stand: `why` reads them."""
+
+    def take(self, samples: Sequence[Sample]) -> None:
         """Takes the samples of a period. Raises OSError: the warning could not be written."""
         is_new = False
         for sample in samples:

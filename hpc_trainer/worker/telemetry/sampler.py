@@ -23,6 +23,7 @@ from hpc_trainer.runs.monitoring.telemetry import MAX_LINES, Device, Host, Sampl
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.worker.telemetry.care import Care
+from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 
 # The file server sees at most so many lines a second of a run.
 _MOST_A_SECOND = 20
@@ -52,6 +53,16 @@ class Hosts(Protocol):
         """What the rank's processes use of it."""
 
 
+class Watcher(Protocol):
+    """Is given the samples of each period, in the sampler's thread."""
+
+    def take(self, samples: Sequence[Sample]) -> None:
+        """Those of one period."""
+
+    def close(self) -> None:
+        """The end of the attempt."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Sampler:
     """One rank of one attempt. `devices` and `host` are made in the thread: what they import takes time."""
@@ -65,8 +76,7 @@ class Sampler:
     host: Callable[[Notes], Hosts]
     notes: Notes = field(default_factory=Notes)
     clock: Callable[[], float] = time.time
-    watch: Callable[[Sequence[Sample]], None] = lambda samples: None
-    """Is given the samples of each period, in this thread."""
+    watchers: Sequence[Watcher] = ()
     _lines: int = 0
     _first: float = 0.0
     _newest_time: float = 0.0
@@ -97,9 +107,10 @@ class Sampler:
                 self.sample(host, devices)
             self.sample(host, devices)
         finally:
-            if devices is not None:
-                with contextlib.suppress(Exception):
-                    devices.close()
+            for each in (devices, *self.watchers):
+                if each is not None:
+                    with contextlib.suppress(Exception):
+                        each.close()
 
     def sample(self, host: Hosts, devices: Devices | None) -> None:
         """One period: reads all counters and writes the lines. Raises nothing."""
@@ -131,7 +142,15 @@ class Sampler:
             if self._lines >= MAX_LINES:
                 self._lines = thin_out(self.paths.telemetry_file(self.attempt, self.env.rank))
         finally:
-            self.watch(samples)
+            for each in self.watchers:
+                self._show(each, samples)
+
+    def _show(self, watcher: Watcher, samples: Sequence[Sample]) -> None:
+        try:
+            watcher.take(samples)
+        except Exception as error:
+            what = type(watcher).__name__
+            self.notes.tell(what, f"{what} lost a sample, training goes on: {type(error).__name__}: {error}")
 
 
 def devices_of(config: TrainConfig, env: RankEnv, notes: Notes, gpu: Sequence[str]) -> Devices | None:
@@ -178,9 +197,12 @@ def sampler_of(
             each.lower_power(uuid)
 
     care = Care(paths, lower_power if config.monitor.on_overheat is OnOverheat.lower_power else None)
+    watchers: list[Watcher] = [care]
+    if config.monitor.prometheus_dir is not None:
+        watchers.append(PrometheusFile(Path(config.monitor.prometheus_dir), paths.run_id, env.rank))
     sampler = Sampler(
         paths=paths, env=env, attempt=attempt,
         every_s=max(config.monitor.telemetry_every_s, env.world_size / _MOST_A_SECOND),
-        step=step, devices=devices, host=host, watch=care.look,
+        step=step, devices=devices, host=host, watchers=watchers,
     )  # fmt: skip
     return sampler.sampling()

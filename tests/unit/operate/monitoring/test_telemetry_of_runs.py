@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.operate.report.telemetry import render_telemetry, telemetry_charts
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
@@ -77,3 +78,53 @@ def test_energy_of_all_attempts_and_ranks(sweep: SweepOnDisk) -> None:
     known, unknown = result_rows(read_status(sweep.paths))
     assert (known["energy_kwh"], known["j_per_sample"], known["co2_g"]) == (2.0, 7.2e6 / (8 * 50), 800.0)
     assert not {"energy_kwh", "j_per_sample", "co2_g"} & unknown.keys()
+
+
+def test_a_report_draws_each_rank_over_time(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    paths = sweep.run()
+    paths.telemetry.mkdir()
+    for rank in range(2):
+        samples = [
+            Sample(
+                attempt=0, rank=rank, time=1e9 + 6 * number, elapsed_s=6.0 * number, node="n7", step=number,
+                device=Device(uuid=f"GPU-{rank}<b>", temperature_c=50 + number % 2, power_w=300.0),
+                host=Host(cpus=1.0),
+            )
+            for number in range(500)
+        ]  # fmt: skip
+        append_samples(paths, samples)
+    charts = telemetry_charts(read_status(sweep.paths))
+    assert [each.title for each in charts] == ["GPU temperature", "GPU power"]
+    (first, _) = charts[0].lines
+    assert first.name == "rank 0 GPU-0<b>"
+    assert len(first.points) == 167  # three samples each
+    assert first.points[0] == (0.0, pytest.approx(50 + 1 / 3))
+    assert first.points[1][0] == pytest.approx(3 * 6 / 60)
+    page = render_telemetry(charts)
+    assert page.count("<figure>") == 2
+    assert "rank 1 GPU-1&lt;b&gt;" in page
+    assert "<b>" not in page
+
+
+def test_a_report_of_runs_without_gpus_draws_their_hosts(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    assert telemetry_charts(read_status(sweep.paths)) == []
+    assert render_telemetry([]) == ""
+    paths = sweep.run()
+    paths.telemetry.mkdir()
+    host = Sample(
+        attempt=0,
+        rank=0,
+        time=1e9,
+        elapsed_s=0.0,
+        node="n7",
+        step=0,
+        device=None,
+        host=Host(cpus=1.0, rss_bytes=2 * 10**9),
+    )
+    append_samples(paths, [host])
+    charts = telemetry_charts(read_status(sweep.paths))
+    assert [(each.title, each.lines[0].points) for each in charts] == [
+        ("Busy cores", [(0.0, 1.0)]), ("Resident memory", [(0.0, 2.0)]),
+    ]  # fmt: skip

@@ -27,7 +27,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 def _play(care: Care, *devices: Device | None) -> None:
     for number, device in enumerate(devices):
-        care.look([
+        care.take([
             Sample(
                 attempt=1, rank=3, time=1000.0 + 5 * number, elapsed_s=5.0 * number, node="n7", step=number,
                 device=device, host=None,

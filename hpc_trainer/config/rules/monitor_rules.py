@@ -1,0 +1,36 @@
+"""`monitor.`: what its values need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpc_trainer.config import script_words as words
+from hpc_trainer.config.checks import at_least
+from hpc_trainer.config.packages import missing
+from hpc_trainer.config.schema.monitor import MonitorConfig
+
+# The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
+_SHORTEST_WATCHDOG_S = 10
+_LEAST_STRAGGLER_FACTOR = 1.05  # ranks that are well differ by some percent
+
+
+def monitor_problems(monitor: MonitorConfig) -> Iterator[str]:
+    """What is wrong with it, a line each."""
+    if monitor.watchdog_s:
+        yield from at_least("monitor.watchdog_s", monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
+    if monitor.straggler_factor:
+        yield from at_least("monitor.straggler_factor", monitor.straggler_factor, _LEAST_STRAGGLER_FACTOR)
+    folder = monitor.prometheus_dir
+    if folder is None:
+        return
+    if words.has_control(folder) or not Path(folder).is_absolute():
+        yield (
+            f"monitor.prometheus_dir={folder!r} must be the absolute path of the folder on each node that "
+            "node_exporter reads (--collector.textfile.directory). Use for example /var/lib/node_exporter."
+        )
+    if not monitor.telemetry_every_s:
+        yield "monitor.prometheus_dir shows samples, and monitor.telemetry_every_s=0 takes none. Set that to 15, or so."
+    problem = missing("monitor.prometheus_dir", "prometheus_client")
+    if problem is not None:
+        yield problem
