@@ -97,7 +97,7 @@ def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
     head = Text.assemble((run.run_id, "bold"), _GAP, (run.state.value, state_style(run.state)))
     if run.state is not RunState.RUNNING:
         note = one_line(end_note(run))
-        return [head, *_packed([run.progress] if run.step else [], width), *([Text(note)] if note else [])]
+        return [head, *_packed([f"step {run.progress}"] if run.step else [], width), *([Text(note)] if note else [])]
     progress = [f"step {run.progress}"]
     if run.num_steps:
         progress.append(f"{run.step / run.num_steps:.0%}")

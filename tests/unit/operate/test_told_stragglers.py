@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.cli.run_verbs import run_status
+from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.monitoring import stragglers
@@ -64,6 +65,8 @@ def test_why_tells_who_when_and_that_it_is_over(sweep: SweepOnDisk) -> None:
     evidence, timeline = _why(sweep)
     assert f"from step 90 of attempt 0 on {WORDS}" in evidence
     assert timeline[0].endswith(f"attempt 0, step 90: {WORDS}"), "by time"
+    told = f"{sweep.specs[0].run_id}: from step 90 of attempt 0 on {WORDS}"
+    assert told in build_report(read_status(sweep.paths)).notes
     log.append(dataclasses.replace(SLOW, step=200, time=2e9, is_slow=False))
     evidence, timeline = _why(sweep)
     assert not [line for line in evidence if "rank 3" in line]
