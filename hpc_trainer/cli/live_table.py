@@ -171,7 +171,7 @@ def _of_many(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], width: int, 
     name_width = min(longest, max(_SHORTEST_ID, room))
     lines = []
     for run in shown:
-        name = run.run_id if len(run.run_id) <= name_width else f"{run.run_id[: name_width - 11]}…{run.run_id[-10:]}"
+        name = run.run_id if len(run.run_id) <= name_width else f"…{run.run_id[1 - name_width :]}"
         line = Text.assemble(name.ljust(name_width), _GAP, (run.state.value.ljust(states), state_style(run.state)))
         if has_bar:
             line.append(_GAP)
