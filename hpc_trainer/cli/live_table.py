@@ -97,7 +97,7 @@ def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
     head = Text.assemble((run.run_id, "bold"), _GAP, (run.state.value, state_style(run.state)))
     if run.state is not RunState.RUNNING:
         note = one_line(end_note(run))
-        return [head, *_packed([run.progress] if run.step else [], width), *([Text(note)] if note else [])]
+        return [head, *_packed([f"step {run.progress}"] if run.step else [], width), *([Text(note)] if note else [])]
     progress = [f"step {run.progress}"]
     if run.num_steps:
         progress.append(f"{run.step / run.num_steps:.0%}")
@@ -105,11 +105,12 @@ def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
         progress.append(f"ETA {short_duration(run.eta_s)}")
     bar = _bar(run, min(_WIDE_BAR, width - len(_GAP.join(progress)) - len(_GAP)))
     first = Text(_GAP).join([bar, Text(_GAP.join(progress))]) if bar is not None else Text(_GAP.join(progress))
+    figures = _packed(_figures(run, has_gpu=gpu is not None), width)
     remarks = [Text(one_line(each), style="yellow") for each in run.remarks]
-    return [head, first, *_packed(_figures(run), width), *_packed(gpu.words() if gpu else [], width), *remarks]
+    return [head, first, *figures, *_packed(gpu.words() if gpu else [], width), *remarks]
 
 
-def _figures(run: RunStatus) -> list[str]:
+def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
     """Loss, learning rate and speed of a run at work, the most telling first."""
     speed = run.speed
     words = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if key in run.metrics]
@@ -119,7 +120,8 @@ def _figures(run: RunStatus) -> list[str]:
         p95 = f" (p95 {_ms(speed['step_time_p95_s'])})" if "step_time_p95_s" in speed else ""
         words.append(f"a step {_ms(speed['step_time_s'])}{p95}")
     words += [f"data wait {speed['data_wait_share']:.0%}"] if "data_wait_share" in speed else []
-    words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
+    if "mfu" in speed or has_gpu:
+        words.append(f"mfu {speed['mfu']:.0%}" if "mfu" in speed else "mfu unknown")
     return words
 
 
@@ -148,7 +150,7 @@ def _bar(run: RunStatus, width: int) -> Text | None:
 
 def _of_many(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], width: int, height: int) -> list[Text]:
     """A line a run: those at work first, if not all have room."""
-    shown = list(runs)
+    shown, rest = list(runs), Counter[str]()
     if len(runs) > height:
         order = {RunState.RUNNING: 0, RunState.FAILED: 1, RunState.OUT_OF_MEMORY: 1}
         chosen = sorted(runs, key=lambda run: order.get(run.state, 2 if run.state.is_active else 3))[: height - 1]
@@ -169,7 +171,7 @@ def _of_many(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], width: int, 
     name_width = min(longest, max(_SHORTEST_ID, room))
     lines = []
     for run in shown:
-        name = run.run_id if len(run.run_id) <= name_width else f"{run.run_id[: name_width - 11]}…{run.run_id[-10:]}"
+        name = run.run_id if len(run.run_id) <= name_width else f"…{run.run_id[1 - name_width :]}"
         line = Text.assemble(name.ljust(name_width), _GAP, (run.state.value.ljust(states), state_style(run.state)))
         if has_bar:
             line.append(_GAP)
@@ -181,9 +183,9 @@ def _of_many(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], width: int, 
             line.append(_GAP + one_line(end_note(run)))
         line.rstrip()
         lines.append(line)
-    if len(shown) < len(runs):
+    if rest:
         told = ", ".join(f"{count} {state}" for state, count in sorted(rest.items()))
-        lines.append(Text(f"and {len(runs) - len(shown)} more: {told}", style="dim"))
+        lines.append(Text(f"and {rest.total()} more: {told}", style="dim"))
     return lines
 
 

@@ -87,6 +87,13 @@ def test_one_run_shows_everything(sweep: SweepOnDisk) -> None:
     assert gpus == "2 GPUs 95%  61.2 of 80 GB  64 °C  1.02kW"
 
 
+def test_mfu_of_a_gpu_that_nobody_knows_is_unknown(sweep: SweepOnDisk) -> None:
+    sweep.beat(0, step=7, steps_per_s=3.0)
+    run, gpu = _runs(sweep)[0], gpu_now(sweep.run(0), 0)
+    assert gpu is not None
+    assert _lines([run], {run.run_id: gpu}, width=80)[2] == "3 steps/s  mfu unknown"
+
+
 def test_what_nobody_knows_is_left_out(sweep: SweepOnDisk) -> None:
     sweep.beat(1, step=7)
     run = _runs(sweep)[1]
