@@ -53,6 +53,7 @@ CASES: list[tuple[str, tuple[Flight, ...], str | None]] = [
         (flight(0, 0, world=1, kind="evaluation"),),
         "rank 0 on node00: it was in an evaluation for 312 s.",
     ),
+    ("one rank alone has failed", (flight(0, 0, world=1, error="ValueError"),), None),  # `why` has the error
 ]  # fmt: skip
 
 

@@ -172,6 +172,10 @@ def test_the_command_writes_it_of_one_run(
     assert page.stat().st_mode & 0o777 == 0o600
     code, out, _ = cli("why", run_id, "--html", str(page), "--json")
     assert (code, json.loads(out)["evidence"][0][:18]) == (0, "rank 1 on node01 n")
+    sweep.beat(step=90, attempt=0)  # long after the records: it went on
+    assert "never entered" not in cli("why", run_id)[1]
+    sweep.start(0, attempt=1)
+    assert "never entered" not in cli("why", run_id)[1]
     for words, says in ((("s", "--html", str(page)), "2 are named"), ((run_id, "--html", "/nowhere/x"), "no folder")):
         code, _, err = cli("why", *words)
         assert (code, says in err) == (2, True), err
