@@ -40,7 +40,7 @@ def join(flights: Mapping[int, Flight]) -> Joined:
 def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
     if world == 1:
         flight = flights[min(flights)]
-        return f"{_name(flight)}: {_doing(flight)}."
+        return None if flight.error is not None else f"{_name(flight)}: {_doing(flight)}."
     waited = _waited_in(flights)
     silent = [rank for rank in range(world) if rank not in flights]
     behind = _behind(flights)

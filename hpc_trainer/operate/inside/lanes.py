@@ -15,7 +15,7 @@ MOST_LANES = 32
 _WIDTH, _LEFT, _RIGHT, _LANE, _GAP, _TOP, _BOTTOM = 1160, 120, 16, 34, 10, 8, 46
 _LABEL_PX = 70
 # Before the oldest thing that was still open at the end this much more is shown, and never less than some seconds.
-_BEFORE, _LEAST_S = 0.15, 2.0
+_BEFORE, _LEAST_S, _NEWEST = 0.15, 2.0, 20
 
 LANES_STYLE = (
     ".lane{fill:none;stroke:var(--line)}.entered{stroke:var(--ink);stroke-width:1}"
@@ -52,7 +52,8 @@ def _begin(flights: Sequence[Flight], end: float) -> float:
     for flight in flights:
         inner = [span.begin for span in flight.spans if span.end is None]
         starts += inner[-1:] if len(inner) > 1 else []
-        starts += [span.end for span in flight.spans[-3:] if span.end is not None]
+    if not starts:
+        starts = [span.begin for flight in flights for span in flight.spans[-_NEWEST:] if span.end is not None]
     oldest = min(starts, default=end - _LEAST_S)
     return min(oldest - _BEFORE * (end - oldest), end - _LEAST_S)
 

@@ -12,6 +12,7 @@ from hpc_trainer.operate.inside.page import Log, RunPage
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.report.data import curves_of
 from hpc_trainer.operate.why import Why
+from hpc_trainer.runs.beat import read_heartbeat
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.flight import Flight, read_flights
@@ -21,6 +22,8 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 # After these attempts there is nothing to find: they ended as they should.
 _AT_PEACE = (RunState.COMPLETED, RunState.CANCELLED)
+# Clocks of two nodes may differ by so much.
+_CLOCKS_S = 30.0
 _LOGS, _LOG_LINES, _LOG_BYTES = 16, 40, 64_000
 _POINTS = 200
 # Title -> where it stands in a line of telemetry, its unit, and the factor to it.
@@ -35,10 +38,15 @@ _SERIES = {
 
 
 def flights_of(status: SweepStatus, run: RunStatus) -> dict[int, Flight]:
-    """The records of the newest attempt, by rank; {} where none was written, or where all went well."""
-    if not run.attempts or run.state in _AT_PEACE:
+    """The records of how the newest attempt ended, by rank; {} where none was written, or where all goes well."""
+    newest = run.attempts[-1] if run.attempts else None
+    if newest is None or run.state in _AT_PEACE or (run.state.is_active and not newest.has_ended):
         return {}
-    return read_flights(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults)
+    paths = status.sweep.run(run.run_id)
+    found = read_flights(paths, newest.attempt, status.faults)
+    # A rank that was silent for long, and went on after all, has left a record that is none of the end.
+    beat = float(read_heartbeat(paths.heartbeat, Faults()).get("time", 0.0))
+    return {rank: flight for rank, flight in found.items() if flight.time > beat - _CLOCKS_S}
 
 
 def with_flights(why: Why, flights: Mapping[int, Flight]) -> Why:

@@ -33,7 +33,7 @@ class Standing:
         rank = os.environ["SUBMITIT_LOCAL_GLOBALID"]
         if self._calls == 6 and rank == "1" and self._how == "hangs":
             wait_for_a_disk_that_is_gone()
-        if self._calls == 6 and rank == "1" and self._how == "fails":
+        if self._calls == 6 and rank == "1" and self._how in ("fails", "breaks"):
             raise RuntimeError("rank one is broken")
         if self._calls == 6 and rank == "0" and self._how == "fails":
             time.sleep(300)
@@ -87,12 +87,9 @@ def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
         ["all_reduce"], [],
     ]  # fmt: skip
     why = local.run("why", "hangs").stdout
-    assert "rank 1 on " in why
-    assert re.search(
-        r"never entered the \d+\w\w collective \(all-reduce, 8 bytes, step 6\), in which rank 0 on \S+ waited: it waited for",
-        why,
-    )
-    assert re.search(r": it \w+ .*, at standing.py:\d+ in wait_for_a_disk_that_is_gone", why)
+    entered = r"rank 1 on \S+ never entered the \d+\w\w collective \(all-reduce, 8 bytes, step 6\), in which rank 0 on"
+    assert re.search(entered, why)
+    assert re.search(r"waited: it waited for data for \d+ s, at standing.py:\d+ in wait_for_a_disk_that_is_gone", why)
 
 
 @pytest.mark.dist
@@ -104,3 +101,18 @@ def test_a_failing_rank_ends_one_that_is_busy(local: LocalDriver) -> None:
     assert {rank: flight.error for rank, flight in flights.items()} == {0: None, 1: "RuntimeError"}
     assert len(flights[0].collectives) == len(flights[1].collectives) > 10, "both stood in a batch"
     assert "standing.py" in str(flights[0].frame)
+
+
+@pytest.mark.dist
+def test_of_a_failing_rank_and_of_those_that_wait_for_it_there_are_records(local: LocalDriver) -> None:
+    _ended(local, "breaks")
+    flights = read_flights(RunPaths(local.run_folder("breaks")), 0)
+    assert flights[1].error == "RuntimeError"
+    assert (flights[0].error, [each.is_open for each in flights[0].collectives][-2:]) == (
+        "PeerLostError",
+        [False, True],
+    )
+    assert all(len(flight.collectives) > 10 and flight.spans for flight in flights.values())
+    why = local.run("why", "breaks").stdout
+    entered = r"rank 1 on \S+ never entered the \d+\w\w collective \(all-reduce, 8 bytes, step 6\), in which rank 0 on"
+    assert re.search(entered + r" \S+ waited: it ended with RuntimeError, at standing.py:\d+", why)
