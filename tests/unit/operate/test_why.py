@@ -12,12 +12,14 @@ import pytest
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.monitoring.environment import write_environment
 from hpc_trainer.runs.spec import append_specs
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.state.last_words import SETUP_ENDED
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
+from tests.unit.runs.monitoring.test_environment import RECORD
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
 
@@ -59,6 +61,16 @@ def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
         "rank 1 on n2: ValueError: a batch of -1", '  File "net.py", line 7, in forward', "    raise ValueError(n)",
     ]  # fmt: skip
     assert f"hpc-trainer logs {why.run_id} --all-ranks" in why.advice
+
+
+def test_an_attempt_that_ran_with_something_else_is_told(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.REQUEUED, cause="preempted")
+    sweep.start(attempt=1, resumed=4)
+    sweep.run().logs.mkdir(parents=True, exist_ok=True)
+    for attempt, version in enumerate(("2.13.0", "2.13.1")):
+        write_environment(sweep.run(), attempt, {**RECORD, "packages": {"torch": version}})
+    assert "attempt 1 ran with torch 2.13.1 (2.13.0); in parentheses attempt 0's" in _why(sweep).evidence
 
 
 def test_the_memory_of_a_gpu_is_told_from_other_exceptions(sweep: SweepOnDisk) -> None:

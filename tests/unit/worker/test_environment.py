@@ -1,0 +1,140 @@
+"""The record of an attempt: written after the first step or at the end, harmless, without secrets."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.monitoring.environment import differences, nodes, read_environment
+from hpc_trainer.runs.monitoring.redaction import REDACTED
+from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.worker.environment import recording
+from tests.unit.launch.frozen_code.projects import git, make_checkout, write_files
+from tests.unit.runs.builders import make_config
+
+SECRETS = {
+    "variable": "correct-horse", "harmless name": "hf_" + "A1b2" * 6, "command": "battery-staple",
+    "diff": "ghp_" + "Zy9x" * 9, "remote": "tr0ub4dor", "direct_url": "swordfish", "by value": "open sesame",
+}  # fmt: skip
+
+
+def _env(rank: int = 0) -> RankEnv:
+    return RankEnv(
+        rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2, num_nodes=2,
+        launcher="slurm", job_id="7_0", restart_count=0, node=f"n{rank // 2}",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    found = RunPaths(tmp_path / "runs" / "sweep" / "run-0123456789")
+    found.logs.mkdir(parents=True)
+    return found
+
+
+def _record(paths: RunPaths, **settings: Any) -> dict[str, Any]:
+    with recording(make_config(), paths, _env(), 0, **settings):
+        pass
+    found = read_environment(paths, 0)
+    assert found is not None
+    return found
+
+
+def test_planted_secrets_are_in_no_file_of_the_run(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = make_checkout(tmp_path / "project")
+    git(top, "remote", "add", "origin", f"https://me:{SECRETS['remote']}@example.org/lab.git")
+    said = SECRETS["by value"].replace(" ", "-")
+    write_files(top, {"my_lab/net.py": f'GITHUB = "{SECRETS["diff"]}"\nSAY = "{said}"\n'})
+    info = tmp_path / "packages" / "private_index-1.0.dist-info"
+    info.mkdir(parents=True)
+    url = f"https://u:{SECRETS['direct_url']}@example.org/x.git"
+    (info / "direct_url.json").write_text(json.dumps({"url": url, "vcs_info": {"vcs": "git", "commit_id": "ab12"}}))
+    for folder in (tmp_path / "packages", top):
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("HF_TOKEN", SECRETS["variable"])
+    monkeypatch.setenv("NCCL_NOTE", SECRETS["harmless name"])
+    monkeypatch.setenv("LAB_PASSPHRASE", said)
+    words = ["hpc-trainer", "submit", "--token", SECRETS["command"], f"+hub.api_key={SECRETS['command']}"]
+    monkeypatch.setattr(sys, "orig_argv", words)
+    write_json(SweepPaths(paths.folder.parent).sweep, {"command": words, "run_ids": [paths.run_id]})
+
+    config = make_config("model=custom", "model._target_=my_lab.net.Net")
+    with recording(config, paths, _env(), 0):
+        pass
+
+    texts = [path.read_text() for path in paths.folder.rglob("*") if path.is_file()]
+    assert texts
+    for kind, secret in {**SECRETS, "by value": said}.items():
+        assert not [text for text in texts if secret in text], kind
+    record = json.loads(texts[0])
+    assert record["origins"]["private-index"] == {
+        "url": f"https://{REDACTED}@example.org/x.git", "vcs": "git", "commit_id": "ab12",
+    }  # fmt: skip
+    assert (record["variables"]["HF_TOKEN"], record["variables"]["NCCL_NOTE"]) == (REDACTED, REDACTED)
+    assert record["command"]["submit"].startswith("hpc-trainer submit --token")
+    (checkout,) = [each for each in record["code"]["checkouts"] if each["top"] == str(top)]
+    assert (checkout["diff_redacted"], checkout["remote"]) == (2, f"https://{REDACTED}@example.org/lab.git")
+    assert record["redacted"] >= 9
+
+
+def test_it_is_written_after_the_first_step(paths: RunPaths) -> None:
+    begun = [False]
+    with recording(make_config(), paths, _env(), 0, has_begun=lambda: begun[0]):
+        time.sleep(0.2)
+        assert read_environment(paths, 0) is None
+        begun[0] = True
+        deadline = time.monotonic() + 30
+        while read_environment(paths, 0) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert read_environment(paths, 0) is not None
+
+
+def test_an_attempt_that_fails_before_it_leaves_one(paths: RunPaths) -> None:
+    def fail() -> None:
+        raise ValueError("the person's own")
+
+    with pytest.raises(ValueError, match="own"), recording(make_config(), paths, _env(), 0, has_begun=lambda: False):
+        fail()
+
+    assert read_environment(paths, 0) is not None
+
+
+def test_each_node_writes_once(paths: RunPaths) -> None:
+    for rank in range(4):
+        with recording(make_config(), paths, _env(rank), 0):
+            pass
+
+    assert sorted(path.name for path in paths.logs.iterdir()) == [
+        "attempt-000.environment.json", "attempt-000.environment.node-1.json",
+    ]  # fmt: skip
+    assert [each["node"] for each in nodes(paths, 0)] == ["n0", "n1"]
+
+
+def test_what_cannot_be_recorded_harms_no_training(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> dict[str, Any]:
+        raise RuntimeError("no facts")
+
+    with recording(make_config(), paths, _env(), 0, facts=broken):
+        pass
+
+    assert read_environment(paths, 0) is None
+    assert "was not recorded: RuntimeError: no facts" in caplog.text
+
+
+def test_the_same_process_differs_in_nothing_from_itself(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    was = _record(paths, facts=lambda: {"code": {"my_lab": "aa"}, "data": {"dataset": {"digest": "1"}}})
+    now = _record(paths, facts=lambda: {"code": {"my_lab": "aa"}, "data": {"dataset": {"digest": "2"}}})
+
+    assert [(each.kind, each.name) for each in differences(was, now)] == [("data", "dataset")]
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    again = _record(paths, facts=lambda: {"code": {"my_lab": "aa"}, "data": {"dataset": {"digest": "1"}}})
+    assert [str(each) for each in differences(was, again)] == ["NCCL_ALGO Tree, was not there"]
