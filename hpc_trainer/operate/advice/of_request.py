@@ -131,7 +131,7 @@ def _long_limit(facts: Facts) -> Iterator[Finding]:
     count = len(facts.needs_s)
     of = f"95 % of {count} like runs needed" if count > 1 else "it needed"
     gain = Gain(share=1 - right / now, of="time limit (it starts sooner: backfill)", is_bound=False)
-    seen = f"the time limit is {now} min, {of} {percentile_95(facts.needs_s) / 60:.2g}"
+    seen = f"the time limit is {now} min, {of} {percentile_95(facts.needs_s) / 60:.2g} min"
     yield Finding(seen, [Change({"hardware.time_limit_min": right}, gain)])
 
 

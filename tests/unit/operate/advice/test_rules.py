@@ -84,6 +84,8 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], str, float, dict[str, An
      {"pace": waiting(0.6), "ranks": [rank(cpus=1.95, cpus_allowed=2)]},
      "hardware.cpus_per_task=6 data.num_workers=6", 0.6,
      {"pace": waiting(0.1), "ranks": [rank(cpus=1.95, cpus_allowed=2)]}),
+    ("idle-workers", (*SMALL, "data.num_workers=16"), {"ranks": [rank()]}, "data.num_workers=2", 0.87,
+     {"ranks": [rank(most_cpus=5.0)]}),
     ("data-shards", ("model=resnet18", "data=image_folder", "data.path={pictures}", "cluster=local"),
      {"pace": waiting(0.5)}, "hpc-trainer data prepare images", 0.5, {"pace": waiting(0.1)}),
     ("saves-wait", (*SMALL, "checkpoint.asynchronous=false"), {"spent": spent(save_stall=25.0)},
