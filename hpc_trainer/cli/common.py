@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.color import ColorSystem
@@ -113,6 +113,17 @@ def state_markup(state: RunState) -> str:
     """The state in its colour."""
     colour = _COLOURS.get(state)
     return f"[{colour}]{state.value}[/]" if colour else state.value
+
+
+def state_style(state: RunState) -> str:
+    """The name of its colour; "" if it has none."""
+    return _COLOURS.get(state, "")
+
+
+def throughput_words(speed: Mapping[str, float]) -> str | None:
+    """`482k tokens/s`; samples/s or steps/s where there are no tokens; None if nobody knows."""
+    units = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
+    return next((f"{short_number(speed[key])} {unit}" for key, unit in units.items() if key in speed), None)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a sweep while one watches: a bar for each run on a terminal, plain lines in a pipe."""
+"""Progress of a sweep while one watches: what each run does now on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TextIO
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.live import Live
 
-from hpc_trainer.cli.common import console, short_duration, state_markup
+from hpc_trainer.cli.common import console, short_duration
+from hpc_trainer.cli.live_table import GpuNow, end_note, gpu_now, table_of
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.states import RunState
@@ -19,6 +21,9 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 # In a pipe a line for each run at most this often.
 _LINE_EVERY_S = 10.0
+# What ranks sample of their GPUs is read at most this often, of as many runs as fit on a screen.
+_GPU_EVERY_S = 5.0
+_MOST_GPUS = 20
 
 
 def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> SweepStatus:
@@ -29,13 +34,15 @@ def watch(sweep: SweepPaths, run_ids: set[str], *, quiet: bool = False) -> Sweep
         return status
     done: set[str] = set()
     is_told = False
-    with _shown(quiet) as (tell, show):
+    with _shown(sweep, quiet) as shown:
         for status in itertools.chain([first], following):
             if (status.silence is not None) != is_told:
                 is_told = not is_told
-                tell(f"Note: {status.silence} It is asked again." if status.silence else "Note: Slurm answers again.")
+                note = f"Note: {status.silence} It is asked again." if status.silence else "Note: Slurm answers again."
+                shown.tell(note)
             for run in () if quiet else _news(status, run_ids, done):
-                show(run)
+                shown.show(run)
+            shown.end_look()
     return status
 
 
@@ -52,45 +59,27 @@ def _news(status: SweepStatus, run_ids: set[str], done: set[str]) -> list[RunSta
     return [status.run(run_id) for run_id in shown]
 
 
-_Shown = tuple[Callable[[str], None], Callable[[RunStatus], None]]
-
-
 @contextlib.contextmanager
-def _shown(quiet: bool) -> Iterator[_Shown]:
+def _shown(sweep: SweepPaths, quiet: bool) -> Iterator[_Lines | _Screen]:
     """What tells a line, and what shows how a run stands now."""
-    if quiet:
-        yield lambda text: print(text, file=sys.stderr, flush=True), lambda _: None
-    elif not console().is_terminal:
-        yield lambda text: print(text, flush=True), _Lines({}).show
-    else:
-        columns = (
-            TextColumn("{task.description}"), TextColumn("{task.fields[state]}"), BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),  # an error's text may hold brackets
-        )  # fmt: skip
-        with Progress(*columns, console=console()) as progress:
-            yield lambda text: progress.console.print(text, markup=False), _Bars(progress, {}).show
-
-
-@dataclass(slots=True)
-class _Bars:
-    progress: Progress
-    bars: dict[str, TaskID]
-
-    def show(self, run: RunStatus) -> None:
-        if run.run_id not in self.bars:
-            self.bars[run.run_id] = self.progress.add_task(run.run_id, total=run.num_steps or None, state="", note="")
-        bar = self.bars[run.run_id]
-        self.progress.update(
-            bar, completed=run.step, total=run.num_steps or None, state=state_markup(run.state), note=_note(run)
-        )
+    out = console()
+    if quiet or not out.is_terminal or out.is_dumb_terminal:
+        yield _Lines(sys.stderr if quiet else sys.stdout)
+        return
+    # Drawn where something was read, and by nobody in between: no thread, no flicker.
+    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+        yield _Screen(sweep, live)
 
 
 @dataclass(slots=True)
 class _Lines:
     """A line where the state is another, and of a run at work one from time to time."""
 
-    told: dict[str, tuple[tuple[RunState, str | None], float]]
+    file: TextIO
+    told: dict[str, tuple[tuple[RunState, str | None], float]] = field(default_factory=dict)
+
+    def tell(self, text: str) -> None:
+        print(text, file=self.file, flush=True)
 
     def show(self, run: RunStatus) -> None:
         now = time.monotonic()
@@ -99,16 +88,46 @@ class _Lines:
         if before != stands or (run.state is RunState.RUNNING and now - when >= _LINE_EVERY_S):
             self.told[run.run_id] = (stands, now)
             line = f"{run.run_id}  {run.state.value}  {run.progress}  {_note(run)}"
-            print(line.rstrip(), flush=True)
+            self.tell(line.rstrip())
+
+    def end_look(self) -> None:
+        """Every line is out."""
+
+
+@dataclass(slots=True)
+class _Screen:
+    """A table that is drawn anew at each look that found something new."""
+
+    sweep: SweepPaths
+    live: Live
+    runs: dict[str, RunStatus] = field(default_factory=dict)
+    gpus: dict[str, GpuNow] = field(default_factory=dict)
+    read_at: float = -_GPU_EVERY_S
+    drawn: object = None
+
+    def tell(self, text: str) -> None:
+        self.live.console.print(text, markup=False)
+
+    def show(self, run: RunStatus) -> None:
+        self.runs[run.run_id] = run
+
+    def end_look(self) -> None:
+        """Draws what `show` was given; a size that has changed too."""
+        now = time.monotonic()
+        if now - self.read_at >= _GPU_EVERY_S:
+            self.read_at = now
+            at_work = [run for run in self.runs.values() if run.state is RunState.RUNNING][:_MOST_GPUS]
+            found = ((run, gpu_now(self.sweep.run(run.run_id), run.attempts[-1].attempt)) for run in at_work)
+            self.gpus = {run.run_id: gpu for run, gpu in found if gpu is not None}
+        size = self.live.console.size
+        drawn = table_of(list(self.runs.values()), self.gpus, width=size.width, height=size.height)
+        if drawn.plain != self.drawn:
+            self.drawn = drawn.plain
+            self.live.update(drawn, refresh=True)
 
 
 def _note(run: RunStatus) -> str:
     if run.state is RunState.RUNNING and run.eta_s is not None:
         loss = run.metrics.get("loss")
         return f"ETA {short_duration(run.eta_s)}" + (f"  loss {loss:.3f}" if loss is not None else "")
-    if run.warning is not None:
-        return run.warning
-    accuracy = run.metrics.get("eval_accuracy")
-    if run.state is RunState.COMPLETED and accuracy is not None:
-        return f"accuracy {accuracy:.4f}"
-    return "" if run.state is RunState.COMPLETED else (run.reason or "")
+    return end_note(run)

@@ -17,7 +17,7 @@ from hpc_trainer.cli.common import (
     print_table,
     say,
     short_duration,
-    short_number,
+    throughput_words,
     warn,
 )  # fmt: skip
 from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
@@ -131,8 +131,8 @@ def _metrics(run: RunStatus) -> str:
 
 def speed_words(speed: Mapping[str, float]) -> str:
     """`482k tokens/s mfu 42%`; samples/s or steps/s where there are no tokens; what a step waits for data, if much."""
-    units = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
-    words = [f"{short_number(speed[key])} {unit}" for key, unit in units.items() if key in speed][:1]
+    throughput = throughput_words(speed)
+    words = [] if throughput is None else [throughput]
     words += [f"mfu {speed['mfu']:.0%}"] if "mfu" in speed else []
     waits = speed.get("data_wait_share", 0.0)
     return " ".join([*words, *([f"data wait {waits:.0%}"] if waits >= _MUCH_WAIT else [])]) or "-"

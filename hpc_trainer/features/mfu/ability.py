@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from hpc_trainer.datasets.batch_trees import of_size
@@ -33,6 +34,9 @@ class MfuAbility(Ability):
             return
         peak = peak_flops(self.config, run.device)
         self._peak = None if peak is None else peak * run.world_size
+        if peak is None and run.device.type == "cuda":
+            name, products = torch.cuda.get_device_name(run.device), self.config.precision.format.products
+            print(f"mfu: unknown, nobody told the peak of {name} for {products} (config/gpu_types.py)")
         build, example = partial(build_model, self.config, dataset), partial(_example, dataset, task)
         self._count = lambda: flops_per_sample(build, task, example)
 

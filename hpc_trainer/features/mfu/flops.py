@@ -7,7 +7,7 @@ and backward, over what the GPUs could do in that time. What is computed again (
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from hpc_trainer.datasets.batch_trees import without_content
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.rng import rng_state, set_rng_state
 
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
 # Batch norm refuses a batch of one.
 _BATCH = 2
 
@@ -27,22 +30,25 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
 
     Those of matrix products, convolutions and attention (torch.utils.flop_counter), which tensor cores do; of causal
     attention the whole square, as PaLM counts it. A model that has `flops_per_sample()` is asked for its own figure.
-    Takes a second or some, and no memory; draws no random number that the training would miss.
+    Takes a second or some, and mostly no memory; draws no random number that the training would miss.
 
     Args:
         build: makes the model, as it is without recomputing and sharding.
         task: what the model is trained for.
         example: makes a batch of so many samples; only its shapes and formats count.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     before = rng_state()
     try:
         real = example(_BATCH)
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-            model = build()
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.device("cpu"):
+            try:
+                model = build()
+            except DataDependentOutputException:  # its first weights are drawn until they fit, as trunc_normal_ does
+                model = _emptied(build, fake)
             own: Any = getattr(model, "flops_per_sample", None)
             if callable(own):
                 return float(own())
@@ -54,6 +60,21 @@ def flops_per_sample(build: Callable[[], nn.Module], task: Task, example: Callab
             return float(counter.get_total_flops()) / _BATCH
     finally:
         set_rng_state(before)
+
+
+def _emptied(build: Callable[[], nn.Module], fake: FakeTensorMode) -> nn.Module:
+    """The model as it is built with numbers, which it then loses: for a moment it takes the memory of its weights."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        model = build()
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            empty = fake.from_tensor(weight.detach())
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=weight.requires_grad))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module.register_buffer(name, fake.from_tensor(buffer))
+    return model
 
 
 def peak_flops(config: TrainConfig, device: torch.device) -> float | None:

@@ -101,7 +101,7 @@ class OwnTime:
 
     def _backward_begins(self, _: torch.Tensor) -> None:
         # Called in their order, when all gradients are there: DDP's, which waits, is queued by the last of those.
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_done)
 
     def _backward_is_done(self) -> None:
         if self._is_whole:

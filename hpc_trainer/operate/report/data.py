@@ -18,6 +18,7 @@ from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
 from hpc_trainer.runs.reading import Faults, is_number
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
@@ -30,6 +31,7 @@ WARMUP_STEPS = 20
 # More would not show on a screen, and a page of 100 runs stays below 1 MB.
 _POINTS_A_CURVE = 200
 _LAST_LINES = 4
+_MOST_STRAGGLERS = 20
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
 # What counts as the work of a second, the best word first.
 _UNITS = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
@@ -125,7 +127,12 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
         for run in status.runs
     ]
     scaling = find_scaling(runs)
-    notes = [*status.notes, *unasked, *told_few(faults)]
+    stragglers = [
+        f"{run.run_id}: {line}"
+        for run in runs
+        for line in straggler_lines(read_stragglers(status.sweep.run(run.run_id), faults))
+    ]
+    notes = [*status.notes, *unasked, *told_few(faults), *stragglers[:_MOST_STRAGGLERS]]
     slow = [run.run_id for run in runs if not run.speed and run.step]
     if slow and len({run.ranks for run in runs}) > 1:
         listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_number, records, tell, typed
@@ -55,7 +56,7 @@ class StragglerLog:
         """Adds a line, up to `MOST_LINES`."""
         self._num_lines += 1
         if self._num_lines <= MOST_LINES:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RunStateError):
                 append_lines(self._paths.stragglers, [asdict(line)], sync=False)
 
 

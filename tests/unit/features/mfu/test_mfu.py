@@ -95,6 +95,14 @@ def test_a_transformer_by_hand() -> None:
     assert found == 24 * (6 * (12 * 2 * 32 * 32 + 256 * 32) + 12 * 2 * 32 * 24)
 
 
+def test_a_model_that_draws_until_its_weights_fit_by_hand() -> None:
+    _, found = _counted(["experiment=digits", "model=vit_tiny", "model.patch_size=4", "model.num_layers=2"])
+    dim, num_tokens, layers = 192, 1 + 4, 2
+    of_layer = 12 * 2 * num_tokens * dim * dim + 2 * 2 * num_tokens**2 * dim
+    # Forward, and backward twice as much; nobody wants the gradient of the pixels.
+    assert found == 3 * (layers * of_layer + 2 * dim * 10) + 2 * 2 * 4 * 16 * dim
+
+
 class Told(torch.nn.Module):
     """Says itself what it costs."""
 
@@ -117,3 +125,18 @@ def test_a_peak_is_the_gpus_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_flops(config, gpu) == 312e12  # the profile's, where CUDA's name says nothing
     config.hardware.gpu_type = None
     assert peak_flops(config, gpu) is None
+
+
+def test_a_gpu_that_nobody_knows_is_told_once_and_has_no_mfu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ability.torch.cuda, "get_device_name", lambda device: "Graphics Device")
+    monkeypatch.setattr(ability, "peak_flops", lambda config, device: None)
+    config = compose(["experiment=digits", "precision=bf16"], 1)
+    for device, told in (("cuda", "mfu: unknown, nobody told the peak of Graphics Device for bf16"), ("cpu", "")):
+        found = MfuAbility(config)
+        run = Mock(is_rank_zero=True, world_size=1, device=torch.device(device))
+        found.on_state(Mock(), torch.nn.Identity(), building_of(config, run=run))
+        found.logged(1, values := {"samples_per_s": 20.0})
+        assert "mfu" not in values
+        assert capsys.readouterr().out.startswith(told)

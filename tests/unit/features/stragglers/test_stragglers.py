@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers
 from hpc_trainer.runs.reading import read_json
 from tests.unit.features.stragglers.slow_child import SLOW_S
@@ -25,7 +26,8 @@ KINDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "fsdp_data": ("data", (*GPT, "parallel=fsdp")),
     "fsdp_compute": ("compute", (*GPT, "parallel=fsdp")),
     "local_sgd": ("compute", (*CNN, "parallel.sync=post_local_sgd", "parallel.sync_every_steps=3")),
-    "off": ("compute", (*CNN, "monitor.straggler_factor=0")),
+    "logical": ("data", (*CNN, "train.logical_ranks=2")),
+    "off": ("compute", (*CNN, "train.grad_accum_steps=2", "monitor.straggler_factor=0")),
 }
 pytestmark = pytest.mark.dist
 
@@ -58,10 +60,19 @@ def test_the_slow_rank_is_named(name: str, played: Path) -> None:
     assert beat["remarks"]["stragglers"].startswith(f"rank 1 on {last.node} takes ")
 
 
-def test_nobody_looks_where_it_is_off(played: Path) -> None:
+def test_nobody_looks_where_it_is_off_and_the_bits_are_the_same(played: Path) -> None:
     paths = RunPaths(played / "off")
     assert not paths.stragglers.exists()
     assert "remarks" not in (read_json(paths.heartbeat) or {})
+    off, on = (_losses(played / name) for name in ("off", "ddp_accumulated"))
+    assert off == on
+    assert len(on) == 11, "ten lines and an evaluation"
+
+
+def _losses(folder: Path) -> list[dict[str, float]]:
+    varying = {"time", *SPEED}
+    lines = read_metrics(RunPaths(folder).metrics)
+    return [{key: value for key, value in line.items() if key not in varying} for line in lines]
 
 
 def test_lines_are_read_back(tmp_path: Path) -> None:

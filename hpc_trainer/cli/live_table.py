@@ -1,0 +1,227 @@
+"""What one sees of runs while one watches: all figures of one run, or a line for each of several, as wide as there is
+room. Only texts: who draws them is `cli/live.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from hpc_trainer.cli.common import figure, short_duration, short_number, state_style, throughput_words
+from hpc_trainer.cli.terminal import one_line
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring.telemetry import newest_samples
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus
+
+_BAR, _WIDE_BAR = 12, 40
+_SHORTEST_ID, _USUAL_ID = 16, 28
+_NOTE = 20
+_GAP = "  "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNow:
+    """The GPUs of a run when its ranks sampled them last: None where nobody knows.
+
+    `utilisation` (0 to 1): mean. `memory_used`: of the fullest, bytes. `temperature_c`: of the hottest. `power_w`: of
+    all.
+    """
+
+    num_gpus: int
+    utilisation: float | None
+    memory_used: int | None
+    memory_total: int | None
+    temperature_c: float | None
+    power_w: float | None
+
+    def words(self) -> list[str]:
+        """`8 GPUs 97%`, `61.2 of 80 GB`, `64 °C`, `4.1 kW`: what is known, the most telling first."""
+        name = "GPU" if self.num_gpus == 1 else f"{self.num_gpus} GPUs"
+        found = [name if self.utilisation is None else f"{name} {self.utilisation:.0%}"]
+        if self.memory_used is not None:
+            total = "" if self.memory_total is None else f" of {self.memory_total / 1e9:.3g}"
+            found.append(f"{self.memory_used / 1e9:.3g}{total} GB")
+        if self.temperature_c is not None:
+            found.append(f"{self.temperature_c:.0f} °C")
+        if self.power_w is not None:
+            found.append(f"{short_number(self.power_w)}W" if self.power_w >= 1e3 else f"{self.power_w:.0f} W")
+        return found
+
+
+def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
+    """What ranks sampled last in this attempt; None: no GPU that anybody can read."""
+    devices = [each.device for each in newest_samples(paths) if each.attempt == attempt and each.device is not None]
+    if not devices:
+        return None
+    busy, power = ([each for each in values if each is not None] for values in (
+        (device.utilisation for device in devices), (device.power_w for device in devices)
+    ))  # fmt: skip
+    return GpuNow(
+        num_gpus=len(devices),
+        utilisation=statistics.fmean(busy) if busy else None,
+        memory_used=max((each.memory_used for each in devices if each.memory_used is not None), default=None),
+        memory_total=max((each.memory_total for each in devices if each.memory_total is not None), default=None),
+        temperature_c=max((each.temperature_c for each in devices if each.temperature_c is not None), default=None),
+        power_w=sum(power) if power else None,
+    )
+
+
+def table_of(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], *, width: int, height: int) -> Text:
+    """What a terminal of this size shows: never wider, and never as high as it is, or it would scroll at each look."""
+    if len(runs) == 1:
+        lines = _of_one(runs[0], gpus.get(runs[0].run_id), width)[: max(1, height - 1)]
+    else:
+        lines = _of_many(runs, gpus, width, max(2, height - 1))
+    for line in lines:
+        line.truncate(width)
+    return Text("\n", no_wrap=True, end="").join(lines)
+
+
+def end_note(run: RunStatus) -> str:
+    """Of a run that does not work: how it ended, or what it waits for."""
+    if run.warning is not None:
+        return run.warning
+    accuracy = run.metrics.get("eval_accuracy")
+    if run.state is RunState.COMPLETED and accuracy is not None:
+        return f"accuracy {accuracy:.4f}"
+    return "" if run.state is RunState.COMPLETED else (run.reason or "")
+
+
+def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
+    """Everything, in as many lines as that takes."""
+    head = Text.assemble((run.run_id, "bold"), _GAP, (run.state.value, state_style(run.state)))
+    if run.state is not RunState.RUNNING:
+        note = one_line(end_note(run))
+        return [head, *_packed([f"step {run.progress}"] if run.step else [], width), *([Text(note)] if note else [])]
+    progress = [f"step {run.progress}"]
+    if run.num_steps:
+        progress.append(f"{run.step / run.num_steps:.0%}")
+    if run.eta_s is not None:
+        progress.append(f"ETA {short_duration(run.eta_s)}")
+    bar = _bar(run, min(_WIDE_BAR, width - len(_GAP.join(progress)) - len(_GAP)))
+    first = Text(_GAP).join([bar, Text(_GAP.join(progress))]) if bar is not None else Text(_GAP.join(progress))
+    figures = _packed(_figures(run, has_gpu=gpu is not None), width)
+    remarks = [Text(one_line(each), style="yellow") for each in run.remarks]
+    return [head, first, *figures, *_packed(gpu.words() if gpu else [], width), *remarks]
+
+
+def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
+    """Loss, learning rate and speed of a run at work, the most telling first."""
+    speed = run.speed
+    words = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if key in run.metrics]
+    throughput = throughput_words(speed)
+    words += [throughput] if throughput is not None else []
+    if "step_time_s" in speed:
+        p95 = f" (p95 {_ms(speed['step_time_p95_s'])})" if "step_time_p95_s" in speed else ""
+        words.append(f"a step {_ms(speed['step_time_s'])}{p95}")
+    words += [f"data wait {speed['data_wait_share']:.0%}"] if "data_wait_share" in speed else []
+    if "mfu" in speed or has_gpu:
+        words.append(f"mfu {speed['mfu']:.0%}" if "mfu" in speed else "mfu unknown")
+    return words
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _packed(words: Sequence[str], width: int) -> list[Text]:
+    """Words in lines that are full."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(_GAP) + len(word) <= width:
+            lines[-1] += _GAP + word
+        else:
+            lines.append(word)
+    return [Text(line) for line in lines]
+
+
+def _bar(run: RunStatus, width: int) -> Text | None:
+    """How much of the run is done; None where nobody knows, or there is no room."""
+    if not run.num_steps or width < _BAR:
+        return None
+    done = min(width, width * run.step // run.num_steps)
+    return Text.assemble(("━" * done, state_style(run.state)), ("╌" * (width - done), "dim"))
+
+
+def _of_many(runs: Sequence[RunStatus], gpus: Mapping[str, GpuNow], width: int, height: int) -> list[Text]:
+    """A line a run: those at work first, if not all have room."""
+    shown, rest = list(runs), Counter[str]()
+    if len(runs) > height:
+        order = {RunState.RUNNING: 0, RunState.FAILED: 1, RunState.OUT_OF_MEMORY: 1}
+        chosen = sorted(runs, key=lambda run: order.get(run.state, 2 if run.state.is_active else 3))[: height - 1]
+        names = {run.run_id for run in chosen}
+        shown = [run for run in runs if run.run_id in names]
+        rest = Counter(run.state.value for run in runs if run.run_id not in names)
+    cells = {run.run_id: _cells(run, gpus.get(run.run_id)) for run in shown}
+    states, steps = (max(map(len, each)) for each in (
+        [run.state.value for run in shown], [run.progress for run in shown]
+    ))  # fmt: skip
+    fixed = states + steps + 2 * len(_GAP)
+    longest = max(len(run.run_id) for run in shown)
+    kept = _that_fit(list(cells.values()), width - fixed - min(longest, _SHORTEST_ID))
+    notes = max((len(_GAP + end_note(run)) for run in shown if run.state is not RunState.RUNNING), default=0)
+    used = fixed + max(min(notes, _NOTE), sum(len(_GAP) + size for size in kept.values()))
+    has_bar = width - used - min(longest, _USUAL_ID) >= _BAR + len(_GAP)
+    room = width - used - (_BAR + len(_GAP) if has_bar else 0)
+    name_width = min(longest, max(_SHORTEST_ID, room))
+    lines = []
+    for run in shown:
+        name = run.run_id if len(run.run_id) <= name_width else f"{run.run_id[: name_width - 11]}…{run.run_id[-10:]}"
+        line = Text.assemble(name.ljust(name_width), _GAP, (run.state.value.ljust(states), state_style(run.state)))
+        if has_bar:
+            line.append(_GAP)
+            line.append_text(_bar(run, _BAR) or Text(" " * _BAR))
+        line.append(_GAP + run.progress.rjust(steps))
+        if run.state is RunState.RUNNING:
+            line.append("".join(_GAP + cells[run.run_id].get(key, "").ljust(size) for key, size in kept.items()))
+        else:
+            line.append(_GAP + one_line(end_note(run)))
+        line.rstrip()
+        lines.append(line)
+    if rest:
+        told = ", ".join(f"{count} {state}" for state, count in sorted(rest.items()))
+        lines.append(Text(f"and {rest.total()} more: {told}", style="dim"))
+    return lines
+
+
+def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
+    """What a line says of a run at work, the most telling first."""
+    if run.state is not RunState.RUNNING:
+        return {}
+    found = {"eta": f"ETA {short_duration(run.eta_s)}"} if run.eta_s is not None else {}
+    if "loss" in run.metrics:
+        found["loss"] = f"loss {run.metrics['loss']:.3f}"
+    throughput = throughput_words(run.speed)
+    if throughput is not None:
+        found["speed"] = throughput
+    waits = run.speed.get("data_wait_share")
+    if waits is not None:
+        found["wait"] = f"data wait {waits:.0%}"
+    if gpu is not None:
+        found |= {f"gpu{place}": word for place, word in enumerate(gpu.words())}
+    if "mfu" in run.speed:
+        found["mfu"] = f"mfu {run.speed['mfu']:.0%}"
+    if "step_time_s" in run.speed:
+        found["step"] = f"a step {_ms(run.speed['step_time_s'])}"
+    if "lr" in run.metrics:
+        found["lr"] = f"lr {figure(float(run.metrics['lr']))}"
+    return found
+
+
+def _that_fit(rows: Sequence[Mapping[str, str]], room: int) -> dict[str, int]:
+    """Columns, the most telling first, as long as there is room: their widths."""
+    kept: dict[str, int] = {}
+    for key in _ORDER:
+        size = max((len(row[key]) for row in rows if key in row), default=0)
+        if size and size + len(_GAP) <= room:
+            kept[key] = size
+            room -= size + len(_GAP)
+    return kept
+
+
+_ORDER = ("eta", "loss", "speed", "wait", "gpu0", "mfu", "gpu1", "step", "gpu2", "gpu3", "lr")

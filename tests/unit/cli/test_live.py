@@ -1,0 +1,263 @@
+"""What a person sees who watches runs: on a real pseudo-terminal of any size, and in a pipe as before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli import live
+from hpc_trainer.cli.live_table import GpuNow, gpu_now, table_of
+from hpc_trainer.operate import waits
+from hpc_trainer.runs.files import append_lines, read_json, write_json
+from hpc_trainer.runs.states import RunState
+from hpc_trainer.state.status import RunStatus, read_status
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+GB = 10**9
+FIGURES = {
+    "loss": 1.234567, "lr": 3e-4, "steps_per_s": 42.7, "step_time_s": 0.0234, "step_time_p95_s": 0.0251,
+    "samples_per_s": 512.0, "tokens_per_s": 482_123.0, "data_wait_share": 0.021, "mfu": 0.42,
+}  # fmt: skip
+DEVICE = {
+    "uuid": "GPU-1", "name": "NVIDIA H100", "utilisation": 0.9, "memory_used": 61_200_000_000,
+    "memory_total": 80 * GB, "temperature_c": 64.0, "power_w": 512.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """Three runs on Slurm: one at work on two GPUs, one at work without, one that waits."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=slurm"))
+    sweep.submit()
+    rows = ("500_0|RUNNING|n1|None|x", "500_1|RUNNING|n1|None|x", "500_2|PENDING||Priority|x")
+    fake_slurm.answer("squeue", "".join(f"{row}\n" for row in rows))
+    fake_slurm.answer("sacct", "")
+    for index in (0, 1):
+        sweep.start(index)
+        _beat(sweep, index, 50)
+    folder = sweep.run(0).folder / "telemetry"
+    folder.mkdir()
+    for rank, used in ((0, 61_200_000_000), (1, 10 * GB)):
+        device = {**DEVICE, "memory_used": used, "utilisation": 0.9 + 0.1 * rank, "temperature_c": 64.0 - rank}
+        line = {"time": 1.0, "elapsed_s": 5.0, "node": "n1", "step": 50, "device": device, "host": None}
+        append_lines(folder / f"attempt-000.rank-{rank}.jsonl", [{**line, "device": None}, line])
+    return sweep
+
+
+def _beat(sweep: SweepOnDisk, index: int, step: int, **more: object) -> None:
+    sweep.beat(index, step=step, **FIGURES)
+    beat = {**(read_json(sweep.run(index).heartbeat) or {}), **more}
+    write_json(sweep.run(index).heartbeat, beat)
+
+
+def _runs(sweep: SweepOnDisk) -> list[RunStatus]:
+    return read_status(sweep.paths).runs
+
+
+def _lines(runs: list[RunStatus], gpus: dict[str, GpuNow] | None = None, *, width: int, height: int = 24) -> list[str]:
+    lines = table_of(runs, gpus or {}, width=width, height=height).plain.split("\n")
+    assert max(map(len, lines)) <= width
+    assert len(lines) < max(height, 3)
+    return lines
+
+
+def test_one_run_shows_everything(sweep: SweepOnDisk) -> None:
+    run = _runs(sweep)[0]
+    gpu = gpu_now(sweep.run(0), 0)
+    assert gpu == GpuNow(
+        num_gpus=2, utilisation=0.95, memory_used=61_200_000_000, memory_total=80 * GB, temperature_c=64.0,
+        power_w=1024.0,
+    )  # fmt: skip
+    head, progress, figures, gpus = _lines([run], {run.run_id: gpu}, width=120)
+    assert head == f"{run.run_id}  RUNNING"
+    assert progress.endswith(f"step 50/{run.num_steps}  {50 / run.num_steps:.0%}  ETA 30s")
+    assert figures == ("loss 1.235  lr 0.0003  482k tokens/s  a step 23.4 ms (p95 25.1 ms)  data wait 2%  mfu 42%")
+    assert gpus == "2 GPUs 95%  61.2 of 80 GB  64 °C  1.02kW"
+
+
+def test_mfu_of_a_gpu_that_nobody_knows_is_unknown(sweep: SweepOnDisk) -> None:
+    sweep.beat(0, step=7, steps_per_s=3.0)
+    run, gpu = _runs(sweep)[0], gpu_now(sweep.run(0), 0)
+    assert gpu is not None
+    assert _lines([run], {run.run_id: gpu}, width=80)[2] == "3 steps/s  mfu unknown"
+
+
+def test_what_nobody_knows_is_left_out(sweep: SweepOnDisk) -> None:
+    sweep.beat(1, step=7)
+    run = _runs(sweep)[1]
+    assert gpu_now(sweep.run(1), 0) is None
+    text = "\n".join(_lines([run], width=80))
+    for word in ("GPU", "mfu", "loss", "data wait", "p95"):
+        assert word not in text
+    assert "2 steps/s" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 250])
+def test_no_line_is_wider_than_the_terminal(width: int, sweep: SweepOnDisk) -> None:
+    runs, gpu = _runs(sweep), gpu_now(sweep.run(0), 0)
+    assert gpu is not None
+    gpus = {runs[0].run_id: gpu}
+    many = _lines(runs, gpus, width=width)
+    assert len(many) == 3
+    _lines(runs[:1], gpus, width=width)
+    if width >= 80:
+        for line in many[:2]:
+            for word in ("RUNNING", f"50/{runs[0].num_steps}", "ETA 30s", "loss 1.235", "482k tokens/s"):
+                assert word in line, "what is essential"
+        assert "PENDING" in many[2]
+    if width == 250:
+        assert [run.run_id for run in runs] == [line.split()[0] for line in many]
+        assert "2 GPUs 95%  mfu 42%  61.2 of 80 GB  a step 23.4 ms  64 °C  1.02kW  lr 0.0003" in many[0]
+        assert "GPU" not in many[1]
+
+
+def test_of_more_runs_than_lines_those_at_work_are_shown(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(30, "cluster=slurm"))
+    sweep.submit()
+    at_work = (3, 20, 29)
+    fake_slurm.answer(
+        "squeue", "".join(f"500_{n}|{'RUNNING|n1' if n in at_work else 'PENDING|'}|None|x\n" for n in range(30))
+    )
+    for index in at_work:
+        sweep.start(index)
+        sweep.beat(index, step=5)
+    lines = _lines(_runs(sweep), width=80, height=12)
+    assert len(lines) == 11
+    assert sum("RUNNING" in line for line in lines[:-1]) == len(at_work)
+    assert lines[-1] == "and 20 more: 20 PENDING"
+
+
+def test_remarks_and_ends_are_shown(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    slow = "rank 1 on n1 takes 1.8 times as long as the others"
+    _beat(sweep, 0, 60, remarks={"stragglers": slow})
+    sweep.end(1, state=RunState.FAILED, cause="exception", error={"type": "ValueError", "message": "a\x1b[2J\nb"})
+    fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n500_2|PENDING||Priority|x\n")
+    runs = _runs(sweep)
+    assert _lines(runs[:1], width=120)[-1] == slow
+    failed = next(line for line in _lines(runs, width=160) if "FAILED" in line)
+    assert "ValueError: a\\x1b[2J" in failed
+
+
+class Screen:
+    """A terminal that knows what rich uses: text, colours, lines, and to erase and go up."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.lines, self.row, self.column, self.num_wraps = width, [""], 0, 0, 0
+
+    def feed(self, text: str) -> None:
+        for part in re.findall(r"\x1b\[\??[\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+|\x1b", text):
+            if part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row += 1
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif not part.startswith("\x1b"):
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
+                self.column += len(part)
+                self.num_wraps += self.column > self.width
+            elif part.endswith("A"):
+                self.row -= int(part[2:-1] or 1)
+            elif part.endswith("K"):
+                self.lines[self.row] = ""
+            else:
+                assert part[-1] in "mlh", repr(part)
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Callable[[], str]]]:
+    """Puts standard output on a pseudo-terminal of some width; what is returned gives what it got, and closes it."""
+    opened: list[int] = []
+
+    def open_one(width: int) -> Callable[[], str]:
+        ours, theirs = pty.openpty()
+        opened.append(ours)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("TERM", "xterm")
+        got = bytearray()
+
+        def read() -> None:
+            try:
+                while data := os.read(ours, 65536):
+                    got.extend(data)
+            except OSError:  # how Linux says that the other end is closed
+                return
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        monkeypatch.setattr(sys, "stdout", os.fdopen(theirs, "w"))
+
+        def close() -> str:
+            sys.stdout.close()
+            monkeypatch.undo()
+            reader.join()
+            return got.decode().replace("\r\n", "\n\r")
+
+        return close
+
+    yield open_one
+    for each in opened:
+        os.close(each)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_shows_the_newest_state_in_place(
+    width: int, sweep: SweepOnDisk, on_terminal: Callable[[int], Callable[[], str]], monkeypatch: pytest.MonkeyPatch,
+    fake_slurm: FakeSlurm,
+) -> None:  # fmt: skip
+    looks = 0
+
+    def sleep(_: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            _beat(sweep, 0, 60)
+        if looks == 30:
+            for index in range(3):
+                sweep.start(index) if index == 2 else None
+                sweep.done(index, eval_accuracy=0.5)
+
+    monkeypatch.setattr(waits, "_sleep", sleep)
+    close = on_terminal(width)
+    live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
+    got = close()
+    screen = Screen(width)
+    screen.feed(got)
+    assert screen.num_wraps == 0
+    shown = [line for line in screen.lines if line.strip()]
+    assert len(shown) == 3, "earlier looks are drawn over"
+    assert all("COMPLETED" in line and line.rstrip().endswith("accuracy 0.5000") for line in shown)
+    assert looks == 30
+    assert got.count("PENDING") == 2, "nothing new is nothing drawn"
+    assert "60/" in got
+
+
+def test_a_pipe_gets_lines(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sleep(_: object) -> None:
+        for index in range(3):
+            sweep.done(index)
+
+    monkeypatch.setattr(waits, "_sleep", sleep)
+    live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
+    first, second, third, *ends = capsys.readouterr().out.splitlines()
+    ids, steps = [spec.run_id for spec in sweep.specs], sweep.specs[0].num_steps
+    assert first == f"{ids[0]}  RUNNING  50/{steps}  ETA 30s  loss 1.235"
+    assert second.startswith(f"{ids[1]}  RUNNING")
+    assert third.startswith(f"{ids[2]}  PENDING")
+    assert [line.split()[:2] for line in ends] == [[run_id, "COMPLETED"] for run_id in ids]
