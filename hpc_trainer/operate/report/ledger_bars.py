@@ -23,7 +23,7 @@ _COLOURS = {
     Kind.save_stall: ("#9a6b00", "#c08f2a"), Kind.start_up: ("#5b6570", "#7d8894"),
     Kind.imports: ("#7b8590", "#67727d"), Kind.rendezvous: ("#0b8aa8", "#3aa7c2"), Kind.restore: ("#a43c9f", "#c068bb"),
     Kind.hang: ("#c22d3a", "#e5626b"),
-    Kind.shutdown: ("#949ea8", "#525d68"), _UNKNOWN: ("#d0d5da", "#363f48"),
+    Kind.shutdown: ("#949ea8", "#525d68"), _UNKNOWN: ("#a9b1b9", "#363f48"),
 }  # fmt: skip
 
 

@@ -160,8 +160,11 @@ def _attempt(
     seconds = _known(spent.seconds)
     measured_s = math.fsum(seconds.values())
     if allocation is not None:
-        # sacct has whole seconds, and may count none of those in which a job was suspended.
-        elapsed_s = max(allocation.elapsed_s, measured_s)
+        elapsed_s = allocation.elapsed_s
+        if measured_s > elapsed_s:
+            # sacct has whole seconds, and counts none of those in which a job was suspended: a smaller measure for all.
+            seconds = {kind: each * elapsed_s / measured_s for kind, each in seconds.items()}
+            measured_s = elapsed_s
         before_s = min(max(0.0, spent.begin_time - allocation.start_time), elapsed_s - measured_s)
     else:
         begin_time = min(spent.begin_time, spent.allocated_time or spent.begin_time)

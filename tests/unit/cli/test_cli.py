@@ -118,6 +118,7 @@ STATUS = {
         {
             "run_id": str, "state": str, "step": int, "num_steps": int, "attempt": int, "job_id": NULLABLE,
             "cause": NULLABLE, "pending_reason": NULLABLE, "node": NULLABLE, "metrics": dict, "speed": dict,
+            "goodput": (float, type(None)),
         }
     ],
     "notes": list,
@@ -219,6 +220,7 @@ REPORT = {
             "run_id": str, "hardware": str, "ranks": int, "global_batch_size": int, "axes": dict, "state": str,
             "cause": NULLABLE, "step": int, "num_steps": int, "attempts": int, "gpu_hours": float, "metrics": dict,
             "metrics_step": (int, type(None)), "speed": dict, "num_windows": int, "last_lines": list, "hint": NULLABLE,
+            "ledger": (dict, type(None)),
         }
     ],
     "scaling": [

@@ -14,12 +14,13 @@ from hpc_trainer.config.schema.model.shipped import GptConfig, ResnetConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.features.compile.graphs import compile_step, graph_counts
+from hpc_trainer.features.compile.graphs import compilations_within, compile_step, graph_counts
 from hpc_trainer.features.pipeline.cut import Between, keep, stages_of
 from hpc_trainer.features.pipeline.step import run_parts
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.parallel.share import VotingLoss
 
@@ -203,3 +204,19 @@ def test_a_budget_refuses_dropout_in_its_first_pass(partitioner: None) -> None:
     tokens = torch.randint(50, (4, 16))
     with pytest.raises(ConfigError, match="draws random numbers"):
         loss((tokens, tokens))
+
+
+def test_each_compilation_is_a_span_and_later_steps_have_none() -> None:
+    spans, (loss, _) = Spans(), _loss(CompileScope.blocks)
+    with compilations_within(lambda: spans.within(Kind.compile)):
+        with spans.within(Kind.step):
+            _train(loss, num_steps=1)
+        found = [kind for kind, *_ in spans.recent() if kind is Kind.compile]
+        compiled_s = spans.seconds()[Kind.compile]
+        assert len(found) >= 1
+        assert compiled_s > 0.01
+        _train(loss, num_steps=2)
+        assert spans.seconds()[Kind.compile] == compiled_s
+    torch._dynamo.reset()
+    _train(loss, num_steps=1)
+    assert spans.seconds()[Kind.compile] == compiled_s, "nobody listens any more"

@@ -181,7 +181,10 @@ def test_a_job_that_came_back_within_a_minute_is_told_apart(paths: RunPaths) -> 
 def test_more_measured_than_slurm_s_whole_seconds(paths: RunPaths) -> None:
     spent(paths)
     ledger = ledger_of(paths, [attempt()], num_gpus=1, allocations=[allocation(1000.0, 107.0)])
-    assert seconds(ledger) == {"start_up": 5, "imports": 3, "step": 80, "data_wait": 20}
+    assert ledger is not None
+    assert ledger.elapsed_s == 107.0
+    assert seconds(ledger)["step"] == 80 * 107 / 108
+    assert sum(ledger.seconds.values()) == pytest.approx(107.0)
 
 
 def test_random_stories_sum_to_elapsed(paths: RunPaths) -> None:
@@ -205,7 +208,7 @@ def test_random_stories_sum_to_elapsed(paths: RunPaths) -> None:
                 run, number, time=now + begin + measured_s, step=first + done, steps_done=done, seconds=kinds,
                 is_last=chance.choice([True, False]),
             )  # fmt: skip
-            each_s = float(round(begin + measured_s + chance.uniform(1, 500)))
+            each_s = max(1.0, float(round(begin + measured_s + chance.uniform(-20, 500))))
             told.append(allocation(now, each_s))
             now, elapsed_s = now + each_s, elapsed_s + each_s
         ledger = ledger_of(run, attempts, num_gpus=4, allocations=told)
