@@ -12,7 +12,7 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
-from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry, summary
+from hpc_trainer.runs.monitoring.telemetry import Sample, newest_of_ranks, summary
 from hpc_trainer.runs.reading import Faults, is_number, read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
@@ -20,6 +20,8 @@ from hpc_trainer.state.status import RunStatus, SweepStatus
 
 IDLE_GPU = 0.01
 """At work for less than this share of its time a GPU does nothing."""
+MOST_RANKS = 64
+"""Of a run: each has a file to read. Of more, 64 in equal spaces are looked at."""
 _START_SAMPLES = 2
 
 
@@ -137,7 +139,7 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
         memory={key: float(value) for key, value in memory.items() if is_number(value)},
         spent={} if ledger is None else ledger.seconds,
-        ranks=uses_of(read_telemetry(paths)),
+        ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS)),
         stragglers=slow_at_end(read_stragglers(paths)),
         needs_s=_needs(status, run),
     )
@@ -164,17 +166,10 @@ def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) 
 
 
 def uses_of(samples: Sequence[Sample]) -> list[RankUse]:
-    """Of the attempt with the most samples. The first two of each rank are left out where there are more: they are of
-    its start.
-    """
-    attempts = Counter(each.attempt for each in samples)
-    if not attempts:
-        return []
-    ((chosen, _),) = attempts.most_common(1)
+    """Without the first samples of each rank, which are of its start, where there are more."""
     found: dict[tuple[int, str | None], list[Sample]] = {}
     for each in samples:
-        if each.attempt == chosen:
-            found.setdefault((each.rank, each.device.uuid if each.device else None), []).append(each)
+        found.setdefault((each.rank, each.device.uuid if each.device else None), []).append(each)
     several = {rank for rank, count in Counter(rank for rank, _ in found).items() if count > 1}
     best: dict[str | None, float] = {}
     for each in samples:

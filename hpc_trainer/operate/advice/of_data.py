@@ -11,6 +11,7 @@ from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain,
 
 _WAIT = 0.2  # of a step
 _BUSY = 0.9  # of the cores
+_NO_WAIT, _TOO_MANY = 0.02, 4
 _MOST_WORKERS = 16
 _SPARE = 1.2  # a loader that is only just fast enough lets a step wait now and then
 
@@ -107,6 +108,19 @@ def _not_staged(facts: Facts) -> Iterator[Finding]:
     yield Finding(f"{_seen(pace)}, and shards are read where they lie", [change])
 
 
+def _idle_workers(facts: Facts) -> Iterator[Finding]:
+    pace, now = facts.pace, facts.config.data.num_workers
+    busy = [each.most_cpus for each in facts.ranks if each.most_cpus is not None]
+    if pace is None or pace.seconds < LEAST_LOST_S or not busy or pace.wait_share >= _NO_WAIT:
+        return
+    right = max(1, math.ceil(_SPARE * max(busy)))  # as if the rank itself did nothing
+    if now < _TOO_MANY * right:
+        return
+    seen = f"{now} loader processes, and the rank with all of them keeps {max(busy):.2g} core(s) busy at the most"
+    gain = Gain(share=1 - right / now, of="loader processes and their memory", is_bound=False)
+    yield Finding(seen, [Change({"data.num_workers": right}, gain)])
+
+
 _WHY_WAIT = "less than a fifth comes and goes with the load of a node, and is worth 1.25x at the most"
 RULES = (
     Rule(
@@ -132,5 +146,11 @@ RULES = (
         when="the same with data=image_shards, no data.stage_dir and < 90 % of the cores busy",
         why="cores that are free wait for the file system",
         find=_not_staged,
+    ),
+    Rule(
+        name="idle-workers",
+        when="≥ 4 times the loader processes that the busy cores would keep busy, and a step waits < 2 % of its time",
+        why="each process has memory of its own, and is started again in each attempt",
+        find=_idle_workers,
     ),
 )

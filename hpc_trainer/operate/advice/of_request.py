@@ -12,7 +12,7 @@ from hpc_trainer.operate.advice.of_data import cpus_key
 from hpc_trainer.operate.advice.rule import Change, Finding, Gain, Rule
 
 _SAMPLES = 5
-_IDLE_CPU = 0.05
+_IDLE_CPU, _IDLE_SHARE = 0.05, 0.2  # of a core; of the busiest rank
 _CPU_MARGIN, _CPU_FACTOR, _LEAST_CPUS = 1.5, 4, 2
 _MEMORY_MARGIN, _MEMORY_FACTOR, _LEAST_GB = 1.5, 4, 8.0
 _TIME_MARGIN, _TIME_FACTOR, _LEAST_MIN = 1.5, 4, 60
@@ -30,16 +30,19 @@ def _known(facts: Facts) -> list[RankUse]:
     return [each for each in facts.ranks if each.samples >= _SAMPLES]
 
 
-def _is_idle(rank: RankUse) -> bool:
-    if rank.utilisation is not None:
-        return rank.utilisation < IDLE_GPU
-    return rank.cpus is not None and rank.cpus < _IDLE_CPU
+def _idle_among(ranks: Sequence[RankUse]) -> list[RankUse]:
+    """Those that do nothing, while others do."""
+    if any(each.utilisation is not None for each in ranks):
+        return [each for each in ranks if each.utilisation is not None and each.utilisation < IDLE_GPU]
+    busiest = max((each.cpus for each in ranks if each.cpus is not None), default=0.0)
+    return [each for each in ranks if each.cpus is not None and each.cpus < min(_IDLE_CPU, _IDLE_SHARE * busiest)]
 
 
 def _idle_ranks(facts: Facts) -> Iterator[Finding]:
     hardware, known = facts.config.hardware, _known(facts)
-    idle = [each for each in known if _is_idle(each)]
-    if len(known) < 2 or not idle or len(idle) == len(known):
+    idle = _idle_among(known)
+    asked = max(hardware.num_nodes * hardware.gpus_per_node, facts.run.spec.shape.world_size)
+    if facts.is_shared_loop or len(known) < max(2, asked) or not idle or len(idle) == len(known):
         return
     used, gpus = len(known) - len(idle), hardware.gpus_per_node
     what = "GPUs" if gpus else "ranks"
@@ -128,7 +131,7 @@ def _long_limit(facts: Facts) -> Iterator[Finding]:
     count = len(facts.needs_s)
     of = f"95 % of {count} like runs needed" if count > 1 else "it needed"
     gain = Gain(share=1 - right / now, of="time limit (it starts sooner: backfill)", is_bound=False)
-    seen = f"the time limit is {now} min, {of} {percentile_95(facts.needs_s) / 60:.2g}"
+    seen = f"the time limit is {now} min, {of} {percentile_95(facts.needs_s) / 60:.2g} min"
     yield Finding(seen, [Change({"hardware.time_limit_min": right}, gain)])
 
 
@@ -149,8 +152,8 @@ def _short_runs(facts: Facts) -> Iterator[Finding]:
 RULES = (
     Rule(
         name="idle-ranks",
-        when="of ≥ 2 ranks some have a GPU that is < 1 % at work (without GPUs: < 5 % of a core), others more",
-        why="a rank that trains is never that idle over a whole attempt",
+        when="a program or own loop with a GPU that is < 1 % at work, or a rank < 5 % of a core, while others work",
+        why="a rank that trains is never that idle over a whole attempt; those of the shared loop all train",
         find=_idle_ranks,
     ),
     Rule(

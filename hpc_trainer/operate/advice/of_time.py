@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from hpc_trainer.config.mesh import num_blocks
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
-from hpc_trainer.operate.advice.facts import Facts, worked_s
+from hpc_trainer.operate.advice.facts import Facts, mean_of, worked_s
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
 
-_SAVES = 0.1
+_SAVES, _LEAST_SAVES = 0.1, 10
 _LEFT_OF_SYNCHRONOUS = 0.1
 _EVALUATIONS, _RIGHT_FOR_EVALUATIONS = 0.3, 0.05
 _REDONE = 0.1
 _STARTS, _RIGHT_FOR_STARTS = 0.1, 0.05
 _COMPILE, _SLOWER_WITHOUT = 0.3, 1.5
 _TIMEOUT = "timeout"  # what the journal has of a stop before the time limit
-_LINE_S, _LINE_EVERY_S = 0.5e-3, 0.05
+_LINE_S, _LINE_EVERY_S, _LEAST_CORE = 0.3e-3, 0.05, 0.1
 
 
 def _step_s(facts: Facts) -> float | None:
@@ -54,7 +54,10 @@ def _saves_often(facts: Facts) -> Iterator[Finding]:
     if step_s is None or checkpoint.every is SaveEvery.auto or lost_s < LEAST_LOST_S:
         return
     share, now = lost_s / facts.trained_s, checkpoint.every_steps
-    stall_s = lost_s / (_num_steps_done(facts) // now + 1)
+    num_saves = _num_steps_done(facts) // now
+    if num_saves < _LEAST_SAVES:  # those at stops and at the end wait for the disk, whatever the interval
+        return
+    stall_s = lost_s / (num_saves + len(facts.run.attempts))
     right = round(best_interval(stall_s, _between_s(facts)) / step_s)
     if share < _SAVES or right < 2 * now:
         return
@@ -68,17 +71,20 @@ def _saves_often(facts: Facts) -> Iterator[Finding]:
 
 def _redone(facts: Facts) -> Iterator[Finding]:
     checkpoint, step_s, lost_s = facts.config.checkpoint, _step_s(facts), facts.spent_on("redone")
-    if step_s is None or lost_s < LEAST_LOST_S or lost_s / facts.trained_s < _REDONE:
+    interruptions = len(facts.run.attempts) - 1
+    if step_s is None or not interruptions or lost_s < LEAST_LOST_S or lost_s / facts.trained_s < _REDONE:
         return
     share, now = lost_s / facts.trained_s, checkpoint.every_steps
-    num_saves = _num_steps_done(facts) // now + len(facts.run.attempts)
+    num_saves = _num_steps_done(facts) // now + interruptions + 1
     stall_s = max(1e-3, facts.spent_on("save_stall") / num_saves)
-    right = max(1, round(best_interval(stall_s, _between_s(facts)) / step_s))
-    right = min(right, max(1, now // 2))  # of an interruption half an interval is lost
+    # As often as this run was interrupted, and no more seldom for a guess about others.
+    right = max(1, round(best_interval(stall_s, facts.wall_s / interruptions) / step_s))
+    if right > now / 2:
+        return
     gain = Gain(share=share * (1 - right / now), is_bound=False)
     seen = (
-        f"{share:.0%} of the training was steps that were done again ({lost_s:.3g} s in {len(facts.run.attempts)} "
-        f"attempts), with a checkpoint every {now} steps"
+        f"{share:.0%} of the training was steps that were done again ({lost_s:.3g} s in {interruptions + 1} attempts), "
+        f"with a checkpoint every {now} steps"
     )
     yield Finding(seen, [Change({"checkpoint.every_steps": right}, gain)])
 
@@ -106,7 +112,9 @@ def _log_lines(facts: Facts) -> Iterator[Finding]:
     if every_s >= _LINE_EVERY_S:
         return
     right = _round_up(math.ceil(1.0 / pace.step_s))
-    gain = Gain(share=min(0.5, _LINE_S / every_s) * (1 - now / right), is_bound=False)
+    # Of a rank that gets half a core a line takes twice as long.
+    core = min(1.0, max(_LEAST_CORE, mean_of([each.cpus for each in facts.ranks]) or 1.0))
+    gain = Gain(share=min(0.5, _LINE_S / core / every_s) * (1 - now / right), is_bound=False)
     seen = f"a line of metrics every {1e3 * every_s:.3g} ms, each of which waits for the loss"
     yield Finding(seen, [Change({"monitor.log_every_steps": right}, gain)])
 
@@ -154,14 +162,14 @@ RULES = (
     ),
     Rule(
         name="saves-often",
-        when="training stands still for saves ≥ 10 % of its time, ≥ 1 s, and at less than half the best interval",
+        when="training stands still for ≥ 10 saves ≥ 10 % of its time, ≥ 1 s, at less than half the best interval",
         why="Daly (2006): the interval that loses the least to saves and to work done twice",
         find=_saves_often,
     ),
     Rule(
         name="saves-seldom",
-        when="steps that were done again are ≥ 10 % of the training time, ≥ 1 s",
-        why="Daly (2006); an interruption costs half an interval in the mean",
+        when="steps that were done again are ≥ 10 % of the training time, ≥ 1 s, at more than twice the best interval",
+        why="Daly (2006), with the time between interruptions that this run had",
         find=_redone,
     ),
     Rule(
@@ -173,7 +181,7 @@ RULES = (
     Rule(
         name="log-lines",
         when="fewer than 10 steps between two lines of metrics, and less than 50 ms",
-        why="a line takes about 0.5 ms, and waits for the device; the value is a line a second",
+        why="a line takes about 0.3 ms of a core, and waits for the device; the value is a line a second",
         find=_log_lines,
     ),
     Rule(

@@ -26,6 +26,7 @@ from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_
 MAX_LINES, _DENSE = 2_048, 256
 """A file never has more lines: below 2 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
 _TAIL = 8_192  # bytes that hold the last line
+_LINE = 1_024  # bytes that hold one, mostly
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
 J_PER_KWH = 3.6e6
 
@@ -176,6 +177,23 @@ def read_telemetry(paths: RunPaths, faults: Faults | None = None) -> list[Sample
     ]
 
 
+def newest_of_ranks(
+    paths: RunPaths, *, most_ranks: int, most_lines: int = _DENSE, faults: Faults | None = None
+) -> list[Sample]:
+    """Of the newest attempt the first few and the last lines of each rank, read from the ends of the files; of more
+    ranks than `most_ranks` so many of them, in equal spaces.
+    """
+    files = _files(paths, faults)
+    files = [each for each in files if each[0] == files[-1][0]]
+    gap = max(1, -(-len(files) // most_ranks))
+    found = (
+        (attempt, rank, record)
+        for attempt, rank, path in files[::gap]
+        for record in _records_at_ends(path, faults, most_lines * _LINE, first=_TAIL)
+    )
+    return [sample for each in found if (sample := _sample(*each)) is not None]
+
+
 def newest_samples(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
     """The last line of each rank of each attempt, read from the end of its file."""
     found = (
@@ -193,18 +211,27 @@ def _files(paths: RunPaths, faults: Faults | None) -> list[tuple[int, int, str]]
 
 
 def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
+    found = _records_at_ends(path, faults, _TAIL)
+    return found[-1] if found else None
+
+
+def _records_at_ends(path: str, faults: Faults | None, size: int, first: int = 0) -> list[dict[str, Any]]:
+    """What the last `size` bytes hold, and the `first` ones; a line that is torn, or cut by these, is none."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123  (one for each rank of each run)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = file.read().splitlines()
+            begin = max(0, os.fstat(file.fileno()).st_size - size)
+            lines = file.read(min(first, begin)).splitlines()
+            file.seek(begin)
+            lines += file.read().splitlines()
     except OSError as error:
         if faults is not None:
             faults.refuse(path, error)
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # torn, or cut where the piece begins
-            return parse_record(line)
-    return None
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(parse_record(line))
+    return found
 
 
 def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None:

@@ -81,7 +81,7 @@ FAULTS = {
          "time-limit-long": "hardware.time_limit_min=5"},
     ),
     "a slow rank": Case(
-        (*STEADY, *_SLURM, "+data.kwargs.slow_rank=1", "+data.kwargs.sleep_s=0.03", "hardware.tasks_per_node=2",
+        (*STEADY, *_SLURM, "+model.kwargs.slow_rank=1", "hardware.tasks_per_node=2",
          "monitor.log_every_steps=2", "train.num_steps=54"),
         {"straggler": "hardware.exclude="},
         ranks=2,

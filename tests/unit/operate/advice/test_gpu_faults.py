@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from hpc_trainer.operate.advice.advised import tune
+from hpc_trainer.operate.advice.facts import uses_of
 from hpc_trainer.operate.advice.rule import Advice
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
+from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples, newest_of_ranks
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_spec
@@ -86,8 +87,9 @@ def _run(tmp_path: Path, words: tuple[str, ...], plant: Callable[[RunPaths], Non
 
 BATCH = ("train.global_batch_size=256", "train.micro_batch_size=8")
 FAULTS: list[tuple[str, tuple[str, ...], Callable[[RunPaths], None], str]] = [
-    ("idle-ranks", EIGHT, lambda paths: _plant(paths, 8, utilisation=lambda rank, _: 0.9 if rank < 3 else 0.0),
-     "asked for 8 GPUs, used 3: nothing was done by rank 3, rank 4, rank 5, rank 6, rank 7. hardware.gpus_per_node=4"),
+    ("idle-ranks", ("train.command='sleep 9'", "cluster=slurm", "hardware=gpu_x8"),
+     lambda paths: _plant(paths, 8, utilisation=lambda rank, _: 0.9 if rank < 3 else 0.0),
+     "asked for 8 GPUs, used 3: nothing was done by rank 3, rank 4, rank 5, rank 6, rank 7. hardware.gpus_per_node=3"),
     ("host-bound", ONE, lambda paths: _plant(paths, utilisation=lambda _, number: 0.2 + 0.1 * (number % 3)),
      "train.compile=true train.compile_mode=reduce_overhead: up to 3.31x faster"),
     ("precision", (*ONE, "precision=fp32"), _plant, "computes in fp32 on a100, which has bf16. precision=bf16"),
@@ -156,3 +158,22 @@ def test_damaged_telemetry_is_no_fact(tmp_path: Path) -> None:
         paths.memory.write_text("[]")
 
     assert _run(tmp_path, ONE, plant) == []
+
+
+def test_of_many_ranks_and_long_files_a_part_is_read(tmp_path: Path) -> None:
+    """Files of 2,048 lines and of more than 64 ranks would take seconds: their ends tell enough."""
+    paths = RunPaths(tmp_path / "r-0123456789")
+    (paths.folder / "telemetry").mkdir(parents=True)
+    host = Host(cpus=1.0, cpus_allowed=2.0, rss_bytes=GB)
+    for rank in range(5):
+        append_samples(paths, [
+            Sample(attempt=1, rank=rank, time=1e9 + each, elapsed_s=float(each), node="n0", step=each,
+                   device=_device(rank, sm_clock_mhz=1410 if each < 3 else 700), host=host)
+            for each in range(900)
+        ])  # fmt: skip
+    read = newest_of_ranks(paths, most_ranks=3, most_lines=50)
+    assert sorted({each.rank for each in read}) == [0, 2, 4]
+    assert len(read) < 3 * 200
+    assert {(each.step or 0) for each in read} >= {0, 1, 2, 880, 899}
+    assert [use.clock_share for use in uses_of(read)] == pytest.approx([0.5] * 3, abs=0.02)
+    assert newest_of_ranks(RunPaths(tmp_path / "s-0123456789"), most_ranks=3) == []
