@@ -14,6 +14,7 @@ from torch import nn
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon import sharded as sharded_muon
 from tests.unit.features.muon.muon_ways import KINDS
+from tests.unit.features.optimizer_checks import sources_of
 from tests.unit.training.ranks import has_long, run_child, said_by
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(1000)]
@@ -108,7 +109,9 @@ def test_each_matrix_is_whole_on_one_rank_and_comes_back(folder: Path, said: Sai
 @pytest.mark.parametrize(
     ("source", "goal"),
     [
-        pytest.param(source, goal, marks=[] if {source, goal} <= set(SAMPLE) else pytest.mark.long)
+        pytest.param(
+            source, goal, marks=[] if goal in SAMPLE and source in sources_of(goal, SAMPLE, KINDS) else pytest.mark.long
+        )
         for source, goal in product(KINDS, KINDS)
     ],
 )
