@@ -58,6 +58,11 @@ _READ_LATER = (
     "PYTHONWARNINGS",
     "TORCHELASTIC_",
     "OMP_NUM_THREADS",
+    # Set by scikit-learn and by torch's compiler when they are imported: in a test's own process too, and without these
+    # lines every start of the tests after it would be a real one.
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "TORCHINDUCTOR_CACHE_DIR",
 )
 _PYTHON = os.path.realpath(sys.executable)  # a test may name another one
 _PR_SET_CHILD_SUBREAPER, _PR_SET_MM, _PR_SET_MM_MAP = 36, 35, 14

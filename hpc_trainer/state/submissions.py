@@ -11,7 +11,6 @@ learn from it which run they are. Either is enough, for a line may be lost, and 
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -20,11 +19,10 @@ from typing import Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
-from hpc_trainer.runs.layout import SUBMISSIONS, RunPaths, SweepPaths, is_run_id
+from hpc_trainer.runs.layout import SUBMISSIONS, RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder, user_name
 from hpc_trainer.runs.reading import (
     Faults,
-    as_count,
     as_text,
     as_time,
     is_number,
@@ -35,6 +33,7 @@ from hpc_trainer.runs.reading import (
     tell,
     typed,
 )
+from hpc_trainer.state.submission_fields import CHANGE, INTENT, MAY_INTENT, as_digest, as_job_id, as_run_ids
 
 TOP_UP = "top-up"
 SUCCESSOR = "successor"
@@ -294,13 +293,13 @@ class _Reader:
             self._take_answer(event, record)
         elif event == "refused":
             reason = as_text(record["reason"])
-            for run_id in _run_ids(record["run_ids"]):
+            for run_id in as_run_ids(record["run_ids"]):
                 self.waiting.pop(run_id, None)
                 self.refused[run_id] = reason
         elif event == "changed":
-            self.changes.append(Change(**typed(record, _CHANGE, {})))
+            self.changes.append(Change(**typed(record, CHANGE, {})))
         elif event == "waiting":
-            told = typed(record, {"run_ids": _run_ids, "time": as_time, "reason": as_text}, {"code": _digest})
+            told = typed(record, {"run_ids": as_run_ids, "time": as_time, "reason": as_text}, {"code": as_digest})
             key = told["time"], told["run_ids"]
             if key not in self._waits:  # else the same line once more: what was submitted since does not wait
                 self._waits.add(key)
@@ -329,7 +328,7 @@ class _Reader:
             raise ValueError(f"it answers submission {uuid[:8]}, and no line tells what that was")
         if event == "confirmed":
             # The scheduler's answer may come after our giving up, and is surer.
-            answer: dict[str, Any] = {"job_id": _job_id(record["job_id"]), "dropped": False}
+            answer: dict[str, Any] = {"job_id": as_job_id(record["job_id"]), "dropped": False}
             for run_id in self.intents[uuid].run_ids if self.intents[uuid].dropped else ():
                 self.waiting.pop(run_id, None)
         elif event == "doubt":
@@ -341,50 +340,7 @@ class _Reader:
 
 
 def _parse_intent(record: Mapping[str, Any]) -> Submission:
-    return Submission(**typed({"kind": "array", **record}, _INTENT, _MAY_INTENT))
-
-
-def _run_ids(value: object) -> tuple[str, ...]:
-    """Ids of runs: each may be the name of a folder."""
-    if isinstance(value, list) and all(isinstance(each, str) and is_run_id(each) for each in value):
-        return tuple(value)
-    raise ValueError("run_ids is no list of ids of runs")
-
-
-def _job_id(value: object) -> str:
-    """Slurm's, as 123_4, or a process's name, as host:pid:time: the names of files are made of it."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{1,300}", value):
-        return value
-    raise ValueError("job_id is no id of a job")
-
-
-def _digest(value: object) -> str:
-    """Of the frozen code: the name of its archive is made of it."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
-        return value
-    raise ValueError("code is no digest")
-
-
-def _counts(value: object) -> tuple[int, ...]:
-    if isinstance(value, list):
-        return tuple(map(as_count, value))
-    raise ValueError("num_attempts is no list of numbers")
-
-
-def _words(value: object) -> tuple[str, ...]:
-    if isinstance(value, list):
-        return tuple(map(as_text, value))
-    raise ValueError("changes is no list of words")
-
-
-_CHANGE = {"run_ids": _run_ids, "changes": _words, "user": as_text, "time": as_time}
-_INTENT = {
-    "uuid": as_text, "executor": as_text, "hardware": as_text, "run_ids": _run_ids, "time": as_time, "kind": as_text,
-}  # fmt: skip
-_MAY_INTENT = {
-    "parallelism": as_count, "code": _digest, "after": as_text, "num_attempts": _counts, "cluster": as_text,
-    "job_id": _job_id, "doubt_time": as_time,
-}  # fmt: skip
+    return Submission(**typed({"kind": "array", **record}, INTENT, MAY_INTENT))
 
 
 def latest_of_each_run(submissions: Sequence[Submission]) -> dict[str, tuple[Submission, int]]:

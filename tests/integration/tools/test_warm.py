@@ -111,6 +111,17 @@ def test_what_a_fork_cannot_give_is_a_real_start() -> None:
     assert warm.run([sys.executable, "-c", code], text=True, env=environ).stdout == "False 0\n"
 
 
+def test_what_a_library_sets_when_it_is_imported_makes_no_start_a_real_one() -> None:
+    """What these set in this process, programs of later tests inherit."""
+    code = "import os, sys; print('torch' in sys.modules, os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    imports = "import sklearn.datasets, torch._inductor.runtime.cache_dir_utils as cache; cache.cache_dir()"
+    for_all = f"import json, os; {imports}; print(json.dumps(dict(os.environ)))"
+    environ = json.loads(warm.run([sys.executable, "-W", "ignore", "-c", for_all], text=True).stdout)
+    assert environ["KMP_INIT_AT_FORK"]
+    done = warm.run([sys.executable, "-c", code], text=True, env=environ)
+    assert done.stdout == f"True {environ['TORCHINDUCTOR_CACHE_DIR']}\n"
+
+
 @pytest.mark.parametrize(("answer", "said"), [(None, "has ended, by SIGKILL"), (b"-1", "could not fork")])
 def test_a_warm_process_that_is_gone_is_said(monkeypatch: pytest.MonkeyPatch, answer: bytes | None, said: str) -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
