@@ -183,3 +183,23 @@ def test_quantiles_hold_no_more_than_they_say() -> None:
     assert len(seen._stamps) == 1_001
     seen.figures(5_000)
     assert len(seen._seconds) <= 1_000
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_steps_are_timed_by_the_device_and_nobody_waits() -> None:
+    kind, cycles = kind_of("cuda"), 200_000_000
+    seen = Speed(0, BatchIterator(iter([]), []), batch_size=1, kind=kind)
+    torch.cuda.set_sync_debug_mode("error")
+    begin = time.perf_counter()
+    try:
+        for _ in range(3):
+            torch.cuda._sleep(cycles)
+            seen.end_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    launched_s = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    figures = seen.figures(3)
+    assert figures["step_time_p50_s"] > 0.03, "200 million cycles are 0.1 s at 2 GHz"
+    assert launched_s < figures["step_time_p50_s"]
