@@ -392,7 +392,7 @@ def _status_of(
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
-        device_warning=_device_warning(folder, newest, faults) if running and newest is not None else None,
+        device_warning=_device_warning(folder, newest, faults) if state is RunState.RUNNING else None,
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None else None,
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
@@ -400,7 +400,9 @@ def _status_of(
     )
 
 
-def _device_warning(folder: RunFolder, newest: Attempt, faults: Faults) -> str | None:
+def _device_warning(folder: RunFolder, newest: Attempt | None, faults: Faults) -> str | None:
+    if newest is None or newest.has_ended:  # the next one has not begun
+        return None
     found = read_warnings(folder.paths, newest.attempt, faults)
     more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
     return f"{found[0].text}{more}" if found else None

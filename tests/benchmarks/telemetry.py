@@ -28,14 +28,14 @@ _ENOUGH = 10_000_000  # steps; the loop is left before
 
 
 class Timed(Sampler):
-    """Notes the processor time of each of its samples, in seconds."""
+    """Notes the seconds of each of its samples: by the clock, and of the processor."""
 
-    times: list[float] = []  # noqa: RUF012  (of all windows)
+    times: list[tuple[float, float]] = []  # noqa: RUF012  (of all windows)
 
     def sample(self, *args: Any) -> None:
-        begin = time.thread_time()
+        begin = (time.perf_counter(), time.thread_time())
         super().sample(*args)
-        self.times.append(time.thread_time() - begin)
+        self.times.append((time.perf_counter() - begin[0], time.thread_time() - begin[1]))
 
 
 class _Over(Exception):  # noqa: N818
@@ -65,8 +65,9 @@ class Switched(loop.Stamps):
                     (now[1] - self._begin[1]) / self._count,
                 )
             )  # fmt: skip
-        self._switch(is_on=len(self.windows) % 4 in (1, 2))
-        if len(self.windows) == 2 * PAIRS + 2:
+        is_over = len(self.windows) == 2 * PAIRS + 2
+        self._switch(is_on=not is_over and len(self.windows) % 4 in (1, 2))
+        if is_over:
             raise _Over
         self._begin, self._count = (time.perf_counter(), time.process_time()), 1
 
@@ -95,9 +96,11 @@ def run() -> None:
             loop.shared_loop(loop.make_config(_ENOUGH), stamps)
         lines = len(RunPaths(folder).telemetry_file(0, 0).read_text().splitlines())
     assert lines == len(Timed.times)
-    low, middle, high = (1e3 * each for each in statistics.quantiles(Timed.times, n=4))
-    told = f"{middle:.2f} ms of processor time (middle half {low:.2f} to {high:.2f}, n={len(Timed.times)})"
-    print(f"\ntelemetry: a sample of the host takes {told}: {middle / 1e3 / EVERY_S:.3%} of a core at {EVERY_S:g} s")
+    print(f"\ntelemetry: a sample of the host, beside the training, n={len(Timed.times)}:")
+    for column, what in ((0, "clock"), (1, "processor time")):
+        low, middle, high = (1e3 * each for each in statistics.quantiles((each[column] for each in Timed.times), n=4))
+        told = f"{middle:.2f} ms (middle half {low:.2f} to {high:.2f}), {middle / 1e3 / EVERY_S:.3%} of {EVERY_S:g} s"
+        print(f"  {what}: {told}; budget 0.1%")
     found = stamps.windows[2:]  # the first two are of a cold machine
     print(f"on against off, n={PAIRS} pairs of windows of {WINDOW_S:g} s:")
     for column, what in ((1, "clock"), (2, "processor time of the process")):

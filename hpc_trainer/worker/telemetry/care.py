@@ -33,7 +33,8 @@ class Care:
         self._hottest: dict[str | None, float] = {}
         self._first_ecc: dict[str | None, int] = {}
         self._seen_s: dict[str | None, float] = {}
-        self._written_s, self._lowered_s = -_WRITE_EVERY_S, -_LOWER_EVERY_S
+        self._lowered_s: dict[str | None, float] = {}
+        self._written_s = -_WRITE_EVERY_S
 
     def close(self) -> None:
         """The warnings stand: `why` reads them."""
@@ -86,8 +87,9 @@ class Care:
         is_heat = trouble in (Trouble.slowed, Trouble.hot)
         if is_heat and self._in_row[key] < _SAMPLES:
             return False
-        if is_heat and self._lower_power is not None and sample.elapsed_s - self._lowered_s >= _LOWER_EVERY_S:
-            self._lowered_s = sample.elapsed_s
+        since_s = sample.elapsed_s - self._lowered_s.get(device.uuid, -_LOWER_EVERY_S)
+        if is_heat and self._lower_power is not None and since_s >= _LOWER_EVERY_S:
+            self._lowered_s[device.uuid] = sample.elapsed_s
             self._lower_power(device.uuid)
         before = self._found.get(key)
         if before is None:

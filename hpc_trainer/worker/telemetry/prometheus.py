@@ -52,15 +52,17 @@ class PrometheusFile:
     """Of one rank; for the sampler's thread alone."""
 
     def __init__(self, folder: Path, run_id: str, rank: int) -> None:
-        """Raises ConfigError: there is no package prometheus_client here."""
-        self._prometheus = optional("prometheus_client", "monitor.prometheus_dir")
-        self._families = optional("prometheus_client.core", "monitor.prometheus_dir")
         self._labels = {"run_id": run_id, "rank": str(rank)}
-        self._path = folder / f"{_PREFIX}{run_id}.rank-{rank}.prom"
-        _remove_stale(folder)
+        self._folder, self._path = folder, folder / f"{_PREFIX}{run_id}.rank-{rank}.prom"
+        self._prometheus: Any = None
+        self._families: Any = None
 
     def take(self, samples: Sequence[Sample]) -> None:
-        """Replaces the file, whole. Raises OSError."""
+        """Replaces the file, whole. Raises OSError; ConfigError: there is no package prometheus_client here."""
+        if self._prometheus is None:  # in the sampler's thread: nothing of this may end the training
+            self._families = optional("prometheus_client.core", "monitor.prometheus_dir")
+            self._prometheus = optional("prometheus_client", "monitor.prometheus_dir")
+            _remove_stale(self._folder)
         # The collector belongs to another user, whom our umask keeps out; and it takes only names that end in .prom.
         part = self._path.with_name(f".{self._path.name}.part")
         self._prometheus.write_to_textfile(str(part), _Collector(self._collected(samples)))

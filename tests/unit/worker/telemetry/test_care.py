@@ -99,6 +99,21 @@ def test_power_is_lowered_once_a_minute_while_it_is_hot(paths: RunPaths) -> None
     assert asked == ["GPU-a", "GPU-a"]
 
 
+def test_each_gpu_of_a_program_is_cared_for_by_itself(paths: RunPaths) -> None:
+    asked: list[str | None] = []
+    care = Care(paths, asked.append)
+    for number in range(3):
+        devices = (HOT, dataclasses.replace(HOT, uuid="GPU-b"), dataclasses.replace(COOL, uuid="GPU-c"))
+        care.take([
+            Sample(
+                attempt=0, rank=0, time=1.0, elapsed_s=5.0 * number, node="n1", step=None, device=device, host=None
+            )
+            for device in devices
+        ])  # fmt: skip
+    assert asked == ["GPU-a", "GPU-b"]
+    assert [each.device for each in read_warnings(paths)] == ["H100 GPU-a", "H100 GPU-b"]
+
+
 def test_the_limit_goes_down_and_back(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("pynvml")
     from hpc_trainer.runtime.counters.nvidia import NvidiaDevices

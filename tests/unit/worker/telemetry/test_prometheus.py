@@ -13,8 +13,9 @@ from hpc_trainer.config.rules.monitor_rules import monitor_problems
 from hpc_trainer.config.schema.monitor import MonitorConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample
+from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, read_telemetry
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.worker.telemetry import sampler
 from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 from hpc_trainer.worker.telemetry.sampler import sampler_of
 
@@ -72,8 +73,25 @@ def test_what_a_killed_rank_left_goes_and_what_is_of_now_stays(tmp_path: Path) -
     for name, age_s in (("hpc_trainer_old.rank-0.prom", 7_200), ("hpc_trainer_new.rank-0.prom", 60), ("x.prom", 7_200)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    PrometheusFile(tmp_path, "my-run", 3)
+    file = PrometheusFile(tmp_path, "my-run", 3)
+    file.take(_samples())
+    file.close()
     assert {each.name for each in tmp_path.iterdir()} == {"hpc_trainer_new.rank-0.prom", "x.prom"}
+
+
+def test_a_node_without_the_package_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, paths = TrainConfig(), RunPaths(tmp_path / "my-run")
+    paths.folder.mkdir()
+    config.monitor.prometheus_dir = str(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sampler, "_LAST_S", 60.0)
+    with caplog.at_level(logging.WARNING), sampler_of(config, paths, read_rank_env({}), 0, step=lambda: 3):
+        pass
+    (told,) = [each.getMessage() for each in caplog.records]
+    assert "pip install 'hpc_trainer[prometheus]'" in told
+    assert len(read_telemetry(paths)) == 2
 
 
 @pytest.mark.parametrize("is_there", [True, False])

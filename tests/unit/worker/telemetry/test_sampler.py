@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpc_trainer.config.schema.train import CommandPer, TrainConfig
@@ -16,6 +18,8 @@ from hpc_trainer.runs.monitoring import telemetry
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, read_telemetry
 from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker.program import run_program
 from hpc_trainer.worker.telemetry import sampler as module
 from hpc_trainer.worker.telemetry.sampler import Sampler, sampler_of
 
@@ -187,3 +191,20 @@ def test_no_driver_is_one_note_and_the_host_is_sampled(tmp_path: Path, caplog: p
         "telemetry: no GPU figures: NVML Shared Library Not Found (NVML)"
     ]
     assert [each.device for each in read_telemetry(paths)] == [None, None]
+
+
+def test_a_program_and_its_children_are_sampled(tmp_path: Path) -> None:
+    """The real worker of a program, in this process: what it starts keeps a core busy, and its memory counts."""
+    (tmp_path / "sweep").mkdir(mode=0o700)
+    paths = RunPaths(tmp_path / "sweep" / "r")
+    for folder in (paths.folder, paths.logs, paths.checkpoints):
+        folder.mkdir(mode=0o700)
+    config = TrainConfig()
+    config.monitor.telemetry_every_s = 0.05
+    busy = "import time; block = bytearray(200 << 20); exec('while time.process_time() < 0.4: pass')"
+    config.train.command, config.train.command_dir = f'sh -c "{sys.executable} -c \\"{busy}\\"; true"', str(tmp_path)
+    assert run_program(config, paths, read_rank_env({}), StopFlag(), 0) == 0
+    found = [each.host for each in read_telemetry(paths) if each.host is not None]
+    own = psutil.Process().memory_info().rss
+    assert max(each.rss_bytes or 0 for each in found) > own + (150 << 20)
+    assert max(each.cpus or 0.0 for each in found) > 0.01
