@@ -88,7 +88,7 @@ FAULTS = {
         ranks=2,
     ),
     "a rank that does nothing": Case(
-        ("train.command='python {ROOT}/tests/integration/verbs/half_idle.py'", "cluster=local",
+        ("train.command='python {ROOT}/tests/integration/verbs/half_idle.py {run.dir}'", "cluster=local",
          "hardware.tasks_per_node=2", "monitor.telemetry_every_s=0.1"),
         {"idle-ranks": "hardware.tasks_per_node=1"},
         ranks=2,
@@ -111,12 +111,12 @@ HEALTHY = {
     "accumulated, with loaders": Case((*STEADY, "train.grad_accum_steps=4", "train.num_steps=30", "data.num_workers=1",
                                        "hardware.cpus_per_task=2")),
     "preempted": Case((*STEADY, "checkpoint.every_steps=20"), kill=(signal.SIGTERM, 30)),
-    "killed": Case((*STEADY, "checkpoint.every_steps=5"), kill=(signal.SIGKILL, 40)),
+    "killed": Case((*STEADY, "checkpoint.every_steps=20"), kill=(signal.SIGKILL, 45)),
     "a program": Case(("train.command='sleep 1'", "cluster=local", "monitor.telemetry_every_s=0.1")),
     "on Slurm": Case((*STEADY, *_SLURM, "hardware.mem_gb_per_node=2")),
 }  # fmt: skip
 
-LONG = ("fsdp", "accumulated, with loaders")
+LONG = ("cnn", "gpt", "fsdp", "bf16", "accumulated, with loaders", "killed")
 
 
 class Player:
