@@ -59,7 +59,9 @@ def _print_next(given: Sequence[str], advice: Sequence[Advice]) -> None:
     """The run's own command with the first advice that a key can follow; nothing where there is none."""
     words = next((each.set for each in advice if each.set), None)
     if words is not None and given:
-        print_next(f"plan {shlex.join([*given, *words])}")
+        changed = {word.partition("=")[0] for word in words}
+        kept = [word for word in given if word.lstrip("+").partition("=")[0] not in changed]
+        print_next(f"plan {shlex.join([*kept, *words])}")
 
 
 def _print_many(tuned: Sequence[Tuned]) -> None:

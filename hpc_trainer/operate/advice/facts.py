@@ -138,7 +138,7 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
         config=run.spec.typed(),
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
         memory={key: float(value) for key, value in memory.items() if is_number(value)},
-        spent={} if ledger is None else ledger.seconds,
+        spent={} if ledger is None else {kind.value: each for kind, each in ledger.seconds.items()},
         ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS)),
         stragglers=slow_at_end(read_stragglers(paths)),
         needs_s=_needs(status, run),

@@ -143,7 +143,7 @@ def _short_runs(facts: Facts) -> Iterator[Finding]:
     count = len(facts.needs_s)
     if count < _MANY or not _is_slurm(facts) or statistics.median(facts.needs_s) >= _SHORT_S:
         return
-    do = "one job that runs them side by side: in it, the same submit with cluster=local local.max_parallel=N"
+    do = "Run them side by side in one job: in it, the same submit with cluster=local local.max_parallel=N"
     gain = Gain(share=1 - 1 / count, of="jobs", is_bound=False)
     seen = f"{count} runs of {statistics.median(facts.needs_s):.0f} s, each a job of its own"
     yield Finding(seen, [Change({}, gain, do)])

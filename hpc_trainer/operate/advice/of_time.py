@@ -20,7 +20,7 @@ _REDONE = 0.1
 _STARTS, _RIGHT_FOR_STARTS = 0.1, 0.05
 _COMPILE, _SLOWER_WITHOUT = 0.3, 1.5
 _TIMEOUT = "timeout"  # what the journal has of a stop before the time limit
-_LINE_S, _LINE_EVERY_S, _LEAST_CORE = 0.3e-3, 0.05, 0.1
+_LINE_S, _LINE_EVERY_S, _LEAST_CORE = 0.3e-3, 0.05, 0.02
 
 
 def _step_s(facts: Facts) -> float | None:
@@ -109,11 +109,13 @@ def _log_lines(facts: Facts) -> Iterator[Finding]:
     if pace is None or not facts.is_shared_loop or now >= 10 or pace.seconds < LEAST_LOST_S:
         return
     every_s = pace.seconds / pace.lines
-    if every_s >= _LINE_EVERY_S:
+    # On a CPU that others use too all takes longer, a line as well as a step.
+    is_cpu = facts.config.hardware.device_type == "cpu"
+    core = (mean_of([each.cpus for each in facts.ranks]) or 1.0) if is_cpu else 1.0
+    core = min(1.0, max(_LEAST_CORE, core))
+    if every_s * core >= _LINE_EVERY_S:
         return
     right = _round_up(math.ceil(1.0 / pace.step_s))
-    # Of a rank that gets half a core a line takes twice as long.
-    core = min(1.0, max(_LEAST_CORE, mean_of([each.cpus for each in facts.ranks]) or 1.0))
     gain = Gain(share=min(0.5, _LINE_S / core / every_s) * (1 - now / right), is_bound=False)
     seen = f"a line of metrics every {1e3 * every_s:.3g} ms, each of which waits for the loss"
     yield Finding(seen, [Change({"monitor.log_every_steps": right}, gain)])

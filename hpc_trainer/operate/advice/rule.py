@@ -35,7 +35,8 @@ class Gain:
         word = "up to " if self.is_bound else "about "
         if self.of == TIME:
             return f"{word}{1 / (1 - min(self.share, 0.99)):.3g}x faster"
-        return f"{word}{min(self.share, 0.99):.0%} less {self.of}"
+        less = "fewer" if self.of.endswith("s") else "less"
+        return f"{word}{min(self.share, 0.99):.0%} {less} {self.of}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,15 @@
-"""A program whose first rank works for a second of five, and whose others wait for nothing."""
+"""A program whose first rank works, and whose others wait for its end: `half_idle.py FOLDER`."""
 
 import os
+import sys
 import time
+from pathlib import Path
 
-end = time.monotonic() + 5.0
-while time.monotonic() < end:
-    if os.environ["RANK"] != "0" or time.process_time() > 1.2:
-        time.sleep(0.1)
+done = Path(sys.argv[1]) / "half_idle.done"
+if os.environ["RANK"] == "0":
+    while time.process_time() < 0.8:
+        pass
+    time.sleep(1.0)
+    done.touch()
+while not done.exists():
+    time.sleep(0.5)

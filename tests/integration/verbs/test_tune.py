@@ -59,8 +59,8 @@ FAULTS = {
         {"data-workers": "data.num_workers="},
     ),
     "a save each step, in the way": Case(
-        (*STEADY, "+model.kwargs.width=700", "checkpoint.every_steps=1", "checkpoint.asynchronous=false",
-         "train.num_steps=60"),
+        (*PACED, "+model.kwargs.sleep_s=0.01", "+model.kwargs.width=700", "checkpoint.every_steps=1",
+         "checkpoint.asynchronous=false", "train.num_steps=80"),
         {"saves-wait": "checkpoint.asynchronous=true", "saves-often": "checkpoint.every=auto"},
     ),
     "an evaluation each five steps": Case(
@@ -68,7 +68,8 @@ FAULTS = {
         {"evaluations": "train.eval_every_steps="},
     ),
     "a line each step": Case(
-        (*PACED, "monitor.log_every_steps=1", "train.num_steps=1000"), {"log-lines": "monitor.log_every_steps="}
+        (*PACED, "+model.kwargs.sleep_s=0.001", "monitor.log_every_steps=1", "train.num_steps=700"),
+        {"log-lines": "monitor.log_every_steps="},
     ),
     "killed long after its last save": Case(
         (*STEADY, "checkpoint.every_steps=1000", "train.num_steps=120"),
@@ -87,7 +88,7 @@ FAULTS = {
         ranks=2,
     ),
     "a rank that does nothing": Case(
-        ("train.command='python {ROOT}/tests/integration/verbs/half_idle.py'", "cluster=local",
+        ("train.command='python {ROOT}/tests/integration/verbs/half_idle.py {run.dir}'", "cluster=local",
          "hardware.tasks_per_node=2", "monitor.telemetry_every_s=0.1"),
         {"idle-ranks": "hardware.tasks_per_node=1"},
         ranks=2,
@@ -110,10 +111,12 @@ HEALTHY = {
     "accumulated, with loaders": Case((*STEADY, "train.grad_accum_steps=4", "train.num_steps=30", "data.num_workers=1",
                                        "hardware.cpus_per_task=2")),
     "preempted": Case((*STEADY, "checkpoint.every_steps=20"), kill=(signal.SIGTERM, 30)),
-    "killed": Case((*STEADY, "checkpoint.every_steps=5"), kill=(signal.SIGKILL, 40)),
+    "killed": Case((*STEADY, "checkpoint.every_steps=20"), kill=(signal.SIGKILL, 45)),
     "a program": Case(("train.command='sleep 1'", "cluster=local", "monitor.telemetry_every_s=0.1")),
     "on Slurm": Case((*STEADY, *_SLURM, "hardware.mem_gb_per_node=2")),
 }  # fmt: skip
+
+LONG = ("cnn", "gpt", "fsdp", "bf16", "accumulated, with loaders", "killed")
 
 
 class Player:
@@ -213,6 +216,10 @@ def test_a_planted_fault_is_named(player: Player, name: str) -> None:
     assert set(found) == set(case.rules), [each.line for each in found.values()]
 
 
-@pytest.mark.parametrize("name", HEALTHY, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.long) if each in LONG else each for each in HEALTHY],
+    ids=lambda name: name.replace(" ", "-"),
+)
 def test_a_healthy_run_is_told_nothing(player: Player, name: str) -> None:
     assert [each.line for each in player.advice(name)] == []

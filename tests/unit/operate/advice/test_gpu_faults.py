@@ -142,7 +142,7 @@ def test_a_program_that_drives_eight_gpus_and_uses_three_is_told_so(tmp_path: Pa
     (found,) = _run(tmp_path, words, plant)
     assert found.line == (
         "idle-ranks: asked for 8 GPUs, used 3: nothing was done by GPU 3 of rank 0, GPU 4 of rank 0, GPU 5 of rank 0, "
-        "GPU 6 of rank 0, GPU 7 of rank 0. hardware.gpus_per_node=3: about 62% less GPUs"
+        "GPU 6 of rank 0, GPU 7 of rank 0. hardware.gpus_per_node=3: about 62% fewer GPUs"
     )
 
 

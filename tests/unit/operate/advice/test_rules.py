@@ -231,4 +231,4 @@ def test_a_gain_is_said_as_a_factor_of_time_or_a_share() -> None:
     )
     facts = facts_of((*SLURM, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)])
     (found,) = advice_of(dataclasses.replace(facts))
-    assert found.line.endswith("hardware.cpus_per_task=2: about 75% less CPUs")
+    assert found.line.endswith("hardware.cpus_per_task=2: about 75% fewer CPUs")
