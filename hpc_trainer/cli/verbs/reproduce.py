@@ -56,13 +56,15 @@ def run_reproduce_verb(
         digest, code, packages = _code_of(run, spec, original, place)
         if rebuilds:
             spec = copy_of(spec, place, [*changes, _rebuilt(original, place, packages, tell)], may_differ=may_differ)
-        tell(f"{spec.run_id}: {original.last} steps once more, {_from_what(run, code)} ..")
+        tell(f"{spec.run_id}: {original.last} steps once more, {_from_what(digest, code)} ..")
         with ended_by_signals():
             is_local = spec.config["cluster"]["executor"] == Executor.local.value
             start = partial(start_copy, spec, place, digest=digest, code=code, command_line=sys.argv)
             found = follow(original, place, start, is_local=is_local, timeout_s=timeout_s, say=tell)
     finally:
-        kept = keep or found is None or not found.comparison.is_identical
+        # A job may still be saving when it is cancelled, and nobody may take its folder away.
+        is_local = spec.config["cluster"]["executor"] == Executor.local.value
+        kept = keep or not is_local or found is None or not found.comparison.is_identical
         if not kept:
             shutil.rmtree(place.folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # others lie in it
@@ -73,7 +75,7 @@ def run_reproduce_verb(
     else:
         print("\n".join(_words(found, original)))
         if folder is not None:
-            print(as_typed(f"The copy is kept in {folder}."))
+            print(as_typed(f"The copy is kept in {folder}: hpc-trainer logs --runs-dir {folder.parent}"))
     if not found.comparison.is_identical:
         sys.exit(1)
 
@@ -112,10 +114,10 @@ def _rebuilt(original: Original, place: SweepPaths, packages: Collection[str], t
     return f"cluster.python={override_value(shlex.quote(made.python))}"
 
 
-def _from_what(run: Known, code: Snapshot | None) -> str:
+def _from_what(digest: str | None, code: Snapshot | None) -> str:
     if code is not None:
         return "from the revision and the difference that were recorded"
-    return f"from frozen code {run.code[:12]}" if run.code else "from installed code"
+    return f"from frozen code {digest[:12]}" if digest else "from installed code"
 
 
 def _json(found: Reproduced, original: Original) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def read_checkout(spec: RunSpec, recorded: Mapping[str, Any], runs_dir: Path) ->
             "train.command ran with snapshot=off: its files were not frozen, and who runs them by their path cannot be "
             "given others. Submit with snapshot=git."
         )
-    places = {name: place for name, place in recorded["places"].items() if name != _OURS}
-    mine = {name: _checkout_of(place, recorded["checkouts"]) for name, place in places.items()}
+    places = {name: place for name, place in (recorded.get("places") or {}).items() if name != _OURS}
+    mine = {name: _checkout_of(place, recorded.get("checkouts") or []) for name, place in places.items()}
     installed = [name for name, found in mine.items() if found is None and _is_installed(places[name])]
     lost = sorted(name for name, found in mine.items() if found is None and name not in installed)
     if lost:

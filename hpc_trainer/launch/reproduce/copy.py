@@ -105,7 +105,7 @@ def start_copy(
 
 
 def place_of(was: SweepPaths, run_id: str) -> SweepPaths:
-    """A folder that is not there yet, within that of the run's sweep: no other verb takes it for one of yours."""
-    folder = was.folder / "reproduced"
+    """A folder that is not there yet, absolute, within that of the run's sweep: no verb takes it for one of yours."""
+    folder = was.folder.absolute() / "reproduced"
     numbers = (number for number in range(1, 10_000) if not Path(folder, f"{run_id}-{number}").exists())
     return SweepPaths(folder / f"{run_id}-{next(numbers)}")

@@ -34,7 +34,6 @@ class Original:
     environment: dict[str, Any] | None
     last: int
     """The last step that is compared."""
-    is_program: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +69,7 @@ def original_of(paths: RunPaths, steps: int, *, is_program: bool) -> Original:
         raise RunStateError(f"{paths.run_id} has nothing to compare with: {told}.")
     found = first_environment(paths, len(Journal(paths).read()))
     attempt, environment = found if found is not None else (None, None)
-    return Original(paths=paths, attempt=attempt, environment=environment, last=last, is_program=is_program)
+    return Original(paths=paths, attempt=attempt, environment=environment, last=last)
 
 
 def check_record(original: Original) -> None:

@@ -57,11 +57,30 @@ def read_environment(paths: RunPaths, attempt: int, faults: Faults | None = None
     if record.get("format") != FORMAT:
         tell(faults, path, f"its format is {str(record.get('format'))[:20]}, and this version reads {FORMAT}")
         return None
+    problem = next(_problems(record), None)
+    if problem is not None:
+        tell(faults, path, problem)
+        return None
+    return record
+
+
+def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     for name, kind in _SECTIONS.items():
         if not isinstance(record.get(name), kind):
-            tell(faults, path, f"{name} is no {'object' if kind is dict else 'list'}")
-            return None
-    return record
+            yield f"{name} is no {'object' if kind is dict else 'list'}"
+            return
+    code = record["code"]
+    if not isinstance(code.get("packages"), dict) or not isinstance(code.get("places") or {}, dict):
+        yield "code.packages or code.places is no object"
+    checkouts = code.get("checkouts") or []
+    if not isinstance(checkouts, list) or not all(map(_is_checkout, checkouts)):
+        yield "code.checkouts is no list of objects with top and revision"
+    if not all(isinstance(each, dict) for each in (*record["origins"].values(), *record["devices"])):
+        yield "origins or devices hold something else than objects"
+
+
+def _is_checkout(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("top", "revision"))
 
 
 def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, Any]] | None:
@@ -84,8 +103,9 @@ def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, An
 
 def nodes(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
     """What each node of an attempt said of itself, in the order of nodes; those that said nothing are left out."""
-    found = [read_json(path) for path in sorted(paths.logs.glob(paths.environment(attempt).stem + "*.json"))]
-    return [each for each in found if each is not None and each.get("format") == FORMAT]
+    found = (read_json(path, Faults()) for path in paths.logs.glob(f"{paths.environment(attempt).stem}*.json"))
+    kept = [each for each in found if each is not None and each.get("format") == FORMAT]
+    return sorted(kept, key=lambda each: int(each.get("node_rank") or 0))
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.redaction import REDACTED
 from tests.unit.launch.frozen_code.projects import git
@@ -78,22 +80,6 @@ def _edit_record(local: LocalDriver, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_frozen_code_gives_the_losses_of_then_after_it_was_changed(local: LocalDriver) -> None:
-    package = _project(local, "1.0")
-    local.train(*WORDS)
-    (package / "__init__.py").write_text("SCALE = 3.0\n")
-    record = json.loads(RunPaths(local.run_folder("first")).environment(0).read_text())
-    _edit_record(local, packages={**record["packages"], "torch": "1.9.0"})
-
-    code, said = _reproduce(local, "--steps", "9")
-
-    assert (code, said["is_identical"], said["steps"], said["folder"]) == (0, True, [3, 4, 6, 8, 9], None)
-    assert {"loss", "lr", "eval_loss"} <= {*said["metrics"]}
-    (torch,) = [each for each in said["differences"] if each["kind"] == "package"]
-    assert (torch["name"], torch["was"]) == ("torch", "1.9.0")
-    assert not (local.folder / "runs" / "first" / "reproduced").exists()
-
-
 def test_a_checkout_gives_the_losses_of_then_and_another_difference_is_told(local: LocalDriver) -> None:
     _project(local, "1.0")
     _repository(local)
@@ -129,25 +115,6 @@ def test_a_checkout_gives_the_losses_of_then_and_another_difference_is_told(loca
     assert Path(said["folder"]).is_dir()
 
 
-def test_what_cannot_be_reproduced_says_why(local: LocalDriver) -> None:
-    package = _project(local, "1.0")
-    local.train(*WORDS, "snapshot=off")
-    run = local.run_folder("first").name
-
-    done = local.run("reproduce", run, check=False)
-    assert (done.returncode, "is no git checkout" in done.stderr) == (1, True), done.stderr
-    record = RunPaths(local.run_folder("first")).environment(0)
-    record.write_text('{"format": 1, ')
-    done = local.run("reproduce", run, check=False)
-    assert (done.returncode, "cannot be read" in done.stderr) == (1, True), done.stderr
-    record.unlink()
-    done = local.run("reproduce", run, check=False)
-    assert (done.returncode, "nobody knows its code" in done.stderr) == (1, True), done.stderr
-    done = local.run("reproduce", run, "--steps", "0", check=False)
-    assert (done.returncode, "at least one step" in done.stderr) == (2, True), done.stderr
-    assert package.is_dir()
-
-
 PROGRAM = """
 import json
 import os
@@ -159,16 +126,53 @@ with open(os.environ["HPC_TRAINER_METRICS"], "a") as file:
 """
 
 
-def test_a_program_is_compared_by_what_it_tells(local: LocalDriver) -> None:
+def test_a_program_is_compared_by_what_it_tells_and_what_is_lost_is_refused(local: LocalDriver) -> None:
     script = local.folder / "program.py"
     script.write_text(PROGRAM.replace("SCALE", "3.0"))
     local.train("--command", "python program.py", "sweep_name=first")
     script.write_text(PROGRAM.replace("SCALE", "4.0"))
+    record = RunPaths(local.run_folder("first")).environment(0)
+    packages = json.loads(record.read_text())["packages"]
+    _edit_record(local, packages={**packages, "torch": "1.9.0"})
+
+    run = local.run_folder("first").name
 
     code, said = _reproduce(local, "--steps", "4")
 
     assert (code, said["is_identical"], said["metrics"]) == (0, True, ["loss"])
     assert said["steps"] == [1, 2, 3, 4]
+    (torch,) = said["differences"]
+    assert (torch["kind"], torch["name"], torch["was"], torch["now"]) == (
+        "package",
+        "torch",
+        "1.9.0",
+        packages["torch"],
+    )
+    assert not (local.folder / "runs" / "first" / "reproduced").exists()
+
+    refused = {}
+    record.write_text('{"format": 1, ')
+    refused["cannot be read"] = local.run("reproduce", run, check=False)
+    record.unlink()
+    (archive,) = (local.folder / "runs" / "first" / "code").glob("*.zip")
+    archive.rename(archive.with_suffix(".away"))
+    refused["is gone"] = local.run("reproduce", run, check=False)
     (local.run_folder("first") / "metrics.jsonl").unlink()
-    done = local.run("reproduce", local.run_folder("first").name, check=False)
-    assert (done.returncode, "told no metrics" in done.stderr) == (1, True), done.stderr
+    refused["told no metrics"] = local.run("reproduce", run, check=False)
+    for words, done in refused.items():
+        assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+    assert local.run("reproduce", run, "--steps", "0", check=False).returncode == 2
+
+
+@pytest.mark.long
+def test_frozen_code_gives_the_losses_of_then_after_it_was_changed(local: LocalDriver) -> None:
+    package = _project(local, "1.0")
+    local.train(*WORDS)
+    (package / "__init__.py").write_text("SCALE = 3.0\n")
+
+    code, said = _reproduce(local, "--steps", "9")
+
+    assert (code, said["is_identical"], said["steps"], said["folder"]) == (0, True, [3, 4, 6, 8, 9], None)
+    assert {"loss", "lr", "eval_loss"} <= {*said["metrics"]}
+    assert said["differences"] == []
+    assert not (local.folder / "runs" / "first" / "reproduced").exists()

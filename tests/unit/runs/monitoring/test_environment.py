@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,14 @@ def paths(tmp_path: Path) -> RunPaths:
 
 def test_what_is_written_is_read_back(paths: RunPaths) -> None:
     write_environment(paths, 0, RECORD)
-    write_environment(paths, 0, {"node": "n2", "devices": [{"uuid": "GPU-9"}]}, node_rank=1)
+    for rank in (10, 2):
+        write_environment(paths, 0, {"node": f"n{rank}", "node_rank": rank, "devices": []}, node_rank=rank)
 
     record = read_environment(paths, 0)
 
     assert record is not None
     assert {key: record[key] for key in RECORD} == RECORD
-    assert [each["node"] for each in nodes(paths, 0)] == ["n1", "n2"]
+    assert [each["node"] for each in nodes(paths, 0)] == ["n1", "n2", "n10"]
     assert first_environment(paths, 3) == (0, record)
 
 
@@ -94,6 +96,9 @@ def test_attempts_that_differ_are_told_in_a_line(paths: RunPaths) -> None:
         ('{"format": 2}', "format is 2"),
         ('{"format": 1}', "no object"),
         ("[]", "object"),
+        (json.dumps({"format": 1, **RECORD, "origins": {"torch": "x"}}), "origins or devices"),
+        (json.dumps({"format": 1, **RECORD, "code": {"packages": {}, "checkouts": [{"top": 1}]}}), "code.checkouts"),
+        (json.dumps({"format": 1, **RECORD, "code": {"packages": []}}), "code.packages"),
     ],
 )
 def test_a_damaged_record_is_a_fault_and_for_reproduce_an_error(paths: RunPaths, text: str, why: str) -> None:
