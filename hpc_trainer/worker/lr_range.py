@@ -24,6 +24,7 @@ def try_rates(config: TrainConfig, run: RunContext) -> None:
         run.saver.stop_is_covered = True  # nobody goes on from here
         with contextlib.closing(open_batches(config, training)) as batches:
             run.restore_rng()
+            batches.spans = run.spans
             loss = lr = 0.0
             for step in range(plan.num_steps):
                 lr = plan.lr(step)

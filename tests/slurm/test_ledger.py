@@ -86,6 +86,7 @@ def test_every_second_of_three_preemptions_is_in_one_class(slurm: SlurmCluster, 
     lines = [json.loads(line) for line in (scene.run.folder / "ledger.jsonl").read_text().splitlines()]
     measured = {line["attempt"]: sum(line["seconds"].values()) for line in lines if line["event"] == "spent"}
     assert sorted(measured) == [0, 1, 2, 3]
+    print("measured", measured, "Elapsed", elapsed)
     for index, seconds in enumerate(elapsed):
         limit = 12.0 if index == killed else LATE  # KillWait is 6 s
         assert seconds - measured[index] < limit, (index, seconds, measured)
@@ -97,10 +98,10 @@ def test_every_second_of_three_preemptions_is_in_one_class(slurm: SlurmCluster, 
     assert all("restore" in each for each in kinds[1:])
     assert kinds[3]["evaluation"] > 0
     assert all("hang" not in each for each in kinds)
-    assert 0.3 < before["goodput"] < 1.0
+    # The pace of the scene is in its batches.
+    assert 0 < before["goodput"] < before["seconds"]["data_wait"] / before["elapsed_s"] < 1
 
     # The accounting is asked once in the life of an attempt: it forgets.
-    slurm.run("true")
     again = scene.driver.json("status", "scene")["runs"][0]
     assert again["goodput"] == before["goodput"]
     assert _why(scene)["ledger"] == before

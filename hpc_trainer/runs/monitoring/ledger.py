@@ -129,7 +129,7 @@ def _read_lines(paths: RunPaths, faults: Faults | None) -> LedgerFile:
 def _of_heartbeat(paths: RunPaths, faults: Faults | None) -> Spent | None:
     told = read_json(paths.at(HEARTBEAT), faults)
     spent = (told or {}).get("spent")
-    if told is None or not isinstance(spent, dict):
+    if told is None or not isinstance(spent, dict) or not spent:
         return None
     try:
         return _spent({**told, **spent, "event": "spent"})

@@ -71,6 +71,10 @@ def test_a_hung_rank_ends_with_all_stacks(local: LocalDriver) -> None:
     assert _ended(local, "hangs") < 25 + 15
     (run,) = local.json("status", "hangs")["runs"]
     assert (run["state"], run["cause"]) == ("FAILED", "stuck")
+    ledger = local.json("why", run["run_id"])["ledger"]
+    assert ledger["seconds"]["hang"] > 20, ledger
+    assert ledger["seconds"]["rendezvous"] > 0
+    assert sum(ledger["seconds"].values()) == pytest.approx(ledger["elapsed_s"], abs=0.01)
     logs = {rank: next(local.run_folder("hangs").glob(f"logs/*.rank-{rank}.log")).read_text() for rank in (0, 1)}
     assert "in wait_for_a_disk_that_is_gone" in logs[1]
     assert "in target_shares" in logs[0], "where it waits for the other's count of targets"

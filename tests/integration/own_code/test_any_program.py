@@ -46,6 +46,10 @@ def test_a_stopped_program_goes_on_from_its_own_checkpoint(local: LocalDriver) -
     logs = sorted((local.run_folder("counted") / "logs").glob("*.log"))
     assert f"begins after step {end['step']}" in logs[1].read_text()
     assert "all is done" in local.run("train", *words).stdout
+    ledger = local.json("why", "counted")["ledger"]
+    assert [each["seconds"]["program"] > 0 for each in ledger["attempts"]] == [True, True]
+    assert 0.1 < ledger["goodput"] < 1
+    assert "step" not in ledger["seconds"]
 
 
 def test_75_asks_to_come_back(local: LocalDriver) -> None:

@@ -120,10 +120,12 @@ def test_a_line_that_a_kill_cut_costs_nothing_else(paths: RunPaths) -> None:
 
 
 def test_a_heartbeat_without_it_or_with_another_thing_is_passed_over(paths: RunPaths) -> None:
-    write_json(paths.heartbeat, {"attempt": 0, "step": 7, "time": 1000.0})
-    assert read_ledger_file(paths).spent == {}
-    write_json(paths.heartbeat, {"attempt": 0, "step": 7, "time": 1000.0, "spent": {"seconds": {"step": None}}})
     faults = Faults()
+    for more in ({}, {"spent": {}}, {"spent": None}):
+        write_json(paths.heartbeat, {"attempt": 0, "step": 7, "time": 1000.0, **more})
+        assert read_ledger_file(paths, faults).spent == {}
+    assert faults == []
+    write_json(paths.heartbeat, {"attempt": 0, "step": 7, "time": 1000.0, "spent": {"seconds": {"step": None}}})
     assert read_ledger_file(paths, faults).spent == {}
     assert "heartbeat.json" in faults[0]
 
