@@ -35,7 +35,7 @@ def building_of(config: TrainConfig, mesh: Mesh = ALONE, **changes: Any) -> Buil
 
 
 def _chosen(config: TrainConfig) -> list[Ability]:
-    always = {each.name for each in features() if not each.on}
+    always = {each.name for each in features() if not each.on or not each.is_on(config)}
     return [each for each in abilities(config) if type(each).__module__.split(".")[2] not in always]
 
 
