@@ -51,6 +51,7 @@ def run_reproduce_verb(
     check_record(original)
     place = place_of(run.sweep, run.spec.run_id)
     spec = copy_of(run.spec, place, changes, may_differ=may_differ)
+    is_local = spec.config["cluster"]["executor"] == Executor.local.value
     found = None
     try:
         digest, code, packages = _code_of(run, spec, original, place)
@@ -58,12 +59,10 @@ def run_reproduce_verb(
             spec = copy_of(spec, place, [*changes, _rebuilt(original, place, packages, tell)], may_differ=may_differ)
         tell(f"{spec.run_id}: {original.last} steps once more, {_from_what(digest, code)} ..")
         with ended_by_signals():
-            is_local = spec.config["cluster"]["executor"] == Executor.local.value
             start = partial(start_copy, spec, place, digest=digest, code=code, command_line=sys.argv)
             found = follow(original, place, start, is_local=is_local, timeout_s=timeout_s, say=tell)
     finally:
         # A job may still be saving when it is cancelled, and nobody may take its folder away.
-        is_local = spec.config["cluster"]["executor"] == Executor.local.value
         kept = keep or not is_local or found is None or not found.comparison.is_identical
         if not kept:
             shutil.rmtree(place.folder, ignore_errors=True)
