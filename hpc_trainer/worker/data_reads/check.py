@@ -18,7 +18,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.augment import by_epoch
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.errors import BrokenPictureError, HpcTrainerError
+from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.hooks import abilities
@@ -69,13 +69,18 @@ def check(
 
 
 def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
-    """A batch as the run reads it, with what features make of samples. Raises HpcTrainerError: one of them cannot."""
+    """A batch as the run reads it, with what features make of samples; what is wrong with a sample is told elsewhere.
+
+    Raises HpcTrainerError: a feature cannot take these data.
+    """
     dataset = build_dataset(config, split, task, abilities(config))
     changing = by_epoch(dataset) if split == "train" and not _is_stream(dataset) else None
     if changing is not None:
         try:
             changing.training_batch([(0, row) for row in range(min(_BATCH, len(dataset)))], config.seed)
-        except BrokenPictureError:  # each is told below, with its name
+        except ConfigError:
+            raise
+        except Exception:  # of one sample: which, and why, is seen one by one
             return
 
 
