@@ -43,10 +43,13 @@ class Channels:
             and of the norms behind them.
         read_by: names of the convolutions and linear layers whose inputs they are. A linear layer may have several
             inputs for each channel, side by side, as after nn.Flatten.
+        unit: outputs of `made_by`, side by side, that can only go together: of attention the queries, keys and values
+            of a head. `read_by` has inputs for each unit, not for each of its channels.
     """
 
     made_by: tuple[str, ...]
     read_by: tuple[str, ...]
+    unit: int = 1
 
     @property
     def name(self) -> str:
@@ -56,7 +59,9 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`Channels` of one model. `unit`: channels that can only go together: those of one group of a GroupNorm."""
+    """`Channels` of one model. `unit`: channels that can only go together: those of one group of a GroupNorm, or of a
+    head.
+    """
 
     channels: Channels
     num_channels: int
@@ -78,8 +83,8 @@ def groups_of(model: nn.Module) -> list[Group]:
     if method is None:
         raise ConfigError(
             f"prune.method=channels removes channels of layers that go together, and {kind} does not say which do. Use "
-            "model=mlp, cnn, resnet18 or resnet50, prune.method=unstructured, or write a method channel_groups() "
-            "(hpc_trainer/models/channels.py)."
+            "a model of ours (mlp, cnn, resnet18, gpt, ..), prune.method=unstructured, or write a method "
+            "channel_groups() (hpc_trainer/models/channels.py)."
         )
     groups = [_group(model, each) for each in method()]
     if not groups:
@@ -93,7 +98,7 @@ def _group(model: nn.Module, channels: Channels) -> Group:
     unknown = [name for name in (*channels.made_by, *channels.read_by) if name not in modules]
     if unknown or not channels.made_by or not channels.read_by:
         raise ConfigError(f"{said}: {unknown or 'both'} must be names of layers.")
-    counts, unit = {}, 1
+    counts, unit = {}, channels.unit
     for name in channels.made_by:
         layer = modules[name]
         counts[name] = _num_outputs(layer)
@@ -102,10 +107,14 @@ def _group(model: nn.Module, channels: Channels) -> Group:
     first = counts[channels.name]
     if first is None or set(counts.values()) != {first}:
         raise ConfigError(f"{said}: its layers have {counts} channels, and must have the same number.")
+    if unit < 1 or first % unit:
+        raise ConfigError(f"{said}: its layers have {first} channels, which must be a multiple of unit={unit}.")
+    parts = first // channels.unit
     for name in channels.read_by:
         inputs = _num_inputs(modules[name])
-        if inputs is None or inputs % first:
-            raise ConfigError(f"{said}: {name} has {inputs} inputs, which must be a multiple of {first} channels.")
+        if inputs is None or inputs % parts:
+            what = "channels" if channels.unit == 1 else "units"
+            raise ConfigError(f"{said}: {name} has {inputs} inputs, which must be a multiple of {parts} {what}.")
     return Group(channels, first, unit)
 
 
@@ -116,9 +125,14 @@ def _num_outputs(layer: nn.Module) -> int | None:
         return layer.num_channels
     if isinstance(layer, _BATCH_NORMS):
         return layer.num_features
-    if isinstance(layer, _CONVOLUTIONS) and layer.groups == 1:
+    if isinstance(layer, _CONVOLUTIONS) and (layer.groups == 1 or _is_depthwise(layer)):
         return layer.out_channels
     return None
+
+
+def _is_depthwise(layer: Any) -> bool:
+    """A channel in, the same channel out."""
+    return isinstance(layer, _CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels > 1
 
 
 def _num_inputs(layer: nn.Module) -> int | None:
@@ -186,15 +200,19 @@ def without_channels(model: nn.Module, removed: Mapping[str, torch.Tensor | Sequ
         kept = (~said).nonzero().flatten()
         if len(said) == 0 or len(kept) == group.num_channels:
             continue
+        unit = group.channels.unit
+        parts = (~said).view(-1, unit)
+        if not torch.equal(parts.any(1), parts.all(1)):
+            raise ConfigError(f"{group.channels.name} loses a part of {unit} channels that can only go together.")
         for name in group.channels.made_by:
             _keep_outputs(modules[name], kept)
         for name in group.channels.read_by:
-            _keep_inputs(modules[name], kept, group.num_channels)
+            _keep_inputs(modules[name], parts.all(1).nonzero().flatten(), len(parts))
     return smaller
 
 
 def _keep_outputs(layer: Any, kept: torch.Tensor) -> None:
-    of_channels = _num_outputs(layer)
+    of_channels, is_depthwise = _num_outputs(layer), _is_depthwise(layer)
     for name, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
         if tensor.ndim and tensor.shape[0] == of_channels:  # a count of batches is a scalar
             setattr(layer, name, _picked(tensor, 0, kept))
@@ -205,10 +223,13 @@ def _keep_outputs(layer: Any, kept: torch.Tensor) -> None:
         for attribute in ("out_features", "num_features", "out_channels"):
             if hasattr(layer, attribute):
                 setattr(layer, attribute, len(kept))
+        if is_depthwise:
+            layer.in_channels = layer.groups = len(kept)
 
 
-def _keep_inputs(layer: Any, kept: torch.Tensor, num_channels: int) -> None:
-    size = layer.weight.shape[1] // num_channels
+def _keep_inputs(layer: Any, kept: torch.Tensor, num_parts: int) -> None:
+    """`kept`: of so many parts of its inputs, of equal size and side by side."""
+    size = layer.weight.shape[1] // num_parts
     places = (kept[:, None] * size + torch.arange(size)).flatten()
     layer.weight = _picked(layer.weight, 1, places)
     setattr(layer, "in_features" if isinstance(layer, nn.Linear) else "in_channels", len(places))

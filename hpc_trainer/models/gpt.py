@@ -17,8 +17,9 @@ from torch.nn import functional
 from hpc_trainer.config.schema.model.shipped import GptConfig, MlpKind, Norm, Positions
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_dropout, check_heads, check_num_classes
+from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
-from hpc_trainer.models.transformer import Block, BlockShape, block_plan
+from hpc_trainer.models.transformer import Block, BlockShape, block_channels, block_plan
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -114,6 +115,11 @@ class Gpt(nn.Module):
                 output_layouts=Shard(-1), desired_output_layouts=Replicate(),
             ),
         }  # fmt: skip
+
+    def channel_groups(self) -> list[Channels]:
+        """Of each block heads, and units of the perceptron; the residual stream stays as wide as it is."""
+        names = (f"blocks.{index}" for index in range(len(self.blocks)))
+        return [each for name in names for each in block_channels(self._shape, name)]
 
     def pipeline_parts(self) -> list[Part]:
         """How it is cut into stages: before and after each block. The first and the last stage hold the embedding."""

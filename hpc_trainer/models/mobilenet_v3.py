@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hpc_trainer.config.schema.model.vision import MobilenetSize, MobilenetV3Config
 from hpc_trainer.models import check_dropout, check_num_classes, image_shape
+from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
 
 SMALLEST_IMAGE = 8
@@ -144,6 +145,28 @@ class MobilenetV3(nn.Module):
         """Features [batch, channels, H, W] to logits [batch, num_classes]."""
         logits: Tensor = self.classifier(self.last_conv(features).mean(dim=(2, 3)))
         return logits
+
+    def channel_groups(self) -> list[Channels]:
+        """Of each block that expands the channels between its convolutions, and those of the squeeze; then the
+        classifier's. A zero channel stays zero whatever it is weighed by.
+        """
+        found: list[Channels] = []
+        for path, block in self.blocks.named_modules(prefix="blocks"):
+            if not isinstance(block, InvertedResidual):
+                continue
+            parts = [(f"{path}.residual.{index}", each) for index, each in enumerate(block.residual)]
+            convs = [name for name, each in parts if isinstance(each, nn.Conv2d)]
+            norms = [name for name, each in parts if isinstance(each, nn.BatchNorm2d)]
+            squeeze = [name for name, each in parts if isinstance(each, SqueezeExcite)]
+            if len(convs) == 3:  # else the depthwise one reads the stream itself
+                made = (convs[0], norms[0], convs[1], norms[1], *(f"{name}.excite" for name in squeeze))
+                found.append(Channels(made_by=made, read_by=(convs[2], *(f"{name}.squeeze" for name in squeeze))))
+            found += [Channels(made_by=(f"{name}.squeeze",), read_by=(f"{name}.excite",)) for name in squeeze]
+        return [
+            *found,
+            Channels(made_by=("last_conv.0", "last_conv.1"), read_by=("classifier.0",)),
+            Channels(made_by=("classifier.0",), read_by=("classifier.3",)),
+        ]
 
     def pipeline_parts(self) -> list[Part]:
         """How it is cut for pipeline parallelism: before and after each block."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.random_stream import own_random_stream
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ class Block(nn.Module):
             widened = functional.silu(self.mlp_gate(normed)) * self.mlp_in(normed)
         outputs: Tensor = hidden + self.dropout(self.mlp_out(widened))
         return outputs
+
+
+def block_channels(shape: BlockShape, name: str) -> list[Channels]:
+    """Of a block with this name what it can lose: heads, each key's with its queries, and units of the perceptron."""
+    group_size = shape.num_heads // (shape.num_kv_heads or shape.num_heads)
+    head = (group_size + 2) * (shape.dim // shape.num_heads)
+    wide = (f"{name}.mlp_in", *([f"{name}.mlp_gate"] if shape.has_swiglu else []))
+    return [
+        Channels(made_by=(f"{name}.attention.query_key_value",), read_by=(f"{name}.attention.out",), unit=head),
+        Channels(made_by=wide, read_by=(f"{name}.mlp_out",)),
+    ]
 
 
 def block_plan(shape: BlockShape) -> dict[str, ParallelStyle]:

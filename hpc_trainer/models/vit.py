@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from hpc_trainer.config.schema.model.vision import VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models import check_at_least, check_dropout, check_heads, check_num_classes, image_shape
+from hpc_trainer.models.channels import Channels
 from hpc_trainer.models.parts import Part
-from hpc_trainer.models.transformer import Block, BlockShape, block_plan
+from hpc_trainer.models.transformer import Block, BlockShape, block_channels, block_plan
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -95,6 +96,11 @@ class Vit(nn.Module):
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
         """How ranks share the layers: as `block_plan` says; embeddings and the head are copied."""
         return block_plan(self._shape)
+
+    def channel_groups(self) -> list[Channels]:
+        """Of each block heads, and units of the perceptron; the residual stream stays as wide as it is."""
+        names = (f"blocks.{index}" for index in range(len(self.blocks)))
+        return [each for name in names for each in block_channels(self._shape, name)]
 
     def pipeline_parts(self) -> list[Part]:
         """How it is cut into stages: before and after each block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,31 @@ def check_format(to: str, quantize: str | None) -> None:
     if quantize is not None and quantize not in FORMATS[to].quantized:
         raise ConfigError(f"--to {to} --quantize {quantize}: {_why_not(to, quantize)}")
     check_packages(f"--to {to}{f' --quantize {quantize}' if quantize else ''}", to, quantize)
+
+
+_SHARE = re.compile(r"(?:(channels):)?(0?\.\d+)")
+_N_M = re.compile(r"([1-9]\d?):([1-9]\d?)")
+
+
+def prune_values(prune: str) -> dict[str, Any]:
+    """Of `--prune` the keys of section `prune`, as a frozen configuration has them: of 0.5, channels:0.5, 2:4.
+
+    Raises ConfigError: it is none of these.
+    """
+    share, n_m = _SHARE.fullmatch(prune), _N_M.fullmatch(prune)
+    if share is not None and float(share[2]) > 0:
+        return {"method": share[1] or "unstructured", "sparsity": float(share[2])}
+    if n_m is not None and int(n_m[1]) < int(n_m[2]):
+        return {"method": "n_m", "n": int(n_m[1]), "m": int(n_m[2])}
+    raise ConfigError(
+        f"--prune {prune}: it is a share of the weights that become zero, greater than 0 and less than 1 (0.5), of the "
+        "channels that are taken out (channels:0.5), or how many of so many weights stay (2:4). Use --prune 0.5."
+    )
+
+
+def what_of(to: str, quantize: str | None, prune: str | None) -> str:
+    """A form of a model as one types it."""
+    return f"--to {to}{f' --quantize {quantize}' if quantize else ''}{f' --prune {prune}' if prune else ''}"
 
 
 def check_packages(what: str, to: str, quantize: str | None) -> None:

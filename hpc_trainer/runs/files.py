@@ -13,9 +13,9 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.modes import has_default_acl, set_file_mode
@@ -23,7 +23,7 @@ from hpc_trainer.runs.reading import TORN, Faults, Place, exists, is_storage_err
 
 __all__ = [
     "append_lines", "append_texts", "check_place", "check_trusted", "fsync_folder", "is_ours", "is_storage_error",
-    "read_json", "read_lines", "sha256_of", "write_atomic", "write_json", "write_marker",
+    "read_json", "read_lines", "sha256_of", "whole_file", "write_atomic", "write_json", "write_marker",
 ]  # fmt: skip
 _PIECE = 1 << 22
 
@@ -44,6 +44,21 @@ def write_atomic(path: Path, text: str, *, sync: bool = True) -> None:
     temporary.replace(path)
     if sync:
         fsync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file of any size that has its name once it is whole and on the disk; else nothing of it stays."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        fsync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any, *, sync: bool = True) -> None:

@@ -11,15 +11,31 @@ import time
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import CnnConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, ResnetConfig
+from hpc_trainer.config.schema.model.vision import MobilenetV3Config, VitConfig
 from hpc_trainer.models.channels import groups_of, shrink, tensors_of
 from hpc_trainer.models.cnn import Cnn
+from hpc_trainer.models.gpt import Gpt
+from hpc_trainer.models.mobilenet_v3 import MobilenetV3
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.models.vit import Vit
 
 SECONDS = 4.0
 """Of each pair of models at each batch size."""
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "cnn of the digits, 8x8": (Cnn(CnnConfig(), input_shape=(1, 8, 8), num_classes=10), (1, 8, 8)),
+    "mobilenet_v3_small, 64x64": (
+        MobilenetV3(MobilenetV3Config(), input_shape=(3, 64, 64), num_classes=10),
+        (3, 64, 64),
+    ),
+    "vit, 6 blocks of 192, 32x32": (
+        Vit(VitConfig(num_layers=6, embed_dim=192, num_heads=6, patch_size=4), input_shape=(3, 32, 32), num_classes=10),
+        (3, 32, 32),
+    ),
+    "gpt, 6 blocks of 192, 128 tokens": (
+        Gpt(GptConfig(num_layers=6, embed_dim=192, num_heads=6), input_shape=(128,), num_classes=256),
+        (128,),
+    ),
     "resnet18, 32x32": (Resnet(ResnetConfig(), input_shape=(3, 32, 32), num_classes=10), (3, 32, 32)),
 }
 
@@ -60,7 +76,8 @@ def run() -> None:
         smaller = half(dense).eval()
         counts = [sum(map(torch.numel, each.parameters())) for each in (dense, smaller)]
         for size in (1, 64):
-            found = latencies([dense, smaller], torch.randn(size, *shape))
+            inputs = torch.randn(size, *shape) if len(shape) > 1 else torch.randint(0, 256, (size, *shape))
+            found = latencies([dense, smaller], inputs)
             medians = [statistics.median(each) for each in found]
             cells = []
             for each, median in zip(found, medians, strict=True):

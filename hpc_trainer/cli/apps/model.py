@@ -30,6 +30,10 @@ def export(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's id, or its beginning or end.", autocompletion=complete_runs)
     ],
+    forms: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[sweep=NAME]", help="A list of forms, as sweep=compress; drawn into the report."),
+    ] = None,
     to: Annotated[
         str,
         typer.Option(
@@ -41,6 +45,12 @@ def export(
     quantize: Annotated[
         str | None,
         typer.Option("--quantize", metavar="NAME", help="dynamic_int8, int8 or int4: smaller, and mostly faster."),
+    ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(
+            "--prune", metavar="SHARE", help="0.5 of the weights zero, channels:0.5 taken out, or 2:4; not trained on."
+        ),
     ] = None,
     best: Best = False,
     step: StepOption = None,
@@ -64,6 +74,7 @@ def export(
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="The folder; else RUN-step-N here.")
     ] = None,
     sweep: SweepOption = None,
+    config_dir: ConfigDir = None,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
@@ -73,10 +84,13 @@ def export(
     from hpc_trainer.operate.deploy.export import Wanted
 
     wanted = Wanted(
-        which=Which(best=best, step=step, raw=raw, name=name), to=to, quantize=quantize, measure=not no_measure,
-        tolerance=tolerance, output=output,
+        which=Which(best=best, step=step, raw=raw, name=name), to=to, quantize=quantize, prune=prune,
+        measure=not no_measure, tolerance=tolerance, output=output,
     )  # fmt: skip
-    run_export(run, sweep, runs_dir, wanted, all_ways=all_ways, as_json=as_json)
+    run_export(
+        run, sweep, runs_dir, wanted, all_ways=all_ways, words=forms or (), config_dirs=config_dir or (),
+        as_json=as_json,
+    )  # fmt: skip
 
 
 @verbs.command(name="eval", cls=Verb)

@@ -71,7 +71,8 @@ def run_index(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(folder), "samples": len(found.rows), "shards": len(found.shards)})
         return
-    print(f"{folder}: {len(found.rows):,} samples in {len(found.shards)} shards. Index: {folder / 'index.json'}")
+    shards = f"{len(found.shards)} shard{'' if len(found.shards) == 1 else 's'}"
+    print(f"{folder}: {len(found.rows):,} samples in {shards}. Index: {folder / 'index.json'}")
 
 
 def run_check(given: Given, *, sample: int | None, workers: int | None, as_json: bool) -> None:

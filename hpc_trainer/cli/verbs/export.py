@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.cli.common import print_json, print_next, print_table, short_number
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed
+from hpc_trainer.cli.verbs.report import run_report
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.operate.deploy.all_ways import export_all
+from hpc_trainer.operate.deploy.all_ways import EVERY, Form, export_all, forms_of
 from hpc_trainer.operate.deploy.export import Wanted, export
 from hpc_trainer.operate.show import Known, find_run
 
 
 def run_export(
-    name: str, sweep: str | None, runs_dir: Path | None, wanted: Wanted, *, all_ways: bool, as_json: bool
-) -> None:
+    name: str, sweep: str | None, runs_dir: Path | None, wanted: Wanted, *, all_ways: bool, words: Sequence[str] = (),
+    config_dirs: Sequence[Path] = (), as_json: bool,
+) -> None:  # fmt: skip
     """Writes the folder and says what is in it."""
+    if all_ways and words:
+        raise ConfigError(f"--all is every form, and {' '.join(words)} lists some. Leave one of the two out.")
+    forms = forms_of(words, config_dirs) if words else EVERY
     run = find_run(resolve_runs_dir(runs_dir), name, sweep)
-    if all_ways:
-        _run_all(run, wanted, as_json=as_json)
+    if all_ways or words:
+        _run_all(run, wanted, forms, runs_dir, as_json=as_json)
         return
     done = export(run, wanted)
     if as_json:
@@ -42,10 +48,14 @@ def run_export(
     print(as_typed(f"To load it: python {Path(done.folder) / 'load.py'}"))
 
 
-def _run_all(run: Known, wanted: Wanted, *, as_json: bool) -> None:
-    if wanted.quantize is not None or wanted.tolerance is not None or wanted.to != Wanted().to:
-        raise ConfigError("--all is every --to with every --quantize. Leave these and --tolerance out.")
-    done = export_all(run, wanted, lambda each: print(f"{each} ..", file=sys.stderr))
+def _run_all(run: Known, wanted: Wanted, forms: Sequence[Form], runs_dir: Path | None, *, as_json: bool) -> None:
+    said = (wanted.quantize, wanted.prune, wanted.tolerance)
+    if said != (None, None, None) or wanted.to != Wanted().to:
+        raise ConfigError(
+            "--all is every --to with every --quantize, and sweep=.. lists forms. Leave --to, --quantize, --prune and "
+            "--tolerance out."
+        )
+    done = export_all(run, wanted, lambda each: print(f"{each} ..", file=sys.stderr), forms)
     if as_json:
         print_json(dataclasses.asdict(done))
         return
@@ -63,7 +73,10 @@ def _run_all(run: Known, wanted: Wanted, *, as_json: bool) -> None:
     for name, why in done.refused.items():
         print(as_typed(f"Note: no {name}: {why}"))
     print(as_typed(f"Folder: {done.folder}"))
-    print_next(f"report {run.sweep.name} --exports {done.folder}")
+    if forms is EVERY or not wanted.measure:
+        print_next(f"report {run.sweep.name} --exports {done.folder}")
+        return
+    run_report(run.sweep.name, runs_dir, output=None, warmup_steps=None, exports=[Path(done.folder)], as_json=False)
 
 
 def _measured(card: dict[str, Any]) -> list[str]:

@@ -135,6 +135,11 @@ def _axes_of(
     composer: GridComposer, sweep: SweepConfig, named: set[str]
 ) -> Iterator[tuple[list[_Axis], tuple[Condition, ...]]]:
     """Axes and conditions of each block of the section `sweep`, without the keys that the command line gives."""
+    if sweep.forms:
+        raise ConfigError(
+            "sweep.forms lists forms in which one trained run is exported, and is no grid. Use: hpc-trainer export RUN "
+            "sweep=compress. For a grid of runs leave it out, or name another file of sweep/."
+        )
     shared = _axes_in(composer, sweep, "sweep")
     for index, block in enumerate(sweep.blocks or [SweepBlock()]):
         own = _axes_in(composer, block, f"sweep.blocks[{index}]")

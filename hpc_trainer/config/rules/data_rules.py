@@ -17,28 +17,10 @@ from hpc_trainer.config.data_files.token_sources import token_problems
 from hpc_trainer.config.schema.data.images import ImagesConfig
 from hpc_trainer.config.schema.data.records import ArraysConfig, HfDatasetConfig, TableConfig, TokensConfig
 from hpc_trainer.config.schema.data.shipped import DataConfig, TextBytesConfig
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, MlpConfig, ResnetConfig
 from hpc_trainer.config.schema.task import TaskConfig
-from hpc_trainer.config.schema.train import TrainConfig
 
 _PATHS = ("path", "eval_path", "sources")
 """Keys that name files or folders, whatever the data set."""
-
-
-def model_problems(config: TrainConfig) -> Iterator[str]:
-    """A model that does not read what the data set's keys say it holds."""
-    data, model = config.data, config.model
-    reads_images = isinstance(model, (CnnConfig, ResnetConfig))
-    if isinstance(data, TableConfig) and reads_images:
-        yield f"model={model.name} does not go with data=table: its rows are no images. Use model=mlp."
-    if isinstance(data, HfDatasetConfig) and data.seq_len is None and isinstance(model, GptConfig):
-        yield "model=gpt reads tokens, and data=hf_dataset has them with data.seq_len and data.vocab_size. Set both."
-    if (
-        isinstance(data, HfDatasetConfig)
-        and data.seq_len is not None
-        and (reads_images or isinstance(model, MlpConfig))
-    ):
-        yield f"model={model.name} does not read tokens (data.seq_len={data.seq_len}). Use model=gpt."
 
 
 def data_problems(data: DataConfig, task: TaskConfig) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from hpc_trainer.config.memo import Memo
 from hpc_trainer.config.rules.batch_rules import batch_problems
 from hpc_trainer.config.rules.code_names import param_problems, target_problems
 from hpc_trainer.config.rules.command_rules import command_problems, with_command
-from hpc_trainer.config.rules.data_rules import data_problems, home_problems, model_problems, with_absolute_paths
+from hpc_trainer.config.rules.data_rules import data_problems, home_problems, with_absolute_paths
 from hpc_trainer.config.rules.effect_rules import effect_problems
 from hpc_trainer.config.rules.item_rules import item_problems
 from hpc_trainer.config.rules.limit_rules import limit_problems
@@ -107,7 +107,6 @@ def _find_problems(config: TrainConfig, memo: Memo) -> Iterator[str]:
     yield from _heads(config.model)
     yield from _patches(config.model, config.data)
     yield from memo.of(data_problems, config.data, config.task)
-    yield from model_problems(config)
     yield from target_problems(config)
     yield from resume_from_problems(config.checkpoint)
     yield from effect_problems(config)

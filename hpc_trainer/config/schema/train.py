@@ -223,6 +223,9 @@ class SweepConfig:
     """Conditions, as `model == 'mlp' and optim.lr > 1e-3`: points of which one is true are left out."""
     blocks: list[SweepBlock] = key([], ALWAYS)
     """Grids that are joined, one after the other; [] is one grid."""
+    forms: list[dict[str, Any]] = key([], ALWAYS)
+    """Of one trained run, for `hpc-trainer export RUN sweep=compress`: what is exported, each with `to`, and `quantize`
+    and `prune` as the options of that name take them. No grid."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -79,7 +79,8 @@ CORE = (
         example="model=gpt",
         excludes=(
             Row(
-                "data=digits|synthetic_images|image_folder|image_shards|arrays|table",
+                "data=digits|synthetic_images|image_folder|image_shards|arrays|table "
+                "or data=hf_dataset & data.seq_len=null",
                 "it reads text",
                 use="data=text_bytes",
             ),
@@ -87,12 +88,19 @@ CORE = (
     ),
     Feature(
         name="text",
-        on="data=text_bytes|synthetic_tokens|tokens",
+        on="data=text_bytes|synthetic_tokens|tokens or data=hf_dataset & data.seq_len",
         off="data=digits",
         example="data=text_bytes",
         excludes=(
             Row("model=mlp|cnn|resnet|mobilenet_v3|vit", "it is text, and such a model reads images", use="model=gpt"),
         ),
+    ),
+    Feature(
+        name="image_model",
+        on="model=cnn|resnet|mobilenet_v3|vit",
+        off="model=mlp",
+        example="model=cnn data=digits",
+        excludes=(Row("data=table", "it reads images, and these are rows of columns", use="model=mlp"),),
     ),
     Feature(
         name="custom_task",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 _MODES = {1: "L", 3: "RGB"}
 # Of 8 bits a channel at most: Pillow clips the others to white without a word.
 _DEEP = ("I", "F")
+_ORIENTATION = 0x0112  # the tag of EXIF
 
 
 def default_resize(image_size: int) -> int:
@@ -29,7 +31,7 @@ def default_resize(image_size: int) -> int:
 def decode(
     data: bytes, name: str, num_channels: int, least: int | None = None, formats: tuple[str, ...] = FORMATS
 ) -> Image:
-    """The picture in `data`, grey (1 channel) or RGB (3); transparency is dropped, orientation tags are not followed.
+    """The picture in `data`, grey (1 channel) or RGB (3), turned as its EXIF tag says; transparency is dropped.
 
     Args:
         name: of the file, for messages.
@@ -51,6 +53,7 @@ def decode(
         image.load()
         if image.mode.startswith(_DEEP):
             raise ValueError(f"its pixels are {image.mode}, more than 8 bits a channel")
+        image = _upright(image)
         if image.mode in ("P", "PA") and "transparency" in image.info:
             image = image.convert("RGBA")  # Pillow warns of the direct way
         return image if image.mode == mode else image.convert(mode)
@@ -59,6 +62,16 @@ def decode(
     except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, ValueError, struct.error and more
         told = "it is empty" if not data else _plain(error)
         raise BrokenPictureError(f"{name} cannot be decoded as {', '.join(formats)}: {told}") from error
+
+
+def _upright(image: Image) -> Image:
+    """Turned as a camera has noted it; the same where it needs no turning, or its tags cannot be read."""
+    from PIL import ImageOps
+
+    with contextlib.suppress(Exception):
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            return ImageOps.exif_transpose(image)
+    return image
 
 
 def resize_and_crop(image: Image, short_side: int, size: int) -> NDArray[np.uint8]:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hpc_trainer.datasets.problem import Problem, told
 from hpc_trainer.errors import DataError
-from hpc_trainer.runs.files import fsync_folder, read_json, sha256_of, write_json
+from hpc_trainer.runs.files import read_json, sha256_of, whole_file, write_json
 
 VERSION = 1
 ROWS, ABOUT, CLASSES = "index.npy", "index.json", "classes.json"
@@ -147,7 +147,8 @@ def write_index(folder: Path, found: Sequence[IndexedShard], num_classes: int | 
         "shards": [asdict(each.shard) for each in found],
     }
     (folder / ABOUT).unlink(missing_ok=True)  # the old one would vouch for the new rows
-    _write_rows(folder / ROWS, rows)
+    with whole_file(folder / ROWS) as file:
+        np.save(file, rows, allow_pickle=False)
     write_json(folder / ABOUT, about)
     return read_index(folder)
 
@@ -330,16 +331,3 @@ def _sha256_of_rows(rows: NDArray[Any]) -> str:
 
 def _or(names: Sequence[str]) -> str:
     return ", ".join(names[:-1]) + f" or {names[-1]}"
-
-
-def _write_rows(path: Path, rows: NDArray[Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.save(file, rows, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_folder(path.parent)

@@ -42,7 +42,7 @@ FEATURE = Feature(
     example="prune.method=unstructured prune.end_step=1",
     needs=(
         Row(
-            "model=mlp|cnn|resnet|custom",
+            "model=mlp|cnn|resnet|mobilenet_v3|vit|gpt|custom",
             "a model says by `channel_groups` which weights go together (hpc_trainer/models/channels.py), and this one "
             "does not",
             when="prune.method=channels",

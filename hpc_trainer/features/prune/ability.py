@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.features.compress import PruneMethod
-from hpc_trainer.features.prune.magnitude import part_of, scores_of, smallest, smallest_of_each
+from hpc_trainer.features.prune.choose import NamedGroup, choose
 from hpc_trainer.features.prune.masks import Masks
 from hpc_trainer.features.prune.schedule import end_step, final_sparsity, is_due, share_done
 from hpc_trainer.features.prune.targets import groups_to_prune, weights_to_prune
-from hpc_trainer.features.prune.units import rows_like, sizes_of, smallest_units, whole
-from hpc_trainer.models.channels import Group, shrink, tensors_of
+from hpc_trainer.features.prune.units import whole
+from hpc_trainer.models.channels import shrink, tensors_of
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.memory import RankMemory
@@ -25,8 +25,7 @@ _SCORE_BYTES = 4
 class PruneAbility(Ability):
     _names: Sequence[str]
     _left: Sequence[str] = ()
-    _groups: Sequence[Group] = ()
-    _of_group: Sequence[Sequence[str]] = ()
+    _groups: Sequence[NamedGroup] = ()
     _masks: Masks
     _group: RankGroup
     _state: TrainState
@@ -35,9 +34,8 @@ class PruneAbility(Ability):
     def see_whole(self, model: nn.Module, building: Building) -> None:
         prune = self.config.prune
         if prune.method is PruneMethod.channels:
-            self._groups = groups_to_prune(model, prune)
-            self._of_group = [[*tensors_of(model, group)] for group in self._groups]
-            self._names = [name for names in self._of_group for name in names]
+            self._groups = [(group, [*tensors_of(model, group)]) for group in groups_to_prune(model, prune)]
+            self._names = [name for _, names in self._groups for name in names]
         else:
             self._names, self._left = weights_to_prune(model, prune)
 
@@ -93,48 +91,10 @@ class PruneAbility(Ability):
     def _choose(self, step: int) -> None:
         """What is zero from now on, among it all that was. Collective."""
         masks = self._masks
-        share = masks.share = max(masks.share, share_done(self.config, step) * final_sparsity(self.config.prune))
-        with torch.no_grad():
-            if self.config.prune.method is PruneMethod.channels:
-                self._choose_channels(share)
-            elif self.config.prune.method is PruneMethod.n_m:
-                self._choose_of_each(share)
-            else:
-                self._choose_weights(share)
-        masks.apply()
+        masks.share = max(masks.share, share_done(self.config, step) * final_sparsity(self.config.prune))
+        choose(masks, self.config.prune, self._groups, self._group)
         if step == end_step(self.config):
             self._tell(step)
-
-    def _choose_weights(self, share: float) -> None:
-        masks, is_one = self._masks, self.config.prune.scope.name == "global"
-        parts = [part_of(weight, masks.pruned[name], self._group) for name, weight in masks.weights.items()]
-        counts = [weight.numel() for weight in masks.weights.values()]
-        total, questions = sum(counts), [parts] if is_one else [[part] for part in parts]
-        wanted = [round(share * count) for count in ([total] if is_one else counts)]
-        chosen = [each for found in smallest(questions, wanted, self._group) for each in found]
-        for name, each in zip(masks.weights, chosen, strict=True):
-            masks.take(name, each)
-        masks.sparsity = sum(wanted) / total
-
-    def _choose_of_each(self, share: float) -> None:
-        masks, m = self._masks, self.config.prune.m
-        num_zero = round(share * m)
-        for name, weight in masks.weights.items():
-            masks.take(name, smallest_of_each(scores_of(weight, masks.pruned[name]), m, num_zero))
-        masks.sparsity = num_zero / m
-
-    def _choose_channels(self, share: float) -> None:
-        masks, found = self._masks, []
-        for group, names in zip(self._groups, self._of_group, strict=True):
-            found.append(sizes_of(group, {name: masks.weights[name] for name in names}, masks.pruned))
-        together = self.config.prune.scope.name == "global"
-        mine = [each.tolist() for each in smallest_units(found, share, together=together)]
-        chosen = [torch.tensor(each, dtype=torch.bool) for each in self._group.broadcast(mine)]
-        for group, names, units in zip(self._groups, self._of_group, chosen, strict=True):
-            rows = units.repeat_interleave(group.unit)
-            for name in names:
-                masks.take(name, rows_like(masks.weights[name], rows))
-        masks.sparsity = sum(int(each.sum()) for each in chosen) / sum(map(len, chosen))
 
     def _tell(self, step: int) -> None:
         """What became of each layer. Collective."""

@@ -1,19 +1,20 @@
-"""One checkpoint in every format and every number format that it can have."""
+"""One checkpoint in several forms: in every format and number format that it can have, or in those of `sweep/`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_trainer.config.compose.composer import Composer
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.deploy.checkpoint import check_trained_here, step_of
 from hpc_trainer.operate.deploy.export import Exported, Wanted, export
 from hpc_trainer.operate.show import Known
 from hpc_trainer.runs.checkpoint_folders import step_name
-from hpc_trainer.runs.exported import FORMATS
+from hpc_trainer.runs.exported import FORMATS, QUANTIZED, check_format, prune_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,58 @@ class AllExported:
     refused: dict[str, str]
 
 
-def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None]) -> AllExported:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What is exported of a checkpoint, as the options of `export` have it."""
+
+    to: str
+    quantize: str | None = None
+    prune: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        pruned = f"pruned-{self.prune.replace(':', '-')}" if self.prune else None
+        return "-".join(filter(None, (self.to, self.quantize, pruned)))
+
+
+EVERY = tuple(Form(to=to, quantize=kind) for to, each in FORMATS.items() for kind in (None, *each.quantized))
+"""Each format with each number format that it can hold; nothing pruned."""
+
+
+def forms_of(words: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple[Form, ...]:
+    """Those that `sweep=compress`, another file of the group, or `sweep.forms=[..]` lists.
+
+    Raises ConfigError: a word is of another section, there are none, or one cannot be.
+    """
+    other = next((word for word in words if not word.lstrip("+").startswith(("sweep=", "sweep."))), None)
+    if other is not None:
+        raise ConfigError(
+            f"{other}: a run is exported as it is, and only the list of forms is chosen here: sweep=compress, or "
+            "sweep.forms=[{to: onnx, prune: 0.5}]."
+        )
+    with Composer(config_dirs) as composer:
+        listed = composer.compose(list(words)).sweep.forms
+    if not listed:
+        raise ConfigError(f"{' '.join(words)} lists no forms of a model (sweep.forms), but a grid. Use sweep=compress.")
+    found = []
+    for each in listed:
+        try:
+            form = Form(**{name: str(value) for name, value in each.items()})
+        except TypeError as error:
+            raise ConfigError(
+                f"sweep.forms has {dict(each)}, and a form has to, and may have quantize and prune: {error}. Write it "
+                "as {to: onnx, quantize: int8, prune: channels:0.5}."
+            ) from error
+        if form.to not in FORMATS or form.quantize not in (None, *QUANTIZED):
+            check_format(form.to, form.quantize)
+        if form.prune is not None:
+            prune_values(form.prune)
+        found.append(form)
+    return tuple(dict.fromkeys(found))
+
+
+def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None], forms: Sequence[Form] = EVERY) -> AllExported:
     """Exports one after the other, and tells of each before it begins. Killed in between, whole ones are there.
 
     Raises:
@@ -41,15 +93,15 @@ def export_all(run: Known, wanted: Wanted, tell: Callable[[str], None]) -> AllEx
     done: list[Exported] = []
     refused: dict[str, str] = {}
     which = dataclasses.replace(wanted.which, best=False, step=step)
-    for to, kind in ((to, kind) for to, each in FORMATS.items() for kind in (None, *each.quantized)):
-        name = to + (f"-{kind}" if kind else "")
-        tell(name)
+    for form in forms:
+        tell(form.name)
+        one = dataclasses.replace(
+            wanted, which=which, to=form.to, quantize=form.quantize, prune=form.prune, output=folder / form.name
+        )
         try:
-            done.append(
-                export(run, dataclasses.replace(wanted, which=which, to=to, quantize=kind, output=folder / name))
-            )
+            done.append(export(run, one))
         except ConfigError as error:  # this model in this form; the others may be
-            refused[name] = str(error)
+            refused[form.name] = str(error)
     if not done:
         raise ConfigError("\n".join(refused.values()))
     return AllExported(folder=str(folder), exports=tuple(done), refused=refused)

@@ -22,7 +22,7 @@ from hpc_trainer.operate.deploy.checkpoint import (
 from hpc_trainer.operate.show import Known
 from hpc_trainer.operate.torch_process import ask
 from hpc_trainer.runs.checkpoint_folders import step_name
-from hpc_trainer.runs.exported import CARD, CARD_TEXT, CONFIG, FORMATS, LOAD, check_format
+from hpc_trainer.runs.exported import CARD, CARD_TEXT, CONFIG, FORMATS, LOAD, check_format, prune_values, what_of
 from hpc_trainer.runs.files import fsync_folder
 
 # As the resume contract: weights are handed on, and the site's environment and folders are nobody's business.
@@ -51,12 +51,14 @@ class Wanted:
     """What is exported, and how. `output`: None is a folder in the current one.
 
     `measure`: latency and metrics of the file and of the original. `tolerance`: how far a quantized file's outputs may
-    be off, as a share of the largest; None: that of its kind (worker/deploy/proof.py).
+    be off, as a share of the largest; None: that of its kind (worker/deploy/proof.py). `prune`: what becomes zero
+    (`runs/exported.py`).
     """
 
     which: Which = field(default_factory=Which)
     to: str = "safetensors"
     quantize: str | None = None
+    prune: str | None = None
     measure: bool = True
     tolerance: float | None = None
     output: Path | None = None
@@ -71,6 +73,8 @@ def export(run: Known, wanted: Wanted) -> Exported:
         CheckpointError: the checkpoint is damaged, or has no such module.
     """
     check_format(wanted.to, wanted.quantize)
+    if wanted.prune is not None:
+        prune_values(wanted.prune)
     if wanted.tolerance is not None and (wanted.quantize is None or not wanted.tolerance > 0):
         raise ConfigError(
             f"--tolerance {wanted.tolerance:g} is a share greater than 0, as 0.2, and of --quantize alone: other files "
@@ -78,7 +82,7 @@ def export(run: Known, wanted: Wanted) -> Exported:
         )
     check_trained_here(run)
     paths, config = run.sweep.run(run.spec.run_id), run.spec.typed()
-    if FORMATS[wanted.to].has_graph or wanted.quantize:
+    if FORMATS[wanted.to].has_graph or wanted.quantize or wanted.prune:
         _check_known_model(config, wanted)
     for attempt in range(_TRIES):
         step = step_of(paths, config, wanted.which)
@@ -97,14 +101,15 @@ def export(run: Known, wanted: Wanted) -> Exported:
 def _suffix(wanted: Wanted) -> str:
     """Of the folder's name: formats of weights alone had none before there were others."""
     graph = f"-{wanted.to}" if FORMATS[wanted.to].has_graph else ""
-    return graph + (f"-{wanted.quantize}" if wanted.quantize else "")
+    pruned = f"-pruned-{wanted.prune.replace(':', '-')}" if wanted.prune else ""
+    return graph + (f"-{wanted.quantize}" if wanted.quantize else "") + pruned
 
 
 def _check_known_model(config: TrainConfig, wanted: Wanted) -> None:
     """Raises ConfigError: only a loop of a person's own knows how the model is built."""
     if wanted.which.name != MODEL or config.train.main is not None:
         whose = config.train.main or "the run"
-        flags = f"--to {wanted.to}" + (f" --quantize {wanted.quantize}" if wanted.quantize else "")
+        flags = what_of(wanted.to, wanted.quantize, wanted.prune)
         raise ConfigError(
             f"{flags} builds the model, and {whose} alone knows how --object {wanted.which.name} is built. Use --to "
             "safetensors, and load that where you build it."
@@ -122,8 +127,8 @@ def _write(run: Known, config: TrainConfig, wanted: Wanted, step: int, folder: P
     try:
         title = f"{run.spec.run_id}, step {step}, {'averaged' if weights == 'average' else weights} weights"
         told = ask(TORCH_SIDE, "export", {
-            **asked, "folder": str(temporary), "to": wanted.to, "quantize": wanted.quantize, "measure": wanted.measure,
-            "tolerance": wanted.tolerance, "title": title,
+            **asked, "folder": str(temporary), "to": wanted.to, "quantize": wanted.quantize, "prune": wanted.prune,
+            "measure": wanted.measure, "tolerance": wanted.tolerance, "title": title,
         })  # fmt: skip
         kept = {key: value for key, value in run.spec.config.items() if key not in _NOT_KEPT}
         (temporary / CONFIG).write_text(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import math
@@ -69,7 +68,6 @@ _FEWEST_SHARDS, _SMALLEST_MIB = 32, 4
 _SAMPLED = 32  # pictures that are packed to find out how large they are
 _TOLD_EVERY = 32
 _CHANNELS, _LEVELS = 3, 256
-_ORIENTATION = 0x0112  # the tag of EXIF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +298,7 @@ class ImageMaker:
 
     def _pack(self, name: str) -> tuple[bytes, NDArray[np.int64]]:
         """A picture as it is kept, and how often each channel [3] has each level [256], one after the other."""
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         try:
             data = Path(self.source, name).read_bytes()
@@ -308,14 +306,11 @@ class ImageMaker:
             raise BrokenPictureError(f"it cannot be read: {error.strerror}") from error
         # Twice as large as it becomes: from there Lanczos gives nearly what it gives from the whole picture.
         image: Any = decode(data, "it", _CHANNELS, least=2 * self.size, formats=_FORMATS_READ)
-        is_plain = image.format == FORMATS[self.format]  # a picture that was converted has none
+        is_plain = image.format == FORMATS[self.format]  # a picture that was converted or turned has none
         if (shorter := min(image.size)) > self.size:
             scale = self.size / shorter
             image.thumbnail(tuple(round(side * scale) for side in image.size), Image.Resampling.LANCZOS)
             is_plain = False
-        with contextlib.suppress(Exception):  # of tags that cannot be read nothing is known
-            if image.getexif().get(_ORIENTATION, 1) != 1:
-                image, is_plain = ImageOps.exif_transpose(image), False
         histogram = np.array(image.histogram(), dtype=np.int64)
         if is_plain:
             return data, histogram  # what is as it should be loses nothing

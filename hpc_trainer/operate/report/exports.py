@@ -44,7 +44,9 @@ def read_exports(folders: Sequence[Path]) -> list[ExportReport]:
                 raise RunStateError(f"{each} was not measured. Export it without --no-measure, where its data are.")
             if (card["run_id"], card["step"]) not in {(known.run_id, known.step) for known in found}:
                 found.append(_side(card, measured[ORIGINAL], f"{ORIGINAL} (PyTorch, fp32)"))
-            name = card["to"] + (f" {card['quantize']}" if card["quantize"] else "")
+            pruned = card.get("prune")  # cards of before have none
+            ways = [card["to"], card["quantize"], f"pruned {pruned}" if pruned else None]
+            name = " ".join(filter(None, ways))
             found.append(_side(card, measured["exported"], name))
     return found
 

@@ -16,6 +16,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.data.loader import train_batches
 from hpc_trainer.training.data.order import BatchOrder
+from hpc_trainer.training.hooks import abilities
 
 _ENDLESS = 10**12  # steps
 _PROFILED_S = 1.0
@@ -27,11 +28,12 @@ def bench(
 ) -> dict[str, Any]:
     """What `data bench` answers; see docs/json.md.
 
-    Batches are those of one rank: of its micro-batch, in the order and with the augmentation of training.
+    Batches are those of one rank: of its micro-batch, in the order of training and with what features make of samples
+    (`augment`, `replay`); what `augment.run_on=device` leaves to the device is not in it.
 
     Raises ConfigError: the data are a stream, which is read by the rank itself.
     """
-    dataset = build_dataset(config, "train", build_task(config))
+    dataset = build_dataset(config, "train", build_task(config), abilities(config))
     if getattr(dataset, "stream", None) is not None:
         raise ConfigError("data bench draws samples by their number, and these data are a stream. Measure it in a run.")
     size = config.train.given_micro_batch_size or config.train.global_batch_size

@@ -15,10 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hpc_trainer.config.schema.train import TrainConfig
+from hpc_trainer.datasets.augment import by_epoch
 from hpc_trainer.datasets.problem import Problem
 from hpc_trainer.datasets.protocol import SPLITS, MapDataset, Split
-from hpc_trainer.errors import HpcTrainerError
+from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.build import build_dataset, build_task
+from hpc_trainer.training.hooks import abilities
 
 _BATCH = 32
 _KEPT = 1000  # problems that are told one by one
@@ -43,6 +46,7 @@ def check(
     for split in SPLITS:
         try:
             sets[split] = build_dataset(config, split, task)
+            _read_as_run(config, split, task)
         except (HpcTrainerError, OSError) as error:  # noqa: PERF203
             found.add(split, Problem(f"data={config.data.name}", str(error)))
     total = sum(len(_rows(each, sample)) for each in sets.values())
@@ -62,6 +66,22 @@ def check(
         digests[split] = np.concatenate(of_split) if of_split else np.empty((0, 2), dtype=np.uint64)
         splits[split] = {"samples": None if _is_stream(dataset) else len(dataset), "read": len(rows)}
     return {"splits": splits, **found.to_json(), "duplicates": _duplicates(digests)}
+
+
+def _read_as_run(config: TrainConfig, split: Split, task: Task) -> None:
+    """A batch as the run reads it, with what features make of samples; what is wrong with a sample is told elsewhere.
+
+    Raises HpcTrainerError: a feature cannot take these data.
+    """
+    dataset = build_dataset(config, split, task, abilities(config))
+    changing = by_epoch(dataset) if split == "train" and not _is_stream(dataset) else None
+    if changing is not None:
+        try:
+            changing.training_batch([(0, row) for row in range(min(_BATCH, len(dataset)))], config.seed)
+        except ConfigError:
+            raise
+        except Exception:  # of one sample: which, and why, is seen one by one
+            return
 
 
 def _refusing(config: TrainConfig) -> TrainConfig:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +15,7 @@ from hpc_trainer.config.load import from_plain
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.batch_trees import map_tensors
 from hpc_trainer.errors import ConfigError, HpcTrainerError
-from hpc_trainer.runs.files import fsync_folder
+from hpc_trainer.runs.files import whole_file
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_model
 from hpc_trainer.training.deployed import DataShape, deployed_model
@@ -78,7 +76,7 @@ def predict(asked: Mapping[str, Any]) -> dict[str, Any]:
     classes = getattr(found.data.samples, "classes", None)
     names = [str(each) for each in classes] if isinstance(classes, Sequence) else None
     batches = _predictions(found)
-    with _whole(output) as file:
+    with whole_file(output) as file:
         keys = _as_arrays(file, batches) if output.suffix == ".npz" else _as_lines(file, batches, names)
     return {"output": str(output), "keys": keys, **found.told()}
 
@@ -123,21 +121,6 @@ def _as_arrays(file: IO[bytes], batches: Iterator[dict[str, np.ndarray[Any, Any]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     np.savez(file, **arrays)  # type: ignore[arg-type]
     return [*arrays]
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that has its name once it is whole and on the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _exported(asked: Mapping[str, Any]) -> tuple[Data, nn.Module]:

@@ -58,9 +58,10 @@ def as_page(card: Mapping[str, Any]) -> str:
 
 
 def _facts(card: Mapping[str, Any]) -> list[str]:
-    model, quantized = card["model"], card["quantize"]
+    model = card["model"]
+    ways = [card["quantize"], f"pruned {card['prune']}" if card["prune"] else None]
     rows = [
-        ("file", f"`{card['file']}`, {card['to']}{f', {quantized}' if quantized else ''}, {size(card['num_bytes'])}"),
+        ("file", ", ".join([f"`{card['file']}`", card["to"], *filter(None, ways), size(card["num_bytes"])])),
         ("model", f"{model['name']} (`{model['class']}`), {model['num_numbers']:,} numbers"
                   + (f", {model['sparsity']:.1%} of them zero" if model["sparsity"] else "")),
         ("weights", "averaged (train.ema_decay)" if card["weights"] == "average" else "as trained"),

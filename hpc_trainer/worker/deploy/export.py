@@ -14,11 +14,14 @@ import torch
 from torch import nn
 
 from hpc_trainer import __version__
+from hpc_trainer.config.load import section_from_plain
+from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.config.schema.model.hf import CONFIG_FILE, HfConfig
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD
+from hpc_trainer.features.prune.choose import pruned
+from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
 from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.training.build import build_model
 from hpc_trainer.training.deployed import DataShape, changes_model, deployed_model
@@ -35,11 +38,15 @@ from hpc_trainer.worker.deploy.weights import Taken, write_weights
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is exported: the model as it is deployed, and what it was built and trained for."""
+    """What is exported: the model as it is deployed, and what it was built and trained for.
+
+    `model`: what the file shall answer like. `original`: the same, but for what `--prune` takes from it.
+    """
 
     config: TrainConfig
     shape: DataShape
     model: nn.Module
+    original: nn.Module
     data: Data
     state: Mapping[str, Any]
     """What a file of weights holds: the checkpoint's own numbers, as they are there, where no feature changes them."""
@@ -67,11 +74,12 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     config, taken = taken_of(asked)
     to, quantize, folder = asked["to"], asked["quantize"], Path(asked["folder"])
     path = folder / FORMATS[to].file
-    is_plain = not FORMATS[to].has_graph and quantize is None and not (asked["is_model"] and changes_model(config))
+    is_same = quantize is None and asked["prune"] is None
+    is_plain = not FORMATS[to].has_graph and is_same and not (asked["is_model"] and changes_model(config))
     made, notes = None, []
     if not is_plain or (asked["is_model"] and asked["measure"]):
         try:
-            made = _write(_subject(config, taken), path, to, quantize, asked)
+            made = _write(_subject(config, taken, asked["prune"]), path, to, quantize, asked)
         except Exception as error:  # of a person's own code, among others
             if not is_plain:
                 raise
@@ -81,7 +89,8 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     card = {
         "format": CARD_FORMAT, "made_by": f"hpc_trainer {__version__}", "run_id": asked["run_id"],
         "step": asked["step"], "weights": "raw" if asked["over"] is None else "average", "to": to,
-        "quantize": quantize, "file": path.name, "num_bytes": path.stat().st_size, "sha256": sha256_of(path),
+        "quantize": quantize, "prune": asked["prune"], "file": path.name, "num_bytes": path.stat().st_size,
+        "sha256": sha256_of(path),
         "built_for": None if made.shape is None else dataclasses.asdict(made.shape),
         "model": {"name": config.model.name, "class": config.model._target_, **counts(made.state)},
         **made.told, "notes": notes,
@@ -106,12 +115,15 @@ def export(asked: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _subject(config: TrainConfig, taken: Taken) -> Subject:
+def _subject(config: TrainConfig, taken: Taken, prune: str | None) -> Subject:
     data = open_data(config)
     shape = shape_of(config, taken.made_with, data.samples)
     assert shape is not None
-    model = deployed_model(config, shape, taken.state)
-    return Subject(config, shape, model, data, model.state_dict() if changes_model(config) else taken.state)
+    original = model = deployed_model(config, shape, taken.state)
+    if prune is not None:
+        model = pruned(original, section_from_plain(PruneConfig, prune_values(prune)))
+    is_same = model is original and not changes_model(config)
+    return Subject(config, shape, model, original, data, taken.state if is_same else model.state_dict())
 
 
 def _write_plainly(config: TrainConfig, taken: Taken, path: Path, asked: Mapping[str, Any]) -> Written:
@@ -127,7 +139,7 @@ def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: M
     """The file, proved and, if wanted, measured."""
     original = subject.model
     inputs = subject.data.inputs(original, NUM_SAMPLES)
-    what = f"--to {to}{f' --quantize {quantize}' if quantize else ''}"
+    what = what_of(to, quantize, asked["prune"])
     count: int | None = None
     model = original
     if quantize is not None and quantize not in IN_THE_FILE.get(to, ()):
@@ -150,7 +162,7 @@ def _write(subject: Subject, path: Path, to: str, quantize: str | None, asked: M
         forms = {"inputs": form_of(inputs), "outputs": form_of(original(inputs))}
     told = {
         "num_quantized": count, **forms, "same": same, **data_facts(subject.data.samples),
-        "measured": _measured(subject, original, file, inputs, path) if asked["measure"] else None,
+        "measured": _measured(subject, file, inputs, path) if asked["measure"] else None,
     }  # fmt: skip
     if FORMATS[to].has_graph:
         lines = load_lines(asked["title"], to, quantize, told)
@@ -181,10 +193,8 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
-def _measured(
-    subject: Subject, original: nn.Module, file: nn.Module, inputs: torch.Tensor, path: Path
-) -> dict[str, Any]:
-    data, cpu, exact = subject.data, torch.device("cpu"), PrecisionConfig()
+def _measured(subject: Subject, file: nn.Module, inputs: torch.Tensor, path: Path) -> dict[str, Any]:
+    data, cpu, exact, original = subject.data, torch.device("cpu"), PrecisionConfig(), subject.original
     models = {"original": original, "exported": file}
     times = latencies(models, inputs)
     sizes = {"original": counts(original.state_dict())["num_bytes"], "exported": path.stat().st_size}

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.config.schema.model.shipped import (
+    CnnConfig,
+    GptConfig,
+    MlpConfig,
+    MlpKind,
+    Norm,
+    Positions,
+    ResnetConfig,
+)
+from hpc_trainer.config.schema.model.vision import MobilenetV3Config, VitConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.channels import (
     Channels,
@@ -19,7 +28,9 @@ from hpc_trainer.models.channels import (
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
+from hpc_trainer.models.mobilenet_v3 import MobilenetV3
 from hpc_trainer.models.resnet import Resnet
+from hpc_trainer.models.vit import Vit
 from tests.seeds import chosen_seed
 
 IMAGE = (3, 16, 16)
@@ -30,8 +41,21 @@ MODELS = {
     "resnet18": lambda: Resnet(ResnetConfig(width=8), input_shape=IMAGE, num_classes=5),
     "resnet50": lambda: Resnet(ResnetConfig(depth=50, width=4), input_shape=IMAGE, num_classes=5),
     "resnet18_large": lambda: Resnet(ResnetConfig(width=8, small_input_below=8), input_shape=IMAGE, num_classes=5),
-}
+    "mobilenet_small": lambda: MobilenetV3(MobilenetV3Config(), input_shape=IMAGE, num_classes=5),
+    "vit": lambda: Vit(VitConfig(num_layers=2, embed_dim=24, num_heads=3, patch_size=8), input_shape=IMAGE,
+                       num_classes=5),
+    "gpt": lambda: Gpt(GptConfig(num_layers=2, embed_dim=16, num_heads=4), input_shape=(9,), num_classes=32),
+    "gpt_later": lambda: Gpt(
+        GptConfig(num_layers=2, embed_dim=16, num_heads=8, num_kv_heads=4, positions=Positions.rope, norm=Norm.rmsnorm,
+                  mlp=MlpKind.swiglu), input_shape=(9,), num_classes=32),
+}  # fmt: skip
 INPUTS = {"cnn_odd": (3, 18, 14)}
+
+
+def _inputs(name: str, count: int) -> torch.Tensor:
+    if name.startswith("gpt"):
+        return torch.randint(0, 32, (count, 9))
+    return torch.randn(count, *INPUTS.get(name, IMAGE))
 
 
 def _trained(name: str, seed: int) -> nn.Module:
@@ -43,7 +67,7 @@ def _trained(name: str, seed: int) -> nn.Module:
             nn.init.uniform_(weight, -1, 1)
     model.train()
     with torch.no_grad():
-        model(torch.randn(8, *INPUTS.get(name, IMAGE)))
+        model(_inputs(name, 8))
     return model.eval()
 
 
@@ -65,7 +89,7 @@ def test_a_model_without_its_zero_channels_says_the_same(name: str) -> None:
     model = _trained(name, chosen_seed())
     assert not any(each.any() for each in removed_channels(model).values())
     dense, count = sum(each.numel() for each in model.parameters()), _remove_half(model)
-    smaller, inputs = shrink(model), torch.randn(4, *INPUTS.get(name, IMAGE))
+    smaller, inputs = shrink(model), _inputs(name, 4)
     with torch.no_grad():
         expected, found = model(inputs), smaller(inputs)
     assert found.std() > 1e-3
@@ -126,16 +150,29 @@ class _Wrong(nn.Module):
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Gpt(GptConfig(num_layers=1, num_heads=1, embed_dim=4), input_shape=(4,), num_classes=8), "Gpt does not say"),
+        (nn.Linear(3, 3), "Linear does not say"),
         (_Wrong(), "is empty"),
         (_Wrong(Channels(made_by=("one",), read_by=("two",))), r"\['two'\] must be names of layers"),
         (_Wrong(Channels(made_by=("one",), read_by=("other",))), "other has 6 inputs, which must be a multiple of 4"),
+        (_Wrong(Channels(made_by=("one",), read_by=("other",), unit=3)), "which must be a multiple of unit=3"),
+        (_Wrong(Channels(made_by=("one",), read_by=("other",), unit=1)), "must be a multiple of 4 channels"),
         (_Wrong(Channels(made_by=("one", "other"), read_by=("one",))), "must have the same number"),
     ],
 )
 def test_models_that_do_not_say_it_well_are_refused(model: nn.Module, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         groups_of(model)
+
+
+def test_a_part_of_a_head_cannot_go() -> None:
+    model = MODELS["gpt"]()
+    group = groups_of(model)[0]
+    assert (group.num_channels, group.unit, group.num_units) == (48, 12, 4)
+    removed = [True] * 6 + [False] * 42
+    with pytest.raises(ConfigError, match="loses a part of 12 channels"):
+        without_channels(model, {group.channels.name: removed})
+    smaller = without_channels(model, {group.channels.name: [True] * 12 + [False] * 36})
+    assert smaller.get_submodule("blocks.0.attention.out").weight.shape == (16, 12)
 
 
 def test_channels_of_another_model_are_refused() -> None:

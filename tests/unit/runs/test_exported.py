@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_trainer.config.load import section_from_plain
+from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
-from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, QUANTIZED, check_format, read_card
+from hpc_trainer.runs.exported import CARD, CONFIG, FORMATS, QUANTIZED, check_format, prune_values, read_card
 from hpc_trainer.runs.files import sha256_of
 
 
@@ -82,3 +84,24 @@ def test_what_others_may_write_is_refused(folder: Path, name: str) -> None:
     (folder / name).chmod(0o777)
     with pytest.raises(UntrustedFileError, match="others may write it"):
         read_card(folder)
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("0.5", {"method": "unstructured", "sparsity": 0.5}),
+        (".9", {"method": "unstructured", "sparsity": 0.9}),
+        ("channels:0.25", {"method": "channels", "sparsity": 0.25}),
+        ("2:4", {"method": "n_m", "n": 2, "m": 4}),
+    ],
+)
+def test_what_is_typed_for_prune_are_keys_of_its_section(typed: str, values: dict[str, object]) -> None:
+    assert prune_values(typed) == values
+    made = section_from_plain(PruneConfig, prune_values(typed))
+    assert made.method.name == values["method"]
+
+
+@pytest.mark.parametrize("typed", ["", "0.0", "1", "1.5", "4:2", "2:2", "0:4", "rows:0.5", "channels:1", "nan"])
+def test_other_words_for_prune_are_refused(typed: str) -> None:
+    with pytest.raises(ConfigError, match=f"--prune {typed}: it is a share"):
+        prune_values(typed)

@@ -20,6 +20,7 @@ from hpc_trainer.runs.files import (
     check_trusted,
     read_json,
     read_lines,
+    whole_file,
     write_atomic,
     write_json,
     write_marker,
@@ -282,3 +283,23 @@ def test_above_the_folder_of_sweeps_only_what_is_ours_is_looked_at(sweep: Path) 
     sweep.parent.chmod(0o777)
     with pytest.raises(UntrustedFileError, match="everybody may rename"):
         check_place(sweep)  # the folder of sweeps itself is the person's choice
+
+
+def test_a_large_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            assert path.read_bytes() == b"old"
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_half()
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.npy"]
+    assert path.read_bytes() == b"old"
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert len(list(tmp_path.iterdir())) == 1

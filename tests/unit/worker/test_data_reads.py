@@ -125,6 +125,21 @@ def test_each_fault_is_named_with_its_sample(num_workers: int) -> None:
     assert found["duplicates"] == {"num": 1, "pairs": [[9, 6]]}
 
 
+def test_what_a_feature_cannot_take_is_told_before_a_run_meets_it() -> None:
+    found = _check(_own("label", "build", "augment.crop=padded"))
+    assert found["num_problems"] == 3
+    assert all("augment changes images" in line for line in (_lines(found)[0], _lines(found)[1]))
+    assert _lines(found)[2] == "train: train sample 5: its label 7 must be 0 to 3"
+    augmented = _check(_config("data=digits", "augment.crop=padded", "augment.size=4", "augment.label_noise=0.1"))
+    assert (augmented["num_problems"], augmented["splits"]["train"]["read"]) == (0, 1437)
+
+
+def test_old_data_that_a_run_replays_are_opened_too() -> None:
+    old = f"replay.data=[{{name: custom, _target_: {__name__}.build}}]"
+    (line,) = _lines(_check(_config("data=digits", "replay.share=0.2", old)))
+    assert "input_shape=[1, 8, 8] and input_shape=[3]" in line
+
+
 def test_a_sample_of_the_data_reads_no_checksums() -> None:
     found = _check(_own("checksum"), sample=4)
     assert found["splits"] == {"train": {"samples": 32, "read": 4}, "eval": {"samples": 8, "read": 4}}
@@ -196,6 +211,9 @@ def test_batches_are_measured_with_and_without_processes(pictures: Path) -> None
         # 8 pictures of 3 channels of 14 by 14 float32, and a label of int64 each
         assert row["mb_per_s"] == pytest.approx(row["samples_per_s"] * (3 * 14 * 14 * 4 + 8) / 1e6)
     assert 0 < found["shares"]["decode"] < 1
+    cropped = _config("data=digits", "augment.crop=padded", "augment.size=4", "train.global_batch_size=8")
+    (row,) = bench(cropped, workers=[0], seconds=0.05, tell=lambda *_: None)["rows"]
+    assert row["mb_per_s"] == pytest.approx(row["samples_per_s"] * (4 * 4 * 4 + 8) / 1e6)
     assert bench(_config("data=digits"), workers=[0], seconds=0.05, tell=lambda *_: None)["shares"] == {}
 
 

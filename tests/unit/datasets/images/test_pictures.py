@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.nn import functional
 
 from hpc_trainer.datasets.images.pictures import decode, default_resize, read_picture, resize_and_crop, to_array
@@ -25,6 +25,18 @@ def test_a_picture_is_what_pillow_shows(extension, channels):
     mode = "L" if channels == 1 else "RGB"
     expected = np.asarray(Image.open(io.BytesIO(data)).convert(mode)).reshape(20, 24, channels)
     assert np.array_equal(to_array(decode(data, "a", channels)), expected)
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_camera_noted(extension, orientation):
+    array, exif, file = pixels(1, 2, (20, 24)), Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Image.fromarray(array).save(file, {"jpg": "JPEG"}.get(extension, extension), exif=exif)
+    shown = ImageOps.exif_transpose(Image.open(io.BytesIO(file.getvalue())))
+    found = to_array(decode(file.getvalue(), "a", 3))
+    assert np.array_equal(found, np.asarray(shown))
+    assert found.shape[:2] == ((24, 20) if orientation > 4 else (20, 24))
 
 
 def test_a_picture_of_the_right_size_is_not_touched():

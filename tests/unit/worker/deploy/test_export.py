@@ -44,7 +44,7 @@ def _asked(folder: Path, model: nn.Module, **changes: Any) -> dict[str, Any]:
     return {
         "config": to_plain(CONFIG), "checkpoints": str(folder / "checkpoints"), "run_id": "mlp-1", "step": 3,
         "name": "model", "over": None, "is_model": True, "folder": str(folder / "out"), "to": "safetensors",
-        "quantize": None, "measure": True, "tolerance": None, "title": "mlp-1, step 3", **changes,
+        "quantize": None, "prune": None, "measure": True, "tolerance": None, "title": "mlp-1, step 3", **changes,
     }  # fmt: skip
 
 
@@ -151,6 +151,36 @@ def test_a_model_that_is_deployed_smaller_needs_its_graph(tmp_path: Path, monkey
     saved = runpy.run_path(str(tmp_path / "out" / "load.py"))["model"]
     inputs = torch.randn(3, 1, 8, 8)
     assert torch.allclose(saved(inputs), model.eval()(inputs), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("to", "prune", "zero", "smaller"),
+    [("safetensors", "0.5", 0.5, 1.0), ("torch_export", "2:4", 0.5, 1.0), ("torch_export", "channels:0.25", 0.0, 0.75)],
+)
+def test_what_is_pruned_at_export_stands_beside_the_original(
+    tmp_path: Path, to: str, prune: str, zero: float, smaller: float
+) -> None:
+    model = _mlp()
+    card = export(_asked(tmp_path, model, to=to, prune=prune))["card"]
+    matrices = sum(each.numel() for each in model.parameters() if each.ndim > 1)
+    total = sum(each.numel() for each in model.parameters())
+    assert card["prune"] == prune
+    assert card["model"]["sparsity"] == pytest.approx(zero * matrices / total, abs=1e-3)
+    assert card["model"]["num_numbers"] == pytest.approx(smaller * total, rel=0.01)
+    measured = card["measured"]
+    assert measured["original"]["metrics"]["eval_loss"] != measured["exported"]["metrics"]["eval_loss"]
+    assert measured["original"]["num_bytes"] == 4 * total
+    assert card["same"]["max_abs_difference"] <= card["same"]["tolerance"]
+    assert f"pruned {prune}" in (tmp_path / "out" / "card.md").read_text()
+
+
+def test_weights_alone_of_fewer_channels_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Use --to torch_export or --to onnx"):
+        export(_asked(tmp_path, _mlp(), prune="channels:0.5"))
+    with pytest.raises(ConfigError, match="finds no channel of"):
+        export(_asked(tmp_path / "one", Mlp(MlpConfig(hidden_dim=1, num_layers=1), input_shape=(1, 8, 8),
+               num_classes=10), config=to_plain(dataclasses.replace(CONFIG, model=MlpConfig(hidden_dim=1,
+               num_layers=1))), to="torch_export", prune="channels:0.5"))  # fmt: skip
 
 
 def test_models_take_turns() -> None:
