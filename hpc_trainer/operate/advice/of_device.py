@@ -64,12 +64,13 @@ def _micro_batch(facts: Facts) -> Iterator[Finding]:
     share = config.train.global_batch_size // num_parts(config.train, config.hardware, config.parallel)
     fits = [size for size in divisors(share) if others + activations * size / micro <= _FULL * limit]
     utilisation = _utilisation(facts)
+    if utilisation is None:
+        return
     changes = []
     for size in sorted((size for size in fits if size > micro), reverse=True):
-        # Without a utilisation: half of what a launch of each kernel once in place of so often could save.
-        idle = 0.5 * (1 - micro / size) * 0.2 if utilisation is None else (1 - utilisation) * (1 - micro / size)
         values = {"train.micro_batch_size": size, "train.grad_accum_steps": share // size}
-        changes.append(Change(values, Gain(share=idle)))
+        # What the GPU idles between passes goes with their number.
+        changes.append(Change(values, Gain(share=(1 - utilisation) * (1 - micro / size))))
     used = (others + activations) / limit
     yield Finding(
         f"{used:.0%} of the GPU's memory is used, and a step takes {accum} passes of {micro} samples", changes
@@ -158,8 +159,8 @@ RULES = (
     ),
     Rule(
         name="micro-batch",
-        when="gradients are accumulated, and ≤ 50 % of the GPU's memory is used; the value uses ≤ 85 %",
-        why="activations grow with the micro-batch, all else stays; 15 % are left for fragments",
+        when="gradients are accumulated, ≤ 50 % of the GPU's memory is used, and it idles; the value uses ≤ 85 %",
+        why="activations grow with the micro-batch, all else stays; gaps between passes go with their number",
         find=_micro_batch,
     ),
     Rule(

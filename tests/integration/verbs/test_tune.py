@@ -12,10 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -116,7 +116,13 @@ HEALTHY = {
     "on Slurm": Case((*STEADY, *_SLURM, "hardware.mem_gb_per_node=2")),
 }  # fmt: skip
 
-LONG = ("cnn", "gpt", "fsdp", "bf16", "accumulated, with loaders", "killed")
+LONG = (
+    "cnn", "gpt", "two ranks", "fsdp", "bf16", "accumulated, with loaders", "killed", "many runs of a moment",
+)  # fmt: skip
+
+
+def _chosen(cases: Mapping[str, Case]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.long] * (name in LONG), id=name.replace(" ", "-")) for name in cases]
 
 
 class Player:
@@ -205,7 +211,7 @@ def player(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     found.end()
 
 
-@pytest.mark.parametrize("name", FAULTS, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("name", _chosen(FAULTS))
 def test_a_planted_fault_is_named(player: Player, name: str) -> None:
     case = FAULTS[name]
     found = {each.rule: each for each in player.advice(name)}
@@ -216,10 +222,6 @@ def test_a_planted_fault_is_named(player: Player, name: str) -> None:
     assert set(found) == set(case.rules), [each.line for each in found.values()]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=pytest.mark.long) if each in LONG else each for each in HEALTHY],
-    ids=lambda name: name.replace(" ", "-"),
-)
+@pytest.mark.parametrize("name", _chosen(HEALTHY))
 def test_a_healthy_run_is_told_nothing(player: Player, name: str) -> None:
     assert [each.line for each in player.advice(name)] == []
