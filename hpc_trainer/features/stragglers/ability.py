@@ -14,8 +14,10 @@ from hpc_trainer.features.stragglers.judge import Judge, Verdict
 from hpc_trainer.features.stragglers.own_time import MOST_STEPS, OwnTime
 from hpc_trainer.runs.monitoring.stragglers import Straggler, StragglerLog
 from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.data.target_shares import groups_to_count
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.state import TrainState
 
@@ -45,7 +47,9 @@ class StragglersAbility(Ability):
         loss = next((each for each in module.modules() if isinstance(each, VotingLoss)), None)
         if loss is None:
             return
-        self._run, self._time, self._judge, self._slow = run, OwnTime(module, loss, kind), Judge(factor), {}
+        counted = groups_to_count(building.task, building.dataset, building.mesh, num_micro_batches=1)
+        waited_s = (lambda: run.spans.seconds()[Kind.data_wait]) if counted else None
+        self._run, self._time, self._judge, self._slow = run, OwnTime(module, loss, kind, waited_s), Judge(factor), {}
 
     def restored(self) -> None:
         if self._time is None:

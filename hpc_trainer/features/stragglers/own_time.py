@@ -7,11 +7,14 @@ Where every block's weights are gathered (FSDP2) forward and backward wait too: 
 forward pass alone.
 
 Stamps are the device's (`DeviceKind.stamp`): on a GPU a wait for data that is hidden behind kernels takes nothing.
+Where ranks count a step's targets together (training/data/target_shares.py) they wait for each other before the model's
+door. There the wait for data is what the loader says of it, by the host's clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +26,8 @@ from hpc_trainer.training.parallel.share import VotingLoss
 
 MOST_STEPS = 16
 """Steps before each logged line that are measured, so that what has to be read then is bounded."""
-_Part = tuple[bool, Any, Any]
-"""Whether it is a wait for data; from when until when."""
+_Part = tuple[bool, float | tuple[Any, Any]]
+"""Whether it is a wait for data; its seconds, or from when until when."""
 
 
 class OwnTime:
@@ -34,10 +37,13 @@ class OwnTime:
         module: what ranks share the loss by.
         loss: the same, or inside of it.
         kind: of the device; it has stamps.
+        waited_s: seconds that this rank has waited for data so far; None: stamps tell.
     """
 
-    def __init__(self, module: nn.Module, loss: VotingLoss, kind: DeviceKind) -> None:
-        self._kind, self._is_on = kind, False
+    def __init__(
+        self, module: nn.Module, loss: VotingLoss, kind: DeviceKind, waited_s: Callable[[], float] | None = None
+    ) -> None:
+        self._kind, self._waited_s, self._is_on = kind, waited_s, False
         self._last: Any = None
         self._from: Any = None
         self._is_inside = False
@@ -58,7 +64,7 @@ class OwnTime:
         self._end()
         self._is_on = is_measured
         if is_measured:
-            self._last = self._kind.stamp()
+            self._wait_begins()
 
     def take(self) -> tuple[float, float] | None:
         """(seconds of a rank's own work in a step, those of them that it waited for data), of the steps that were
@@ -70,10 +76,16 @@ class OwnTime:
         self._end()
         if not self._steps:
             return None
-        steps = [[(is_wait, self._kind.seconds_between(*ends)) for is_wait, *ends in parts] for parts in self._steps]
+        steps = [[(is_wait, self._seconds(part)) for is_wait, part in parts] for parts in self._steps]
         self._steps.clear()
         sums = sorted((sum(s for _, s in parts), sum(s for is_wait, s in parts if is_wait)) for parts in steps)
         return sums[len(sums) // 4]
+
+    def _seconds(self, part: float | tuple[Any, Any]) -> float:
+        return part if isinstance(part, float) else self._kind.seconds_between(*part)
+
+    def _wait_begins(self) -> None:
+        self._last = self._kind.stamp() if self._waited_s is None else self._waited_s()
 
     def _end(self) -> None:
         if self._parts:
@@ -82,7 +94,8 @@ class OwnTime:
 
     def _arrive(self, *_: object) -> None:
         if self._is_on and self._last is not None:
-            self._parts.append((True, self._last, self._kind.stamp()))
+            now = self._kind.stamp() if self._waited_s is None else self._waited_s()
+            self._parts.append((True, (self._last, now) if self._waited_s is None else now - self._last))
             self._last = None
 
     def _enter(self, *_: object) -> None:
@@ -92,7 +105,7 @@ class OwnTime:
 
     def _leave(self, *_: object) -> None:
         if self._is_inside:
-            self._parts.append((False, self._from, self._kind.stamp()))
+            self._parts.append((False, (self._from, self._kind.stamp())))
             self._is_inside = False
 
     def _forward_is_done(self, module: nn.Module, inputs: Any, loss: Any) -> None:
@@ -106,4 +119,4 @@ class OwnTime:
     def _backward_is_done(self) -> None:
         if self._is_whole:
             self._leave()
-        self._last = self._kind.stamp()
+        self._wait_begins()

@@ -42,6 +42,15 @@ class SlowData:
         return self._dataset.__getitems__(indices)
 
 
+class Counted(SlowData):
+    """One whose targets are counted in each step."""
+
+    all_targets_count = False
+
+    def __getitems__(self, indices: Any) -> Any:
+        return self._dataset.__getitems__(indices)
+
+
 def slow_module(module: nn.Module) -> None:
     """Each forward pass of it takes longer."""
     forward = module.forward
@@ -54,12 +63,13 @@ def slow_module(module: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def fault(kind: str | None) -> Iterator[None]:
-    """Inside, what is built on this rank is slow in its `data`, or in its `compute`."""
+def fault(kind: str | None, *, counts: bool) -> Iterator[None]:
+    """Inside, what is built on this rank is slow in its `data`, or in its `compute`. `counts`: its targets."""
     build_dataset, build_model = build.build_dataset, build.build_model
 
     def dataset(*args: Any) -> Any:
-        return SlowData(build_dataset(*args)) if kind == "data" else build_dataset(*args)
+        made = SlowData(build_dataset(*args)) if kind == "data" else build_dataset(*args)
+        return Counted(made) if counts else made
 
     def model(*args: Any) -> nn.Module:
         made = build_model(*args)
@@ -79,7 +89,7 @@ def main(rank: int, world_size: int, folder: Path, jobs: list[dict[str, Any]]) -
     with process_group(env, torch.device("cpu"), rendezvous=rendezvous, address=None, timeout_s=120) as group:
         for job in jobs:
             ability._LOOK_EVERY_S = job["look_every_s"]
-            with fault(job["fault"] if rank == world_size - 1 else None):
+            with fault(job["fault"] if rank == world_size - 1 else None, counts=job["counts"]):
                 assert play(compose(job["words"], world_size), folder / job["name"], group, 0, None) == "done"
 
 

@@ -22,6 +22,7 @@ COMMON = ("schedule.warmup_steps=0", "train.eval_every_steps=0", "checkpoint.eve
           "monitor.log_every_steps=3", "monitor.heartbeat_every_s=0")  # fmt: skip
 KINDS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "ddp_data": ("data", CNN),
+    "counted_data": ("data", CNN),
     "ddp_accumulated": ("compute", (*CNN, "train.grad_accum_steps=2")),
     "fsdp_data": ("data", (*GPT, "parallel=fsdp")),
     "fsdp_compute": ("compute", (*GPT, "parallel=fsdp")),
@@ -34,7 +35,14 @@ pytestmark = pytest.mark.dist
 
 def _job(name: str) -> dict[str, Any]:
     kind, words = KINDS[name]
-    return {"name": name, "fault": kind, "words": [*words, *COMMON, "train.num_steps=30"], "look_every_s": 1e-6}
+    counts = name.startswith("counted")
+    return {
+        "name": name,
+        "fault": kind,
+        "counts": counts,
+        "words": [*words, *COMMON, "train.num_steps=30"],
+        "look_every_s": 1e-6,
+    }
 
 
 @pytest.fixture(scope="module")
