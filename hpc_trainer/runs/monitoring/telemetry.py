@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +22,11 @@ from typing import Any, TypeVar
 
 from hpc_trainer.runs.files import append_lines, to_json, write_atomic
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, records
+from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, read_ends, records
 
 MAX_LINES, _DENSE = 2_048, 256
 """A file never has more lines: below 2 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
+_MOST_READ = 2 * MAX_LINES  # of a file that is not ours, or of several devices
 _TAIL = 8_192  # bytes that hold the last line
 _LINE = 1_024  # bytes that hold one, mostly
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
@@ -172,7 +174,7 @@ def read_telemetry(paths: RunPaths, faults: Faults | None = None) -> list[Sample
     return [
         sample
         for attempt, rank, path in _files(paths, faults)
-        for _, record in records(path, faults)
+        for _, record in itertools.islice(records(path, faults), _MOST_READ)
         if record is not None and (sample := _sample(attempt, rank, record)) is not None
     ]
 
@@ -217,16 +219,8 @@ def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
 
 def _records_at_ends(path: str, faults: Faults | None, size: int, first: int = 0) -> list[dict[str, Any]]:
     """What the last `size` bytes hold, and the `first` ones; a line that is torn, or cut by these, is none."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123  (one for each rank of each run)
-            begin = max(0, os.fstat(file.fileno()).st_size - size)
-            lines = file.read(min(first, begin)).splitlines()
-            file.seek(begin)
-            lines += file.read().splitlines()
-    except OSError as error:
-        if faults is not None:
-            faults.refuse(path, error)
-        return []
+    head, tail = read_ends(path, faults, last=size, first=first)
+    lines = [*head.splitlines(), *tail.splitlines()]
     found = []
     for line in lines:
         with contextlib.suppress(ValueError):
@@ -247,22 +241,32 @@ def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None
         return None
 
 
-_WORDS, _LISTS = ("uuid", "name"), ("throttle", "xid")
+_WORDS = ("uuid", "name")
+_MOST_ITEMS = 64  # of a list
 
 
 def _part(kind: type[Part], value: object) -> Part | None:
+    """Of what no counter tells, as a text or a negative number in a figure's place, nothing."""
     if not isinstance(value, dict):
         return None
     found: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
         item = value.get(each.name)
-        if each.name in _LISTS:
-            found[each.name] = tuple(item) if isinstance(item, list) else None
+        if item is None:
+            continue
+        if each.name == "throttle":
+            found[each.name] = _items(item, str)
+        elif each.name == "xid":
+            found[each.name] = _items(item, int)
         elif each.name == "is_lost":
             found[each.name] = True if item is True else None
-        elif isinstance(item, str) if each.name in _WORDS else is_number(item):
+        elif isinstance(item, str) if each.name in _WORDS else is_number(item) and 0 <= item < math.inf:
             found[each.name] = item
     return kind(**found)
+
+
+def _items(value: object, kind: type) -> tuple[Any, ...] | None:
+    return tuple(each for each in value[:_MOST_ITEMS] if type(each) is kind) if isinstance(value, list) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
