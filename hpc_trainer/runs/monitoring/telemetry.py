@@ -169,11 +169,15 @@ def _elapsed(record: Mapping[str, Any]) -> float:
     return float(value) if is_number(value) else 0.0  # type: ignore[arg-type]
 
 
-def read_telemetry(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
-    """Every sample of a run: by attempt, by rank, and then in the order of writing."""
+def read_telemetry(
+    paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None, most_ranks: int | None = None
+) -> list[Sample]:
+    """Every sample of a run, or of one attempt: by attempt, by rank, and then in the order of writing; of more ranks
+    than `most_ranks` so many of them, in equal spaces.
+    """
     return [
         sample
-        for attempt, rank, path in _files(paths, faults)
+        for attempt, rank, path in _spaced(_files(paths, faults, of_attempt), most_ranks)
         for _, record in itertools.islice(records(path, faults), _MOST_READ)
         if record is not None and (sample := _sample(attempt, rank, record)) is not None
     ]
@@ -186,30 +190,39 @@ def newest_of_ranks(
     ranks than `most_ranks` so many of them, in equal spaces.
     """
     files = _files(paths, faults)
-    files = [each for each in files if each[0] == files[-1][0]]
-    gap = max(1, -(-len(files) // most_ranks))
     found = (
         (attempt, rank, record)
-        for attempt, rank, path in files[::gap]
+        for attempt, rank, path in _spaced([each for each in files if each[0] == files[-1][0]], most_ranks)
         for record in _records_at_ends(path, faults, most_lines * _LINE, first=_TAIL)
     )
     return [sample for each in found if (sample := _sample(*each)) is not None]
 
 
-def newest_samples(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
-    """The last line of each rank of each attempt, read from the end of its file."""
+def newest_samples(paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None) -> list[Sample]:
+    """The last line of each rank of each attempt, or of one attempt, read from the end of its file."""
     found = (
         (attempt, rank, record)
-        for attempt, rank, path in _files(paths, faults)
+        for attempt, rank, path in _files(paths, faults, of_attempt)
         if (record := _last_record(path, faults)) is not None
     )
     return [sample for each in found if (sample := _sample(*each)) is not None]
 
 
-def _files(paths: RunPaths, faults: Faults | None) -> list[tuple[int, int, str]]:
+_File = tuple[int, int, str]
+"""Attempt, rank, path."""
+
+
+def _files(paths: RunPaths, faults: Faults | None, of_attempt: int | None = None) -> list[_File]:
     names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
-    found = (_NAME.fullmatch(name) for name in names)
-    return sorted((int(each[1]), int(each[2]), paths.at(f"telemetry/{each[0]}")) for each in found if each is not None)
+    found = [each for name in names if (each := _NAME.fullmatch(name)) and of_attempt in (None, int(each[1]))]
+    return sorted((int(each[1]), int(each[2]), paths.at(f"telemetry/{each[0]}")) for each in found)
+
+
+def _spaced(files: Sequence[_File], most_ranks: int | None) -> list[_File]:
+    ranks = sorted({rank for _, rank, _ in files})
+    gap = 1 if most_ranks is None else max(1, -(-len(ranks) // most_ranks))
+    kept = set(ranks[::gap])
+    return [each for each in files if each[1] in kept]
 
 
 def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
