@@ -225,12 +225,27 @@ def _spaced(files: Sequence[_File], most_ranks: int | None) -> list[_File]:
     return [each for each in files if each[1] in kept]
 
 
+def newest_energy_j(paths: RunPaths, faults: Faults | None = None) -> float | None:
+    """`energy_j` of a run. Where the first rank of an attempt has no GPU and no figure, the others are not read."""
+    found: list[Sample] = []
+    tells: dict[int, bool] = {}
+    for attempt, rank, path in _files(paths, faults):
+        record = _last_record(path, faults) if tells.get(attempt, True) else None
+        if record is None or (sample := _sample(attempt, rank, record)) is None:
+            continue
+        tells.setdefault(attempt, sample.device is not None or energy_j([sample]) is not None)
+        found.append(sample)
+    return energy_j(found)
+
+
 def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
-    found = _records_at_ends(path, faults, _TAIL)
-    return found[-1] if found else None
+    for line in reversed(read_ends(path, faults, last=_TAIL)[1].splitlines()):
+        with contextlib.suppress(ValueError):
+            return parse_record(line)
+    return None
 
 
-def _records_at_ends(path: str, faults: Faults | None, size: int, first: int = 0) -> list[dict[str, Any]]:
+def _records_at_ends(path: str, faults: Faults | None, size: int, first: int) -> list[dict[str, Any]]:
     """What the last `size` bytes hold, and the `first` ones; a line that is torn, or cut by these, is none."""
     head, tail = read_ends(path, faults, last=size, first=first)
     lines = [*head.splitlines(), *tail.splitlines()]
