@@ -5,6 +5,7 @@ It looks, and changes nothing: a run with a profile has the bits of one without 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -113,8 +114,12 @@ class ProfiledStepper:
 
     def _give_up(self, error: Exception) -> None:
         print(f"WARNING: no profile: {type(error).__name__}: {error}", flush=True)
-        self._torch, self._end = None, 0
         self._told(None, [str(error)])
+        self._told = lambda figures, lines: None
+        seen, self._torch, self._end = self._torch, None, 0
+        if seen is not None:
+            with contextlib.suppress(Exception):
+                seen.stop()
 
     def _wait_for_device(self) -> None:
         # So that a step's kernels are counted to it; only while the profiler is on.

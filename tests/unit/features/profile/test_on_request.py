@@ -201,14 +201,13 @@ def test_what_goes_wrong_in_the_profiler_ends_no_training(
     _step(stepper, 1)
     watched = stepper._watched
     assert watched is not None
-    if place != "read_figures":
-        seen = watched._torch
-        watched._torch = SimpleNamespace(step=fail if place == "step" else seen.step, stop=fail)
-    try:
-        _step(stepper, 1)
-        stepper.close()
-        _step(stepper, 3)
-    finally:
-        if place != "read_figures":
-            seen.stop()
+    if place == "step":
+        monkeypatch.setattr(watched._torch, "step", fail)
+    stop = watched._torch.stop
+    if place == "stop":
+        monkeypatch.setattr(watched._torch, "stop", lambda: (stop(), fail()))
+    _step(stepper, 1)
+    stepper.close()
+    _step(stepper, 3)
     assert _state(paths) == ("failed", "another torch")
+    assert not torch.autograd.profiler._is_profiler_enabled
