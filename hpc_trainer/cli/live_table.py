@@ -55,7 +55,7 @@ class GpuNow:
 
 def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
     """What ranks sampled last in this attempt; None: no GPU that anybody can read."""
-    devices = [each.device for each in newest_samples(paths) if each.attempt == attempt and each.device is not None]
+    devices = [each.device for each in newest_samples(paths, of_attempt=attempt) if each.device is not None]
     if not devices:
         return None
     busy, power = ([each for each in values if each is not None] for values in (

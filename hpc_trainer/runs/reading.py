@@ -242,6 +242,22 @@ def read_bytes(path: Place, faults: Faults | None = None, limit: int = MAX_FILE)
     return data
 
 
+def read_ends(path: Place, faults: Faults | None = None, *, last: int, first: int = 0) -> tuple[bytes, bytes]:
+    """At most `first` bytes of a file's beginning and, past them, at most the `last` ones; empty if there is none."""
+    opened = _open(path, faults)
+    if opened is None:
+        return b"", b""
+    descriptor, size = opened
+    begin = max(0, size - last)
+    try:
+        return os.pread(descriptor, min(first, begin), 0), os.pread(descriptor, last, begin)
+    except OSError as error:
+        _refused(faults, path, error)
+        return b"", b""
+    finally:
+        os.close(descriptor)
+
+
 class Line(NamedTuple):
     """A line of a file, with its end: its number, from 1, and where it begins, in bytes."""
 

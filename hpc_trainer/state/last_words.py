@@ -5,8 +5,6 @@ What it printed is anybody's text: it is matched here, and made visible where it
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, open_file
+from hpc_trainer.runs.reading import Faults, read_ends
 from hpc_trainer.state.run_folder import RunFolder
 
 NOT_STARTED = "not started"
@@ -223,10 +221,5 @@ def _log_name(line: str) -> str:
 
 def _tail(path: Path, faults: Faults) -> list[str]:
     """The last lines of a text file that are not empty; [] if there is none."""
-    file = open_file(path, faults)
-    if file is None:
-        return []
-    with contextlib.suppress(OSError), file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        return [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return []
+    text = read_ends(path, faults, last=_TAIL_BYTES)[1].decode(errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()]

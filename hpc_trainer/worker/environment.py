@@ -65,7 +65,12 @@ def recording(
             _LOG.warning("WARNING: what this attempt runs with was not recorded: %s: %s", type(error).__name__, error)
 
     thread = threading.Thread(target=work, name="environment", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # no more threads for this user
+        _LOG.warning("WARNING: what this attempt runs with was not recorded: %s", error)
+        yield
+        return
     try:
         yield
     finally:

@@ -29,6 +29,8 @@ from hpc_trainer.worker.conclude import Stop
 # A span that ended less long ago than this is one that is open (`Spans.recent`).
 _JUST_S = 0.05
 _ECHO_S = 30.0
+# A driver or a disk that does not answer must not keep a rank that has to leave.
+_MOST_S = 0.75 * STACKS_S
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -53,12 +55,21 @@ class FlightRecorder:
         """Replaces the file. From any thread; an error in it is a line in the log, as the rank has worse to tell.
 
         What comes soon after a record and without a step between is its echo, as the error of a connection that
-        another rank's end has closed: of the moment that counts the first record says more.
+        another rank's end has closed: of the moment that counts the first record says more. Takes 3 s at the most.
         """
         now, step = time.monotonic(), self._newest_step()
         if now - self._last_time < _ECHO_S and step == self._last_step:
             return
         self._last_time, self._last_step = now, step
+        thread = threading.Thread(target=self._write, args=(why, error), name="flight recorder", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be had any more
+            self._write(why, error)
+        else:
+            thread.join(_MOST_S)
+
+    def _write(self, why: str, error: BaseException | None) -> None:
         try:
             write_flight(self._stop.paths, self._flight(why, error))
         except Exception as failed:

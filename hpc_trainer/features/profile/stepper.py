@@ -5,6 +5,7 @@ It looks, and changes nothing: a run with a profile has the bits of one without 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -77,7 +78,7 @@ class ProfiledStepper:
             self._inside_s += time.perf_counter() - begin
             self._num_seen += 1
         self._num_done += 1
-        self._torch.step()  # of the last: it writes
+        self._safely(self._torch.step)  # of the last: it writes
         if self._num_done >= self._end:
             self.close()
         return result
@@ -91,7 +92,7 @@ class ProfiledStepper:
         """Ends the window, wherever it is; what was seen of it is written."""
         seen, self._torch = self._torch, None
         if seen is not None:
-            seen.stop()
+            self._safely(seen.stop)
 
     def _start(self) -> None:
         cuda = [ProfilerActivity.CUDA] if self._stepper.device.type == "cuda" else []
@@ -102,10 +103,23 @@ class ProfiledStepper:
         )
         try:
             self._torch.start()
-        except RuntimeError as error:  # counters that are not permitted, or another profiler: no reason to end a run
-            print(f"WARNING: no profile: {error}", flush=True)
-            self._torch, self._end = None, 0
-            self._told(None, [str(error)])
+        except Exception as error:  # counters that are not permitted, or another profiler: no reason to end a run
+            self._give_up(error)
+
+    def _safely(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:  # of the profiler itself
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        print(f"WARNING: no profile: {type(error).__name__}: {error}", flush=True)
+        self._told(None, [str(error)])
+        self._told = lambda figures, lines: None
+        seen, self._torch, self._end = self._torch, None, 0
+        if seen is not None:
+            with contextlib.suppress(Exception):
+                seen.stop()
 
     def _wait_for_device(self) -> None:
         # So that a step's kernels are counted to it; only while the profiler is on.
@@ -130,7 +144,7 @@ class ProfiledStepper:
             write_atomic(self._table, "\n".join([*lines, "", table]) + "\n", sync=False)
             where = f"profile: {self._table.name} and {self._trace.name} (chrome://tracing)"
             print("\n".join([*lines, where]), flush=True)
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:
             print(f"WARNING: the profile could not be written: {error}", flush=True)
             self._told(None, [str(error)])
         else:

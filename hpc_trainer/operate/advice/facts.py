@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -22,6 +23,9 @@ IDLE_GPU = 0.01
 """At work for less than this share of its time a GPU does nothing."""
 MOST_RANKS = 64
 """Of a run: each has a file to read. Of more, 64 in equal spaces are looked at."""
+_MOST_S = 1e9
+MOST_LIKE = 200
+"""Runs whose folders are read for one: a sweep may have 10,000."""
 _START_SAMPLES = 2
 
 
@@ -91,7 +95,8 @@ class Facts:
     stragglers: Sequence[Straggler] = ()
     """Ranks that held the others up when it was last looked, the slowest first."""
     needs_s: Sequence[float] = ()
-    """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts."""
+    """Seconds that each complete run of the sweep with the same shape and steps took, over all its attempts; of more
+    than `MOST_LIKE` the first ones."""
 
     @property
     def is_shared_loop(self) -> bool:
@@ -137,7 +142,7 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
         run=run,
         config=run.spec.typed(),
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
-        memory={key: float(value) for key, value in memory.items() if is_number(value)},
+        memory={key: float(value) for key, value in memory.items() if _is_finite(value)},
         spent={} if ledger is None else {kind.value: each for kind, each in ledger.seconds.items()},
         ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS)),
         stragglers=slow_at_end(read_stragglers(paths)),
@@ -152,7 +157,7 @@ def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) 
     seconds = wait_s = 0.0
     for record in records:
         step_s, waited_s = record.get("step_time_s"), record.get("data_wait_s")
-        if not _is_finite(step_s):
+        if not _is_seconds(step_s):
             continue  # an evaluation's line
         step = record["step"]
         start = max((each for each in resumed_steps if each < step), default=0)
@@ -161,7 +166,7 @@ def pace_of(records: Iterable[Mapping[str, Any]], resumed_steps: Sequence[int]) 
         if not is_cold and count > 0:
             steps, lines = steps + count, lines + 1
             seconds += count * float(step_s)  # type: ignore[arg-type]
-            wait_s += count * float(waited_s) if _is_finite(waited_s) else 0.0  # type: ignore[arg-type]
+            wait_s += count * float(waited_s) if _is_seconds(waited_s) else 0.0  # type: ignore[arg-type]
     return Pace(steps, seconds, wait_s, lines) if lines and seconds > 0 else None
 
 
@@ -201,12 +206,19 @@ def _is_finite(value: object) -> bool:
     return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def _is_seconds(value: object) -> bool:
+    return is_number(value) and 0 <= value < _MOST_S  # type: ignore[operator]
+
+
 def _needs(status: SweepStatus, run: RunStatus) -> list[float]:
-    found = []
-    for run_id, state in status.states.items():
-        spec = status.specs[run_id]
-        if state is RunState.COMPLETED and (spec.shape, spec.num_steps) == (run.spec.shape, run.spec.num_steps):
-            found.append(worked_s(status.run(run_id)))
+    alike = (
+        run_id
+        for run_id, state in status.states.items()
+        if state is RunState.COMPLETED
+        and status.specs[run_id].num_steps == run.spec.num_steps
+        and status.specs[run_id].shape == run.spec.shape
+    )
+    found = (worked_s(status.run(run_id)) for run_id in itertools.islice(alike, MOST_LIKE))
     return [each for each in found if each > 0]
 
 

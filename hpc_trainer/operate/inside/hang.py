@@ -72,9 +72,10 @@ def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
 
     Of several it is one that waits in none itself: who waits in another group is behind because of somebody else.
     """
-    found = []
-    for group in dict.fromkeys(each.group for flight in flights.values() for each in flight.collectives):
-        last = {rank: _last_seq(flight, group) for rank, flight in flights.items() if _is_member(flight, group)}
+    found, seqs = [], {rank: _last_seqs(flight) for rank, flight in flights.items()}
+    for group in dict.fromkeys(group for each in seqs.values() for group in each):
+        # Every rank is of the first group; of others it is known by what a rank has done in them.
+        last = {rank: each.get(group, 0) for rank, each in seqs.items() if group in each or "default" in group}
         top = max(last.values(), default=0)
         found += [(flights[rank], group, seq + 1) for rank, seq in last.items() if seq < top]
     if not found:
@@ -84,13 +85,12 @@ def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:
     )
 
 
-def _is_member(flight: Flight, group: str) -> bool:
-    """Every rank is of the first group; of others it is known by what a rank has done in them."""
-    return "default" in group or any(each.group == group for each in flight.collectives)
-
-
-def _last_seq(flight: Flight, group: str) -> int:
-    return max((each.seq for each in flight.collectives if each.group == group and not each.is_p2p), default=0)
+def _last_seqs(flight: Flight) -> dict[str, int]:
+    """Group -> the number of its last collective; 0 where there were messages alone."""
+    found: dict[str, int] = {}
+    for each in flight.collectives:
+        found[each.group] = max(found.get(each.group, 0), 0 if each.is_p2p else each.seq)
+    return found
 
 
 def _entered(flight: Flight, group: str, seq: int) -> Collective | None:

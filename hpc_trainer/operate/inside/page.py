@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from hpc_trainer.operate.inside.hang import join, seconds, size
 from hpc_trainer.operate.inside.lanes import LANES_STYLE, MOST_LANES, lanes
-from hpc_trainer.operate.report.charts import NUM_COLOURS, Line, legend, line_chart
+from hpc_trainer.operate.report.charts import Line, line_chart
 from hpc_trainer.operate.report.data import Curve
 from hpc_trainer.operate.report.page import figure, table, whole_page
+from hpc_trainer.operate.report.telemetry import Chart, render_telemetry
 from hpc_trainer.operate.why import Why
 from hpc_trainer.runs.monitoring.flight import Flight
 from hpc_trainer.runs.states import RunState
@@ -34,13 +35,13 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """What the page shows. `telemetry`: title -> unit and, for each rank, (minutes since the first sample, value)."""
+    """What the page shows."""
 
     why: Why
     flights: Mapping[int, Flight] = field(default_factory=dict)
     logs: Sequence[Log] = ()
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    telemetry: Mapping[str, tuple[str, Mapping[int, Sequence[tuple[float, float]]]]] = field(default_factory=dict)
+    telemetry: Sequence[Chart] = ()
     notes: Sequence[str] = ()
 
 
@@ -56,7 +57,7 @@ def render_run_page(page: RunPage, now: float | None = None) -> str:
         f'<p class="verdict">{html.escape(why.verdict)}</p>'
         f"{_list('Because', [*([] if why.frame is None else [why.frame]), *why.evidence])}"
         f"{_list('Do', why.advice)}{_list('Story', why.timeline)}"
-        f"{_last_moments(page.flights)}{_stacks(page.flights)}{_logs(page.logs)}{_telemetry(page.telemetry)}"
+        f"{_last_moments(page.flights)}{_stacks(page.flights)}{_logs(page.logs)}{render_telemetry(page.telemetry)}"
         f"{_metrics(page.curves)}"
     )
     return whole_page(why.run_id, body, LANES_STYLE)
@@ -118,18 +119,6 @@ def _logs(logs: Sequence[Log]) -> str:
 def _folded(title: str, lines: Sequence[str]) -> str:
     text = html.escape("\n".join(line[:_MAX_LINE] for line in lines))
     return f"<details><summary>{html.escape(title)}</summary><pre>{text}</pre></details>"
-
-
-def _telemetry(found: Mapping[str, tuple[str, Mapping[int, Sequence[tuple[float, float]]]]]) -> str:
-    charts = []
-    for title, (unit, ranks) in found.items():
-        lines = [
-            Line(name=f"rank {rank}", points=points, colour=index if index < NUM_COLOURS else None)
-            for index, (rank, points) in enumerate(ranks.items())
-        ]
-        drawn = line_chart(title, lines, x_label="minutes", y_label=unit, from_zero=True)
-        charts.append(figure(title, drawn, legend(lines, max(0, len(lines) - NUM_COLOURS))))
-    return f'<h2>Devices and hosts</h2><div class="charts">{"".join(charts)}</div>\n' if charts else ""
 
 
 def _metrics(curves: Mapping[str, Curve]) -> str:

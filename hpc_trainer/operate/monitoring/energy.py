@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_trainer.runs.monitoring.telemetry import J_PER_KWH, energy_j, newest_samples
+from hpc_trainer.runs.monitoring.telemetry import J_PER_KWH, newest_energy_j
 from hpc_trainer.runs.reading import is_number
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
@@ -13,7 +13,7 @@ def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
     """`energy_kwh` of all attempts and ranks, `j_per_sample` of what was trained, `co2_g`; {} where nobody knows."""
     if not run.attempts:
         return {}
-    used = energy_j(newest_samples(status.sweep.run(run.run_id), status.faults))
+    used = newest_energy_j(status.sweep.run(run.run_id), status.faults)
     if used is None:
         return {}
     config = run.spec.config

@@ -12,7 +12,7 @@ from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
-_MAX_RUNS, _MAX_POINTS = 3, 200
+_MAX_RUNS, _MAX_RANKS, _MAX_POINTS = 3, 32, 200
 _GB = 1e9
 
 
@@ -72,12 +72,15 @@ def telemetry_charts(status: SweepStatus) -> list[Chart]:
     begun = [run for run in status.runs if run.attempts]
     at_work = [run for run in begun if run.state is RunState.RUNNING]
     newest = sorted(at_work or begun, key=lambda run: run.attempts[-1].start_time)[-_MAX_RUNS:]
-    return [chart for run in newest for chart in _charts(status, run)]
+    return [chart for run in newest for chart in charts_of(status, run)]
 
 
-def _charts(status: SweepStatus, run: RunStatus) -> list[Chart]:
+def charts_of(
+    status: SweepStatus, run: RunStatus, *, of_attempt: int | None = None, always_hosts: bool = False
+) -> list[Chart]:
+    """Of a run, or of one attempt; of hosts where no device tells anything, or always."""
     faults = Faults()
-    samples = read_telemetry(status.sweep.run(run.run_id), faults)
+    samples = read_telemetry(status.sweep.run(run.run_id), faults, of_attempt=of_attempt, most_ranks=_MAX_RANKS)
     status.faults.extend(f"{run.run_id}: {each}" for each in faults)
     by_line: dict[str, list[Sample]] = {}
     for each in samples:
@@ -88,7 +91,7 @@ def _charts(status: SweepStatus, run: RunStatus) -> list[Chart]:
     begin = min(each.time for each in samples)
     has_device = any(each.device is not None for each in samples)
     found = []
-    for quantity in _OF_DEVICE if has_device else _OF_HOST:
+    for quantity in (*_OF_DEVICE, *(_OF_HOST if always_hosts or not has_device else ())):
         lines = [
             Line(name=name, points=points, colour=index if index < NUM_COLOURS else None)
             for index, (name, of_line) in enumerate(by_line.items())

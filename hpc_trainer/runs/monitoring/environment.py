@@ -104,8 +104,14 @@ def first_environment(paths: RunPaths, attempts: int) -> tuple[int, dict[str, An
 def nodes(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
     """What each node of an attempt said of itself, in the order of nodes; those that said nothing are left out."""
     found = (read_json(path, Faults()) for path in paths.logs.glob(f"{paths.environment(attempt).stem}*.json"))
-    kept = [each for each in found if each is not None and each.get("format") == FORMAT]
-    return sorted(kept, key=lambda each: int(each.get("node_rank") or 0))
+    kept = [each for each in found if each is not None and each.get("format") == FORMAT and _is_of_node(each)]
+    return sorted(kept, key=lambda each: each.get("node_rank") or 0)
+
+
+def _is_of_node(record: Mapping[str, Any]) -> bool:
+    devices = record.get("devices")
+    are_devices = isinstance(devices, list) and all(isinstance(each, dict) for each in devices)
+    return are_devices and isinstance(record.get("node_rank") or 0, int)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -129,7 +135,7 @@ def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]], most: int = 
         found = differences(was, now)
         if found:
             more = f", and {len(found) - most} more" if len(found) > most else ""
-            named = "; ".join(f"{each.name} {_short(each.now)} ({_short(each.was)})" for each in found[:most])
+            named = "; ".join(f"{_short(each.name)} {_short(each.now)} ({_short(each.was)})" for each in found[:most])
             lines.append(f"attempt {attempt} ran with {named}{more}; in parentheses attempt {earlier}'s")
     return lines
 

@@ -13,7 +13,7 @@ from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, list_fo
 
 MAX_KEPT = 256
 """Spans, and collectives, of a file: 40 kB."""
-_MAX_TEXT, _MAX_STACK = 2_000, 30
+_MAX_TEXT, _MAX_STACK, _MAX_RANKS = 2_000, 30, 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +93,15 @@ def _read(paths: RunPaths, attempt: int, rank: int, faults: Faults) -> Flight | 
     try:
         found = typed(
             record,
-            {"rank": as_count, "node": as_text, "attempt": as_count, "world_size": as_count, "time": as_time,
-             "why": as_text},
-            {"step": as_count, "error": as_text, "frame": as_text},
+            {"rank": as_count, "node": _as_text, "attempt": as_count, "world_size": _as_size, "time": as_time,
+             "why": _as_text},
+            {"step": as_count, "error": _as_text, "frame": _as_text},
         )  # fmt: skip
         if (found["rank"], found["attempt"]) != (rank, attempt):
             raise ValueError("it is of another rank or attempt")
         return Flight(
             **found,
-            stack=tuple(map(as_text, _items(record, "stack"))),
+            stack=tuple(map(_as_text, _items(record, "stack"))),
             spans=tuple(FlightSpan(**typed(each, *_SPAN)) for each in map(_as_record, _items(record, "spans"))),
             collectives=tuple(
                 Collective(**typed(each, *_COLLECTIVE)) for each in map(_as_record, _items(record, "collectives"))
@@ -112,6 +112,16 @@ def _read(paths: RunPaths, attempt: int, rank: int, faults: Faults) -> Flight | 
     except ValueError as error:
         tell(faults, path, error)
     return None
+
+
+def _as_text(value: object) -> str:
+    return as_text(value)[:_MAX_TEXT]
+
+
+def _as_size(value: object) -> int:
+    if (size := as_count(value)) > _MAX_RANKS:
+        raise ValueError("no run has so many ranks")
+    return size
 
 
 def _as_bool(value: object) -> bool:
@@ -137,9 +147,9 @@ def _or_none(value: object) -> float | None:
     return None if value is None else as_time(value)
 
 
-_SPAN = ({"kind": as_text, "begin": as_time, "end": _or_none}, {"step": as_count})
+_SPAN = ({"kind": _as_text, "begin": as_time, "end": _or_none}, {"step": as_count})
 _COLLECTIVE = (
-    {"group": as_text, "seq": as_count, "name": as_text, "shape": as_text, "num_bytes": as_count, "begin": as_time,
+    {"group": _as_text, "seq": as_count, "name": _as_text, "shape": _as_text, "num_bytes": as_count, "begin": as_time,
      "is_open": _as_bool, "is_p2p": _as_bool},
-    {"step": as_count, "during": as_text},
+    {"step": as_count, "during": _as_text},
 )  # fmt: skip

@@ -8,7 +8,6 @@ Slurm's accounting says of an attempt's allocation, once: accountings forget.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,19 +152,13 @@ def _append(paths: RunPaths, lines: Sequence[Mapping[str, Any]]) -> None:
         append_lines(paths.ledger, lines, sync=False, sealed=True)
 
 
-def _as_seconds(value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
-        return float(value)
-    raise ValueError(f"{str(value)[:40]!r} are no seconds")
-
-
 def _as_table(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise ValueError("seconds are no table")
-    return {as_text(kind): _as_seconds(each) for kind, each in value.items()}
+    return {as_text(kind): as_time(each) for kind, each in value.items()}
 
 
 _SPENT = {"attempt": as_count, "time": as_time, "step": as_count, "steps_done": as_count, "seconds": _as_table}
 _ALLOCATION = {
-    "job_id": as_text, "start_time": as_time, "end_time": as_time, "elapsed_s": _as_seconds, "state": as_text,
+    "job_id": as_text, "start_time": as_time, "end_time": as_time, "elapsed_s": as_time, "state": as_text,
 }  # fmt: skip

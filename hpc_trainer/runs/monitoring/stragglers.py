@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_numb
 MOST_LINES = 1_000
 """Of one attempt; who is slow time and again is known by then."""
 MOST_TOLD = 5
+_MOST_READ = 10 * MOST_LINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +64,9 @@ class StragglerLog:
 
 
 def read_stragglers(paths: RunPaths, faults: Faults | None = None) -> list[Straggler]:
-    """All lines, in order; [] if nobody was slow."""
+    """The newest lines, in order; [] if nobody was slow."""
     lines = (_line(paths, number, record, faults) for number, record in records(paths.stragglers, faults))
-    return [line for line in lines if line is not None]
+    return list(deque((line for line in lines if line is not None), maxlen=_MOST_READ))
 
 
 def _line(paths: RunPaths, number: int, record: dict[str, Any] | None, faults: Faults | None) -> Straggler | None:
@@ -93,15 +96,15 @@ def straggler_lines(lines: Sequence[Straggler]) -> list[str]:
 
 
 def _as_float(value: object) -> float:
-    if is_number(value):
+    if is_number(value) and 0 <= value < math.inf:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    raise ValueError(f"{value!r} is no number")
+    raise ValueError(f"{str(value)[:40]!r} is no number from 0")
 
 
 def _as_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    raise ValueError(f"{value!r} is neither true nor false")
+    raise ValueError(f"{str(value)[:40]!r} is neither true nor false")
 
 
 _KINDS = {

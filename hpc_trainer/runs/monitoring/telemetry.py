@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +22,11 @@ from typing import Any, TypeVar
 
 from hpc_trainer.runs.files import append_lines, to_json, write_atomic
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, records
+from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, read_ends, records
 
 MAX_LINES, _DENSE = 2_048, 256
 """A file never has more lines: below 2 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""
+_MOST_READ = 2 * MAX_LINES  # of a file that is not ours, or of several devices
 _TAIL = 8_192  # bytes that hold the last line
 _LINE = 1_024  # bytes that hold one, mostly
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.jsonl")
@@ -167,12 +169,16 @@ def _elapsed(record: Mapping[str, Any]) -> float:
     return float(value) if is_number(value) else 0.0  # type: ignore[arg-type]
 
 
-def read_telemetry(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
-    """Every sample of a run: by attempt, by rank, and then in the order of writing."""
+def read_telemetry(
+    paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None, most_ranks: int | None = None
+) -> list[Sample]:
+    """Every sample of a run, or of one attempt: by attempt, by rank, and then in the order of writing; of more ranks
+    than `most_ranks` so many of them, in equal spaces.
+    """
     return [
         sample
-        for attempt, rank, path in _files(paths, faults)
-        for _, record in records(path, faults)
+        for attempt, rank, path in _spaced(_files(paths, faults, of_attempt), most_ranks)
+        for _, record in itertools.islice(records(path, faults), _MOST_READ)
         if record is not None and (sample := _sample(attempt, rank, record)) is not None
     ]
 
@@ -184,49 +190,65 @@ def newest_of_ranks(
     ranks than `most_ranks` so many of them, in equal spaces.
     """
     files = _files(paths, faults)
-    files = [each for each in files if each[0] == files[-1][0]]
-    gap = max(1, -(-len(files) // most_ranks))
     found = (
         (attempt, rank, record)
-        for attempt, rank, path in files[::gap]
+        for attempt, rank, path in _spaced([each for each in files if each[0] == files[-1][0]], most_ranks)
         for record in _records_at_ends(path, faults, most_lines * _LINE, first=_TAIL)
     )
     return [sample for each in found if (sample := _sample(*each)) is not None]
 
 
-def newest_samples(paths: RunPaths, faults: Faults | None = None) -> list[Sample]:
-    """The last line of each rank of each attempt, read from the end of its file."""
+def newest_samples(paths: RunPaths, faults: Faults | None = None, *, of_attempt: int | None = None) -> list[Sample]:
+    """The last line of each rank of each attempt, or of one attempt, read from the end of its file."""
     found = (
         (attempt, rank, record)
-        for attempt, rank, path in _files(paths, faults)
+        for attempt, rank, path in _files(paths, faults, of_attempt)
         if (record := _last_record(path, faults)) is not None
     )
     return [sample for each in found if (sample := _sample(*each)) is not None]
 
 
-def _files(paths: RunPaths, faults: Faults | None) -> list[tuple[int, int, str]]:
+_File = tuple[int, int, str]
+"""Attempt, rank, path."""
+
+
+def _files(paths: RunPaths, faults: Faults | None, of_attempt: int | None = None) -> list[_File]:
     names = list_folder(paths.at("telemetry"), Faults() if faults is None else faults) or []
-    found = (_NAME.fullmatch(name) for name in names)
-    return sorted((int(each[1]), int(each[2]), paths.at(f"telemetry/{each[0]}")) for each in found if each is not None)
+    found = [each for name in names if (each := _NAME.fullmatch(name)) and of_attempt in (None, int(each[1]))]
+    return sorted((int(each[1]), int(each[2]), paths.at(f"telemetry/{each[0]}")) for each in found)
+
+
+def _spaced(files: Sequence[_File], most_ranks: int | None) -> list[_File]:
+    ranks = sorted({rank for _, rank, _ in files})
+    gap = 1 if most_ranks is None else max(1, -(-len(ranks) // most_ranks))
+    kept = set(ranks[::gap])
+    return [each for each in files if each[1] in kept]
+
+
+def newest_energy_j(paths: RunPaths, faults: Faults | None = None) -> float | None:
+    """`energy_j` of a run. Where the first rank of an attempt has no GPU and no figure, the others are not read."""
+    found: list[Sample] = []
+    tells: dict[int, bool] = {}
+    for attempt, rank, path in _files(paths, faults):
+        record = _last_record(path, faults) if tells.get(attempt, True) else None
+        if record is None or (sample := _sample(attempt, rank, record)) is None:
+            continue
+        tells.setdefault(attempt, sample.device is not None or energy_j([sample]) is not None)
+        found.append(sample)
+    return energy_j(found)
 
 
 def _last_record(path: str, faults: Faults | None) -> dict[str, Any] | None:
-    found = _records_at_ends(path, faults, _TAIL)
-    return found[-1] if found else None
+    for line in reversed(read_ends(path, faults, last=_TAIL)[1].splitlines()):
+        with contextlib.suppress(ValueError):
+            return parse_record(line)
+    return None
 
 
-def _records_at_ends(path: str, faults: Faults | None, size: int, first: int = 0) -> list[dict[str, Any]]:
+def _records_at_ends(path: str, faults: Faults | None, size: int, first: int) -> list[dict[str, Any]]:
     """What the last `size` bytes hold, and the `first` ones; a line that is torn, or cut by these, is none."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123  (one for each rank of each run)
-            begin = max(0, os.fstat(file.fileno()).st_size - size)
-            lines = file.read(min(first, begin)).splitlines()
-            file.seek(begin)
-            lines += file.read().splitlines()
-    except OSError as error:
-        if faults is not None:
-            faults.refuse(path, error)
-        return []
+    head, tail = read_ends(path, faults, last=size, first=first)
+    lines = [*head.splitlines(), *tail.splitlines()]
     found = []
     for line in lines:
         with contextlib.suppress(ValueError):
@@ -247,22 +269,32 @@ def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None
         return None
 
 
-_WORDS, _LISTS = ("uuid", "name"), ("throttle", "xid")
+_WORDS = ("uuid", "name")
+_MOST_ITEMS = 64  # of a list
 
 
 def _part(kind: type[Part], value: object) -> Part | None:
+    """Of what no counter tells, as a text or a negative number in a figure's place, nothing."""
     if not isinstance(value, dict):
         return None
     found: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
         item = value.get(each.name)
-        if each.name in _LISTS:
-            found[each.name] = tuple(item) if isinstance(item, list) else None
+        if item is None:
+            continue
+        if each.name == "throttle":
+            found[each.name] = _items(item, str)
+        elif each.name == "xid":
+            found[each.name] = _items(item, int)
         elif each.name == "is_lost":
             found[each.name] = True if item is True else None
-        elif isinstance(item, str) if each.name in _WORDS else is_number(item):
+        elif isinstance(item, str) if each.name in _WORDS else is_number(item) and 0 <= item < math.inf:
             found[each.name] = item
     return kind(**found)
+
+
+def _items(value: object, kind: type) -> tuple[Any, ...] | None:
+    return tuple(each for each in value[:_MOST_ITEMS] if type(each) is kind) if isinstance(value, list) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,9 @@ def _as_new(top: str, name: str) -> str:
 
 def _git(folder: str, *argv: str) -> str | None:
     """What git prints; None if it fails. No program that the configuration names is run: it may be a team's."""
-    command = ["git", "-c", "core.fsmonitor=false", "-C", folder, *argv]
+    # Nor is its index refreshed: a lock on that would stop the person's own git.
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "diff.autoRefreshIndex=false"]
+    command += ["-C", folder, *argv]
     try:
         done = subprocess.run(command, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -86,7 +86,12 @@ class Sampler:
     def sampling(self) -> Iterator[None]:
         """Samples while the block runs, and once at its end; an error of the block is not hidden."""
         thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads for this user
+            self.notes.tell("start", f"there is none: {error}")
+            yield
+            return
         try:
             yield
         finally:

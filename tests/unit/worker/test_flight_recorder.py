@@ -21,6 +21,7 @@ from hpc_trainer.runtime.collectives import recent_collectives
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker import flight_recorder as module
 from hpc_trainer.worker.conclude import Stop
 from hpc_trainer.worker.flight_recorder import FlightRecorder
 from tests.unit.operate.inside.flights import entered
@@ -182,3 +183,22 @@ def test_a_kill_while_it_writes_leaves_no_half_file(paths: RunPaths) -> None:
 
 def test_without_a_process_group_torch_has_no_collectives() -> None:
     assert recent_collectives() == []
+
+
+def test_a_driver_that_does_not_answer_keeps_no_rank(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_S", 0.05)
+    answers = threading.Event()
+    stop = Stop(config=make_config(), paths=paths, env=read_rank_env({}), flag=StopFlag(), attempt=0, saved_step=None)
+
+    def ask() -> list[Collective]:
+        answers.wait(60.0)
+        return []
+
+    recorder = FlightRecorder(stop, Spans(), ask)
+    recorder.write("no sign of life for 312 s")
+    assert read_flights(paths, 0) == {}, "it waited for the driver"
+    answers.set()
+    for each in threading.enumerate():
+        if each.name == "flight recorder":
+            each.join(60.0)
+    assert _read(paths).why == "no sign of life for 312 s"

@@ -12,6 +12,7 @@ import torch
 
 from hpc_trainer.features.profile import on_request as module
 from hpc_trainer.features.profile.on_request import StepperOnRequest
+from hpc_trainer.features.profile.stepper import ProfiledStepper
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.profile_request import (
     ProfileAnswer,
@@ -184,3 +185,29 @@ def test_a_full_disk_ends_no_training(
     out = capsys.readouterr().out
     assert "WARNING: the profile could not be written" in out
     assert "WARNING: the answer to a request for a profile could not be written" in out
+
+
+@pytest.mark.parametrize("place", ["read_figures", "step", "stop"])
+def test_what_goes_wrong_in_the_profiler_ends_no_training(
+    slow: tuple[RunPaths, StepperOnRequest], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AttributeError("another torch")
+
+    if place == "read_figures":
+        monkeypatch.setattr(f"{ProfiledStepper.__module__}.read_figures", fail)
+    paths, stepper = slow
+    _asked(paths, ranks=(1,), num_steps=2)
+    _step(stepper, 1)
+    watched = stepper._watched
+    assert watched is not None
+    if place == "step":
+        monkeypatch.setattr(watched._torch, "step", fail)
+    stop = watched._torch.stop
+    if place == "stop":
+        monkeypatch.setattr(watched._torch, "stop", lambda: (stop(), fail()))
+    _step(stepper, 1)
+    stepper.close()
+    _step(stepper, 3)
+    assert _state(paths) == ("failed", "another torch")
+    assert not torch.autograd.profiler._is_profiler_enabled

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpc_trainer.config.rules.validate import validate
+from hpc_trainer.operate.advice import facts
 from hpc_trainer.operate.advice.facts import Facts, Pace, RankUse, pace_of
 from hpc_trainer.operate.advice.rule import Advice, with_values
 from hpc_trainer.operate.advice.rules import RULES, advice_of
@@ -232,3 +234,27 @@ def test_a_gain_is_said_as_a_factor_of_time_or_a_share() -> None:
     facts = facts_of((*SLURM, "hardware.cpus_per_task=8"), ranks=[rank(cpus_allowed=8)])
     (found,) = advice_of(dataclasses.replace(facts))
     assert found.line.endswith("hardware.cpus_per_task=2: about 75% fewer CPUs")
+
+
+def test_figures_that_no_clock_tells_are_left_out() -> None:
+    odd = (-1.0, 1e300, float("nan"), float("inf"), 10**400, True, "1")
+    records = [{"step": step, "step_time_s": 0.1, "data_wait_s": each} for step, each in enumerate(odd, 1)]
+    records += [{"step": 10 + step, "step_time_s": each} for step, each in enumerate(odd)]
+    found = pace_of([*records, {"step": 100, "step_time_s": 0.1, "data_wait_s": 0.1}], [0])
+    assert found is not None
+    assert (found.seconds, found.wait_s) == (pytest.approx(9.9), pytest.approx(9.3))
+
+
+def test_of_a_sweep_of_thousands_some_like_runs_are_looked_at() -> None:
+    run = facts_of().run
+    read: list[str] = []
+
+    def look(run_id: str) -> RunStatus:
+        read.append(run_id)
+        return run
+
+    ids = [str(number) for number in range(1000)]
+    status: Any = SimpleNamespace(
+        states=dict.fromkeys(ids, RunState.COMPLETED), specs=dict.fromkeys(ids, run.spec), run=look
+    )
+    assert len(facts._needs(status, run)) == len(read) == facts.MOST_LIKE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import pytest
 from hpc_trainer.cli.main import main
 from hpc_trainer.operate.inside.lanes import lanes
 from hpc_trainer.operate.inside.page import Log, RunPage, render_run_page
+from hpc_trainer.operate.report.charts import Line
+from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.why import Why
 from hpc_trainer.runs.monitoring.flight import FlightSpan, write_flight
 from hpc_trainer.runs.states import RunState
@@ -51,6 +54,11 @@ def _why(**changes: Any) -> Why:
     return Why(**values)
 
 
+def _chart(title: str, unit: str, points: list[tuple[float, float]]) -> Chart:
+    line = Line(name=title, points=points, colour=0)
+    return Chart(run_id=title, title=title, unit=unit, words=str, lines=[line], more=0)
+
+
 def _hostile_page() -> str:
     bad = HOSTILE
     why = _why(
@@ -67,7 +75,7 @@ def _hostile_page() -> str:
             flights={0: strange, 1: flight(1, 811)},
             logs=[Log(name=bad, lines=[bad])],
             curves={bad: [(1, 2.0), (2, 3.0)]},
-            telemetry={bad: (bad, {0: [(0.0, 1.0), (1.0, 2.0)]})},
+            telemetry=[_chart(bad, bad, [(0.0, 1.0), (1.0, 2.0)])],
             notes=[bad],
         )
     )
@@ -91,7 +99,7 @@ def test_all_that_is_known_is_on_it() -> None:
         RunPage(
             why=_why(), flights={0: flight(0, 812, is_open=True, stack=("here",)), 1: flight(1, 811, kind="data_wait")},
             logs=[Log(name="attempt-000.rank-0.log", lines=["hello"])], curves={"loss": [(1, 2.0), (2, 1.0)]},
-            telemetry={"GPU power": ("W", {0: [(0.0, 300.0), (1.0, 310.0)]})},
+            telemetry=[_chart("GPU power", "W", [(0.0, 300.0), (1.0, 310.0)])],
         ),
         now=END,
     )  # fmt: skip
@@ -154,6 +162,7 @@ def test_the_command_writes_it_of_one_run(
     write_flight(paths, flight(0, 812, is_open=True, world=2))
     write_flight(paths, flight(1, 811, kind="data_wait", world=2))
     paths.log(0, 0).write_text(f"line\n{HOSTILE}\n")
+    os.mkfifo(paths.log(0, 1))  # nobody waits for it
     (paths.folder / "telemetry").mkdir()
     samples = [
         {"time": END + 60 * minute, "step": minute, "device": None, "host": {"cpus": 1.5, "rss_bytes": 2e9}}
@@ -167,7 +176,7 @@ def test_the_command_writes_it_of_one_run(
     assert out.rstrip().endswith(f"Page: {page}")
     text = Outline(page.read_text()).text
     assert HOSTILE in text
-    assert "cores busy" in text
+    assert "Busy cores" in text
     assert "rank 1 on node01 never entered the 812th collective" in text
     assert page.stat().st_mode & 0o777 == 0o600
     code, out, _ = cli("why", run_id, "--html", str(page), "--json")

@@ -9,8 +9,10 @@ import pytest
 from hpc_trainer.operate.report.telemetry import render_telemetry, telemetry_charts
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.monitoring import telemetry
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
@@ -128,3 +130,26 @@ def test_a_report_of_runs_without_gpus_draws_their_hosts(sweep: SweepOnDisk) -> 
     assert [(each.title, each.lines[0].points) for each in charts] == [
         ("Busy cores", [(0.0, 1.0)]), ("Resident memory", [(0.0, 2.0)]),
     ]  # fmt: skip
+
+
+def test_where_no_energy_can_be_known_one_file_of_an_attempt_is_read(
+    sweep: SweepOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sweep.run()
+    paths.telemetry.mkdir(parents=True)
+    for attempt, rank, host in ((0, 0, Host(cpus=1.0)), (0, 1, Host(energy_j=9.0)), (1, 0, Host(energy_j=2.0)),
+                                (1, 1, Host()), (1, 2, Host(energy_j=3.0))):  # fmt: skip
+        sample = Sample(
+            attempt=attempt, rank=rank, time=1e9, elapsed_s=0.0, node="n7", step=0, device=None, host=host,
+        )  # fmt: skip
+        append_samples(paths, [sample])
+    read: list[str] = []
+    ends = telemetry.read_ends
+
+    def counted(path: str, faults: Faults | None, *, last: int) -> tuple[bytes, bytes]:
+        read.append(path)
+        return ends(path, faults, last=last)
+
+    monkeypatch.setattr(telemetry, "read_ends", counted)
+    assert telemetry.newest_energy_j(paths) == 5.0
+    assert len(read) == 1 + 3

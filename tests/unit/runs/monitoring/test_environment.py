@@ -44,6 +44,9 @@ def test_what_is_written_is_read_back(paths: RunPaths) -> None:
     for rank in (10, 2):
         write_environment(paths, 0, {"node": f"n{rank}", "node_rank": rank, "devices": []}, node_rank=rank)
 
+    write_environment(paths, 0, {"node": "odd", "node_rank": "3", "devices": []}, node_rank=3)
+    write_environment(paths, 0, {"node": "odd", "node_rank": 4, "devices": [7]}, node_rank=4)
+
     record = read_environment(paths, 0)
 
     assert record is not None

@@ -50,7 +50,7 @@ def test_a_record_is_bounded(paths: RunPaths) -> None:
 
 DAMAGE: list[Any] = [
     {"rank": 1}, {"attempt": 3}, {"time": "now"}, {"node": None}, {"spans": 3}, {"spans": [3]}, {"spans": [{}]},
-    {"collectives": [{"group": "g"}]}, {"stack": [None]}, {"why": 3}, {"step": -1},
+    {"collectives": [{"group": "g"}]}, {"stack": [None]}, {"why": 3}, {"step": -1}, {"world_size": 2**62},
     {"collectives": [{"group": "g", "seq": 1, "name": "n", "shape": "", "num_bytes": 1, "begin": 1.0, "is_open": 1,
                       "is_p2p": False}]},
 ]  # fmt: skip

@@ -87,6 +87,7 @@ def test_allocations_are_told_once_each(paths: RunPaths) -> None:
         '{"event": "spent", "attempt": 0, "time": 1, "step": 1, "steps_done": 1, "seconds": {"step": -1}}',
         '{"event": "spent", "attempt": 0, "time": 1, "step": 1, "steps_done": 1, "seconds": {"step": "many"}}',
         '{"event": "spent", "attempt": 0, "time": 1, "step": 1, "steps_done": 1, "seconds": 3}',
+        '{"event": "spent", "attempt": 0, "time": 1, "step": 1, "steps_done": 1, "seconds": {"step": 1.7e308}}',
         '{"event": "spent", "attempt": -1, "time": 1, "step": 1, "steps_done": 1, "seconds": {}}',
     ],
 )  # fmt: skip

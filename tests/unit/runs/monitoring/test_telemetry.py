@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from hpc_trainer.runs.monitoring.telemetry import (
     Sample,
     append_samples,
     energy_j,
+    newest_of_ranks,
     newest_samples,
     read_telemetry,
     summary,
@@ -138,3 +141,35 @@ def test_energy_is_of_devices_where_they_tell_it_and_else_of_the_node() -> None:
     # Several devices of one rank: a program that drives all GPUs of its node.
     both = [_sample(0, energy_j=10.0), dataclasses.replace(_sample(0), device=Device(uuid="GPU-b", energy_j=3.0))]
     assert energy_j(both) == 13.0
+
+
+def test_a_pipe_and_an_endless_file_are_told_and_nobody_waits_for_them(paths: RunPaths) -> None:
+    append_samples(paths, [_sample(1)])
+    os.mkfifo(paths.telemetry_file(0, 1))
+    paths.telemetry_file(0, 2).symlink_to("/dev/zero")
+    for read in (newest_samples, read_telemetry, partial(newest_of_ranks, most_ranks=8)):
+        faults = Faults()
+        assert [each.rank for each in read(paths, faults=faults)] == [0]
+        assert len(faults) == 2
+        assert "pipe" in faults[0]
+        assert "device" in faults[1]
+
+
+_ODD = (
+    '{"cpus": NaN, "rss_bytes": -5, "cpus_allowed": 1e999, "major_faults": "3", "disk_read_bytes": [1]}',
+    '{"xid": [[1], {}, "79", true, 48], "throttle": [1, ["hw_thermal"], "hw_thermal"], "power_w": -Infinity}',
+)
+
+
+def test_figures_that_no_counter_tells_are_left_out(paths: RunPaths) -> None:
+    line = f'{{"time": 1, "elapsed_s": 1, "host": {_ODD[0]}, "device": {_ODD[1]}}}\n'
+    append_texts(paths.telemetry_file(0, 0), [line])
+    (sample,) = read_telemetry(paths)
+    assert sample.host == Host()
+    assert sample.device == Device(xid=(48,), throttle=("hw_thermal",))
+    assert summary([sample]).run.xid == (48,)
+
+
+def test_of_a_file_without_end_so_much_is_read(paths: RunPaths) -> None:
+    append_texts(paths.telemetry_file(0, 0), ['{"time": 1, "elapsed_s": 1}\n' * (3 * MAX_LINES)])
+    assert len(read_telemetry(paths)) == 2 * MAX_LINES

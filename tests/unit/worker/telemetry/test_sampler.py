@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from hpc_trainer.runs.monitoring.telemetry import Device, Host, read_telemetry
 from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.program import run_program
 from hpc_trainer.worker.telemetry import sampler as module
 from hpc_trainer.worker.telemetry.sampler import Sampler, sampler_of
@@ -208,3 +210,20 @@ def test_a_program_and_its_children_are_sampled(tmp_path: Path) -> None:
     own = psutil.Process().memory_info().rss
     assert max(each.rss_bytes or 0 for each in found) > own + (150 << 20)
     assert max(each.cpus or 0.0 for each in found) > 0.01
+
+
+def test_a_user_who_may_have_no_more_threads_trains_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sampler = _sampler(tmp_path)
+    paths = RunPaths(tmp_path / "r")
+    paths.logs.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with sampler.sampling(), recording(TrainConfig(), paths, read_rank_env({}), 2):
+            trained = True
+    assert trained
+    assert caplog.text.count("can't start new thread") == 2
