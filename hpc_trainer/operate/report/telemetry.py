@@ -82,10 +82,10 @@ def charts_of(
     faults = Faults()
     samples = read_telemetry(status.sweep.run(run.run_id), faults, of_attempt=of_attempt, most_ranks=_MAX_RANKS)
     status.faults.extend(f"{run.run_id}: {each}" for each in faults)
-    by_line: dict[str, list[Sample]] = {}
+    by_line: dict[str, dict[int, list[Sample]]] = {}
     for each in samples:
         uuid = "" if each.device is None or each.device.uuid is None else f" {each.device.uuid[:12]}"
-        by_line.setdefault(f"rank {each.rank}{uuid}", []).append(each)
+        by_line.setdefault(f"rank {each.rank}{uuid}", {}).setdefault(each.attempt, []).append(each)
     if not samples:
         return []
     begin = min(each.time for each in samples)
@@ -94,14 +94,15 @@ def charts_of(
     for quantity in (*_OF_DEVICE, *(_OF_HOST if always_hosts or not has_device else ())):
         lines = [
             Line(name=name, points=points, colour=index if index < NUM_COLOURS else None)
-            for index, (name, of_line) in enumerate(by_line.items())
-            if (points := _points(of_line, quantity, begin))
+            for index, (name, by_attempt) in enumerate(by_line.items())
+            for together in by_attempt.values()  # a line through the time between two would tell of nothing
+            if (points := _points(together, quantity, begin))
         ]
         if lines:
             found.append(
                 Chart(
                     run_id=run.run_id, title=quantity.title, unit=quantity.unit, words=quantity.words, lines=lines,
-                    more=sum(each.colour is None for each in lines),
+                    more=len({each.name for each in lines if each.colour is None}),
                 )
             )  # fmt: skip
     return found
@@ -130,4 +131,5 @@ def _figure(chart: Chart) -> str:
     svg = line_chart(
         chart.title, chart.lines, x_label="minutes", y_label=chart.unit, from_zero=True, y_words=chart.words
     )
-    return f"<figure><h3>{html.escape(chart.title)}</h3>{svg}{legend(chart.lines, chart.more)}</figure>"
+    names = list({each.name: each for each in chart.lines}.values())
+    return f"<figure><h3>{html.escape(chart.title)}</h3>{svg}{legend(names, chart.more)}</figure>"

@@ -109,6 +109,27 @@ def test_a_report_draws_each_rank_over_time(sweep: SweepOnDisk) -> None:
     assert "<b>" not in page
 
 
+def test_no_line_goes_through_the_time_between_two_attempts(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    paths = sweep.run()
+    paths.telemetry.mkdir()
+    for attempt, begin in enumerate((1e9, 1e9 + 600)):
+        samples = [
+            Sample(
+                attempt=attempt, rank=0, time=begin + second, elapsed_s=float(second), node="n7", step=1, device=None,
+                host=Host(cpus=1.0),
+            )
+            for second in range(2)
+        ]  # fmt: skip
+        append_samples(paths, samples)
+    (chart,) = telemetry_charts(read_status(sweep.paths))
+    assert [[minutes for minutes, _ in each.points] for each in chart.lines] == [
+        [0.0, pytest.approx(1 / 60)], [10.0, pytest.approx(601 / 60)],
+    ]  # fmt: skip
+    assert {each.colour for each in chart.lines} == {0}
+    assert render_telemetry([chart]).count("</svg>rank 0<") == 1
+
+
 def test_a_report_of_runs_without_gpus_draws_their_hosts(sweep: SweepOnDisk) -> None:
     sweep.start(resumed=0)
     assert telemetry_charts(read_status(sweep.paths)) == []
