@@ -113,7 +113,7 @@ def _of_one(run: RunStatus, gpu: GpuNow | None, width: int) -> list[Text]:
 def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
     """Loss, learning rate and speed of a run at work, the most telling first."""
     speed = run.speed
-    words = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if key in run.metrics]
+    words = [f"{key} {figure(float(run.metrics[key]))}" for key in ("loss", "lr") if _is_known(run, key)]
     throughput = throughput_words(speed)
     words += [throughput] if throughput is not None else []
     if "step_time_s" in speed:
@@ -123,6 +123,10 @@ def _figures(run: RunStatus, *, has_gpu: bool) -> list[str]:
     if "mfu" in speed or has_gpu:
         words.append(f"mfu {speed['mfu']:.0%}" if "mfu" in speed else "mfu unknown")
     return words
+
+
+def _is_known(run: RunStatus, metric: str) -> bool:
+    return run.metrics.get(metric) is not None  # as null it may stand in a heartbeat
 
 
 def _ms(seconds: float) -> str:
@@ -194,7 +198,7 @@ def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
     if run.state is not RunState.RUNNING:
         return {}
     found = {"eta": f"ETA {short_duration(run.eta_s)}"} if run.eta_s is not None else {}
-    if "loss" in run.metrics:
+    if _is_known(run, "loss"):
         found["loss"] = f"loss {run.metrics['loss']:.3f}"
     throughput = throughput_words(run.speed)
     if throughput is not None:
@@ -208,7 +212,7 @@ def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
         found["mfu"] = f"mfu {run.speed['mfu']:.0%}"
     if "step_time_s" in run.speed:
         found["step"] = f"a step {_ms(run.speed['step_time_s'])}"
-    if "lr" in run.metrics:
+    if _is_known(run, "lr"):
         found["lr"] = f"lr {figure(float(run.metrics['lr']))}"
     return found
 

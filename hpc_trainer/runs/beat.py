@@ -22,6 +22,8 @@ from hpc_trainer.runs.reading import (
 )
 from hpc_trainer.runs.states import DONE
 
+_MOST_REMARKS, _MAX_REMARK = 8, 2_000
+
 
 def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     """`step`, `attempt`, `time`, figures of speed, `metrics` and `remarks`; {} if there is none that can be read."""
@@ -35,7 +37,8 @@ def read_heartbeat(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     }
     remarks = beat.get("remarks")
     if isinstance(remarks, dict):
-        others["remarks"] = {name: text for name, text in remarks.items() if isinstance(text, str)}
+        told = [(name, text[:_MAX_REMARK]) for name, text in remarks.items() if isinstance(text, str)]
+        others["remarks"] = dict(told[:_MOST_REMARKS])
     return {**others, **known, **_with_metrics(beat)}
 
 

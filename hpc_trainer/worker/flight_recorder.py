@@ -88,7 +88,7 @@ class FlightRecorder:
 
     def _flight(self, why: str, error: BaseException | None) -> Flight:
         now, run, env = time.time(), self.run, self._stop.env
-        spans = [*_spans(self._kept, now)]
+        spans = [*_spans(self._kept)]
         ends = [] if run is None else [*run.step_ends]
         stack = traceback.format_exception(error) if error is not None else _stack()
         text = "".join(stack)
@@ -109,8 +109,10 @@ class FlightRecorder:
         )  # fmt: skip
 
 
-def _spans(kept: Spans, now: float) -> Iterator[FlightSpan]:
-    for kind, begin, end, step in kept.recent()[-MAX_KEPT:]:
+def _spans(kept: Spans) -> Iterator[FlightSpan]:
+    found = kept.recent()[-MAX_KEPT:]
+    now = max(end for _, _, end, _ in found)  # by their own clock: the wall's may have been set since they began
+    for kind, begin, end, step in found:
         yield FlightSpan(kind=kind.value, begin=begin, end=None if now - end < _JUST_S else end, step=step)
 
 

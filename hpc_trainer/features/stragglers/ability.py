@@ -12,7 +12,7 @@ from torch import nn
 
 from hpc_trainer.features.stragglers.judge import Judge, Verdict
 from hpc_trainer.features.stragglers.own_time import MOST_STEPS, OwnTime
-from hpc_trainer.runs.monitoring.stragglers import Straggler, StragglerLog
+from hpc_trainer.runs.monitoring.stragglers import MOST_TOLD, Straggler, StragglerLog
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.training.ability import Ability, Building
@@ -110,7 +110,8 @@ class StragglersAbility(Ability):
             self._slow[found.rank] = found.in_words()
         else:
             self._slow.pop(found.rank, None)
-        self._run.remark("stragglers", "; ".join(self._slow.values()) or None)
+        more = [f"and {len(self._slow) - MOST_TOLD} more rank(s)"] if len(self._slow) > MOST_TOLD else []
+        self._run.remark("stragglers", "; ".join([*self._slow.values()][:MOST_TOLD] + more) or None)
 
 
 ABILITY = StragglersAbility

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
-from hpc_trainer.runs.monitoring.telemetry import Sample, newest_of_ranks, summary
+from hpc_trainer.runs.monitoring.telemetry import Sample, mean_of, newest_of_ranks, summary
 from hpc_trainer.runs.reading import Faults, is_number, read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
@@ -230,9 +229,3 @@ def worked_s(run: RunStatus) -> float:
 def percentile_95(values: Sequence[float]) -> float:
     """The nearest rank; of few values the largest."""
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
-
-
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is."""
-    known = [each for each in values if each is not None]
-    return statistics.fmean(known) if known else None

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from hpc_trainer.config.mesh import num_blocks
 from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import CompileScope
-from hpc_trainer.operate.advice.facts import Facts, mean_of, worked_s
+from hpc_trainer.operate.advice.facts import Facts, worked_s
 from hpc_trainer.operate.advice.rule import LEAST_LOST_S, Change, Finding, Gain, Rule
+from hpc_trainer.runs.monitoring.telemetry import mean_of
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import best_interval, mean_time_between_interruptions
 

@@ -28,6 +28,7 @@ from hpc_trainer.state.status import RunStatus, read_status
 
 # Answers are files; whether the run has ended may be a question to Slurm.
 _POLL_S, _STATUS_S = 0.25, 10.0
+_LONGEST_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,8 @@ def _check(run: RunStatus, num_steps: int, ranks: Sequence[int], timeout_s: floa
     if not 1 <= num_steps <= MAX_STEPS:
         nearest = min(max(num_steps, 1), MAX_STEPS)
         raise ConfigError(f"--steps={num_steps} must be 1 to {MAX_STEPS}. Use {nearest}.")
-    if not timeout_s > 0:
-        raise ConfigError(f"--timeout={timeout_s:g} must be greater than 0 seconds. Use 600.")
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise ConfigError(f"--timeout={timeout_s:g} must be greater than 0 and at most {_LONGEST_S:g} s. Use 600.")
     world = run.spec.shape.world_size
     wrong = [rank for rank in ranks if not 0 <= rank < world]
     if wrong or not ranks:

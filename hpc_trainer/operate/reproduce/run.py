@@ -21,7 +21,7 @@ from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.state.status import read_status
 
-_POLL_S, _SLURM_POLL_S = 0.2, 5.0
+_POLL_S, _SLURM_POLL_S = 0.2, 10.0
 
 
 @dataclass(slots=True, kw_only=True)

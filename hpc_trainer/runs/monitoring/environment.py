@@ -15,6 +15,7 @@ from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.reading import Faults, read_json, tell
 
 FORMAT = 1
+_MOST_COMPARED = 50
 # Their values change with each job, place or person, and change no result.
 _NOT_COMPARED = (
     "SLURM_", "HPC_TRAINER_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -141,8 +142,11 @@ def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]], most: int = 
 
 
 def changes_of(paths: RunPaths, attempts: int) -> list[str]:
-    """The lines of `attempt_lines` for a run. A record that is missing or damaged is passed over."""
-    found = ((attempt, read_environment(paths, attempt, Faults())) for attempt in range(attempts))
+    """The lines of `attempt_lines` for a run's newest attempts. A record that is missing or damaged is passed over."""
+    if attempts < 2:  # 10,000 runs have one each, and there is nothing to compare
+        return []
+    newest = range(max(0, attempts - _MOST_COMPARED), attempts)
+    found = ((attempt, read_environment(paths, attempt, Faults())) for attempt in newest)
     return attempt_lines([(attempt, record) for attempt, record in found if record is not None])
 
 

@@ -343,9 +343,9 @@ def _usage(samples: Sequence[Sample]) -> Usage:
     told = sum(each.throttle is not None for each in devices)
     return Usage(
         num_samples=len(samples),
-        utilisation=_mean(each.utilisation for each in devices),
-        power_w=_mean(each.power_w for each in devices),
-        cpus=_mean(each.cpus for each in hosts),
+        utilisation=mean_of(each.utilisation for each in devices),
+        power_w=mean_of(each.power_w for each in devices),
+        cpus=mean_of(each.cpus for each in hosts),
         cpus_allowed=_most(each.cpus_allowed for each in hosts),
         max_temperature_c=_most(each.temperature_c for each in devices),
         max_memory_used=_most(each.memory_used for each in devices),
@@ -379,7 +379,8 @@ def energy_j(samples: Iterable[Sample]) -> float | None:
 Number = TypeVar("Number", int, float)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None if none is."""
     known = [each for each in values if each is not None]
     return statistics.fmean(known) if known else None
 

@@ -261,3 +261,13 @@ def test_a_pipe_gets_lines(
     assert second.startswith(f"{ids[1]}  RUNNING")
     assert third.startswith(f"{ids[2]}  PENDING")
     assert [line.split()[:2] for line in ends] == [[run_id, "COMPLETED"] for run_id in ids]
+
+
+def test_a_metric_that_is_null_is_not_shown(sweep: SweepOnDisk) -> None:
+    beat = read_json(sweep.run(0).heartbeat) or {}
+    write_json(sweep.run(0).heartbeat, {**beat, "metrics": dict.fromkeys(("loss", "lr"))})
+    runs = read_status(sweep.paths).runs
+    for shown in (runs[:1], runs):
+        text = table_of(shown, {}, width=160, height=20).plain.splitlines()[0 if len(shown) > 1 else slice(None)]
+        assert "RUNNING" in str(text)
+        assert "loss" not in str(text)

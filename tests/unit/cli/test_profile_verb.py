@@ -52,7 +52,7 @@ def at_work(runs_dir: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
 
 def _answering(paths: RunPaths, answer: Callable[[str, int], ProfileAnswer | None]) -> threading.Thread:
     def work() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while (request := read_request(paths)) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -133,10 +133,10 @@ def test_a_run_that_ends_meanwhile(
 ) -> None:
     monkeypatch.setattr(module, "_STATUS_S", 0.0)
 
-    def dies(name: str, rank: int) -> ProfileAnswer:
+    def dies(name: str, rank: int) -> None:
+        write_answer(at_work.run(), rank, ProfileAnswer(id=name, state="watching", attempt=0, step=9))
         fake_slurm.answer("squeue", "")
         at_work.end(state=RunState.FAILED, cause="exception", step=12)
-        return ProfileAnswer(id=name, state="watching", attempt=0, step=9)
 
     thread = _answering(at_work.run(), dies)
     code, _, err = cli("profile", at_work.specs[0].run_id, "--timeout", "20")
@@ -154,6 +154,8 @@ REFUSED: list[tuple[tuple[str, ...], int, str]] = [
     (("--ranks", "x"), 2, "ranks with commas between them, or all"),
     (("--ranks", ""), 2, "ranks with commas between them, or all"),
     (("--timeout", "0"), 2, "greater than 0"),
+    (("--timeout", "inf"), 2, "--timeout=inf must be greater than 0 and at most 86400 s"),
+    (("--timeout", "nan"), 2, "greater than 0"),
 ]
 
 

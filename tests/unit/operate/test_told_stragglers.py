@@ -11,6 +11,7 @@ import pytest
 from hpc_trainer.cli.run_verbs import run_status
 from hpc_trainer.operate.report.data import build_report
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.beat import read_heartbeat
 from hpc_trainer.runs.files import read_json, write_json
 from hpc_trainer.runs.monitoring import stragglers
 from hpc_trainer.runs.monitoring.stragglers import MOST_TOLD, Straggler, StragglerLog, read_stragglers
@@ -92,3 +93,12 @@ def test_a_file_is_bounded_and_a_full_disk_is_borne(sweep: SweepOnDisk, monkeypa
     sweep.run().stragglers.unlink()
     sweep.run().stragglers.mkdir()
     StragglerLog(sweep.run()).append(SLOW)
+
+
+def test_of_a_heartbeat_that_others_wrote_a_few_remarks_are_told(tmp_path: Path) -> None:
+    beat = tmp_path / "heartbeat.json"
+    remarks = {str(number): "x" * 10_000 for number in range(100)} | {"odd": 7}
+    beat.write_text(json.dumps({"step": 1, "remarks": remarks}))
+    told = read_heartbeat(beat)["remarks"]
+    assert len(told) <= 8
+    assert max(map(len, told.values())) <= 2_000

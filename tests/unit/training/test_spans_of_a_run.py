@@ -6,8 +6,6 @@ import json
 import time
 from pathlib import Path
 
-import pytest
-
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.ledger import read_ledger_file
 from hpc_trainer.runtime.rank_env import read_rank_env
@@ -42,7 +40,7 @@ def test_the_shared_loop(tmp_path: Path) -> None:
     assert len(waits) == 20 - first
     (spent,) = read_ledger_file(run.paths).spent.values()  # no worker: the heartbeat alone
     assert (spent.attempt, spent.steps_done) == (1, 20 - first)
-    assert spent.seconds["step"] == pytest.approx(run.spans.seconds()[Kind.step], abs=0.5)
+    assert 0 < spent.seconds["step"] <= run.spans.seconds()[Kind.step] + 0.001  # rounded; what follows counts too
     assert "spent" in json.loads(run.paths.heartbeat.read_text())
 
 

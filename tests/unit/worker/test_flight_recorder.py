@@ -202,3 +202,18 @@ def test_a_driver_that_does_not_answer_keeps_no_rank(paths: RunPaths, monkeypatc
         if each.name == "flight recorder":
             each.join(60.0)
     assert _read(paths).why == "no sign of life for 312 s"
+
+
+@pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
+def test_a_clock_that_was_set_opens_and_closes_no_span(paths: RunPaths, set_by_s: float) -> None:
+    spans = Spans()
+    with spans.within(Kind.imports):
+        pass
+    time.sleep(0.06)
+    spans._zero -= set_by_s  # it was read when the process began
+    recorder = _recorder(paths, spans)
+    with spans.within(Kind.data_wait):
+        recorder.write("no sign of life")
+    assert {each.kind: each.end is None for each in _read(paths).spans} == {
+        "imports": False, "start_up": True, "data_wait": True,
+    }  # fmt: skip

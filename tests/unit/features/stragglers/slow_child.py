@@ -22,7 +22,7 @@ from hpc_trainer.training import build
 from tests.unit.training.rank_end import leave
 from tests.unit.training.world_child import compose, play
 
-SLOW_S = 0.03
+SLOW_S = 0.05
 
 
 class SlowData:

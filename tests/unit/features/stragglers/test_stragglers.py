@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpc_trainer.features.stragglers.ability import StragglersAbility
+from hpc_trainer.features.stragglers.judge import Verdict
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
-from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers
+from hpc_trainer.runs.monitoring.stragglers import MOST_TOLD, Straggler, StragglerLog, read_stragglers
 from hpc_trainer.runs.reading import read_json
 from tests.unit.features.stragglers.slow_child import SLOW_S
+from tests.unit.runs.builders import make_config
 from tests.unit.training.ranks import play_jobs
 
 CNN = ("experiment=digits", "model=cnn", "train.global_batch_size=48")
@@ -96,3 +100,15 @@ def test_lines_are_read_back(tmp_path: Path) -> None:
     assert said.in_words() == (
         "rank 3 on n2 takes 1.83 times as long as the others (180 ms of a step, 100 ms): in its forward and backward"
     )
+
+
+def test_a_remark_of_many_slow_ranks_is_short() -> None:
+    ability, said = StragglersAbility(make_config()), list[str | None]()
+    ability._log, ability._nodes, ability._slow = StragglerLog(RunPaths(Path("/nowhere"))), ["n1"] * 500, {}
+    run: Any = SimpleNamespace(attempt=0, remark=lambda name, text: said.append(text))
+    ability._run = run
+    for rank in range(500):
+        ability._say(3, Verdict(rank=rank, is_slow=True, factor=2.0, own_s=0.2, others_s=0.1, is_data=False))
+    assert said[-1] is not None
+    assert said[-1].endswith(f"; and {500 - MOST_TOLD} more rank(s)")
+    assert len(said[-1]) < 1_000

@@ -11,6 +11,7 @@ import pytest
 
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runs.monitoring import environment
 from hpc_trainer.runs.monitoring.environment import (
     attempt_lines,
     changes_of,
@@ -114,3 +115,14 @@ def test_a_damaged_record_is_a_fault_and_for_reproduce_an_error(paths: RunPaths,
     with pytest.raises(RunStateError, match=why):
         first_environment(paths, 1)
     assert first_environment(RunPaths(paths.folder / "other"), 3) is None
+
+
+def test_of_one_attempt_nothing_is_read_and_of_hundreds_the_newest(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(environment, "read_environment", lambda paths, attempt, faults: read.append(attempt))
+    assert environment.changes_of(paths, 1) == environment.changes_of(paths, 0) == []
+    assert read == []
+    assert environment.changes_of(paths, 500) == []
+    assert read == list(range(450, 500))

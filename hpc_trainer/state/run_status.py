@@ -1,0 +1,212 @@
+"""How one run stands, as every verb shows it: from its folder, and from what the scheduler says of its job."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_trainer.errors import ExitCode
+from hpc_trainer.runs.failure import read_failure
+from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.monitoring.warnings import read_warnings
+from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.spec import RunSpec
+from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
+from hpc_trainer.slurm.reasons import explain_reason
+from hpc_trainer.slurm.states import NOT_BEGUN
+from hpc_trainer.state.journal import Attempt
+from hpc_trainer.state.last_words import words_before_the_worker, words_of_death
+from hpc_trainer.state.run_folder import RunFolder
+from hpc_trainer.state.run_state import End, SchedulerView, ended_before_it_began
+from hpc_trainer.state.submissions import Submission
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: 10,000 of them would take 45 ms more
+class RunStatus:
+    """One run, as `status` shows it. `step` is the newest one known; `age_s` how old that knowledge is."""
+
+    spec: RunSpec
+    state: RunState
+    step: int
+    attempts: list[Attempt]
+    job_id: str | None
+    cause: str | None
+    node: str | None
+    metrics: Mapping[str, Any]
+    steps_per_s: float | None
+    eta_s: float | None
+    age_s: float | None
+    num_steps: int
+    """Of the whole run; 0 if nobody knows."""
+    speed: Mapping[str, float] = field(default_factory=dict)
+    """The newest figures of `runs.metrics_log.SPEED`, of a run that works or is complete."""
+    remarks: Sequence[str] = ()
+    """What its newest attempt says that a person should know, while it works: a rank that holds up the others."""
+    failure: Mapping[str, Any] = field(default_factory=dict)
+    stop_s: float | None = None
+    """How long this run needs to stop: a step and a save, the slowest 1 % of both, as it measured itself."""
+    submission: Submission | None = None
+    """The newest: an array of the sweep's, or a successor job."""
+    waits_in_sweep: bool = False
+    """PENDING in the sweep's own queue: no scheduler has it yet."""
+    own_job: str | None = None
+    """The id of its Slurm job, if that is surely its own: only then may it get a signal, and others wait for it."""
+    waiting_job: str | None = None
+    """The id of its Slurm job, if the queue shows that it has not begun."""
+    elsewhere: str | None = None
+    """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
+    device_warning: str | None = None
+    """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`)."""
+    pending_reason: str | None = None
+    """Slurm's own word for why its job waits; None if none of its jobs does."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.spec.run_id
+
+    @property
+    def progress(self) -> str:
+        """Steps as a table shows them: `120/200`; of a program that has not said how many there are `120`, or `-`."""
+        return f"{self.step}/{self.num_steps}" if self.num_steps else str(self.step or "-")
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """The first error that it recorded: `type`, `message`, `exit_code`, `traceback`, ...; {} if none."""
+        return self.failure or (self.attempts[-1].error if self.attempts else {})
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run is not complete, in a line; None if nothing tells that.
+
+        The first error that it recorded, else the cause and what its job waits for.
+        """
+        if self._failure_text is not None:
+            return self._failure_text.splitlines()[0]
+        word = self.pending_reason
+        waits = None if word is None else f"{word}: {explain_reason(word).says}"
+        return "; ".join(each for each in (self.cause, waits) if each is not None) or None
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with a run that works, or is complete: a GPU, or metrics that are no finite number."""
+        if self.device_warning is not None:
+            return self.device_warning
+        if self.cause != NOT_FINITE:
+            return None
+        numbers = ((key, value) for key, value in self.metrics.items() if isinstance(value, float))
+        bad = [f"{key}={value}" for key, value in numbers if not math.isfinite(value)]
+        return f"complete, but not finite: {', '.join(bad)}"
+
+    @property
+    def whole_reason(self) -> str | None:
+        """As `reason`; of a configuration that cannot be (exit 78) every line: the last one says what to do."""
+        return self._failure_text if self.error.get("exit_code") == ExitCode.CONFIG else self.reason
+
+    @property
+    def _failure_text(self) -> str | None:
+        kind, message = self.error.get("type"), str(self.error.get("message", "")).strip()
+        if self.state not in (RunState.FAILED, RunState.OUT_OF_MEMORY) or not message:
+            return None
+        return f"{kind}: {message}" if kind else f"{self.cause}: {message}"
+
+
+def status_of(
+    spec: RunSpec, folder: RunFolder, view: SchedulerView, decided: End, refused: str | None, faults: Faults
+) -> RunStatus:
+    """What its folder and the scheduler say of a run, of which `decided` is the state, the cause and the node.
+
+    `refused`: Slurm's words, if it took no job of it.
+    """
+    state, cause, node = decided
+    newest = folder.newest
+    failure: Mapping[str, Any] = {}
+    if ended_before_it_began(folder, state):
+        failure = words_before_the_worker(folder, _setup_of(spec), faults)
+    elif state is RunState.FAILED and newest is not None:
+        # Written by the first rank that failed: rank 0 may have been killed before it could tell.
+        failure = read_failure(folder.paths.failure(newest.attempt), faults)
+    if not failure and state in _DIED and folder.is_on_slurm and newest is not None and not newest.has_ended:
+        failure = words_of_death(folder, faults)
+    if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
+        state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
+    if refused is not None and not state.is_active and state is not RunState.COMPLETED:
+        state, cause = RunState.FAILED, f"Slurm refused it: {refused}"
+    beat = folder.heartbeat
+    seen = beat.get("time") or (newest.end_time or newest.start_time if newest else None)
+    entry = view.job_of(folder)
+    waiting = entry if entry is not None and entry.state in NOT_BEGUN else None
+    running = state is RunState.RUNNING and newest is not None and beat.get("attempt") == newest.attempt
+    return RunStatus(
+        spec=spec,
+        state=state,
+        # A loop of a person's own may finish before num_steps.
+        step=folder.result.get("step", spec.num_steps) if state is RunState.COMPLETED else _step(folder),
+        attempts=folder.attempts,
+        job_id=None if folder.waits is not None else folder.job_id or (newest.job_id if newest else None),
+        cause=cause,
+        node=node or (newest.node if newest else None),
+        metrics=folder.result.get("metrics") or beat.get("metrics") or {},
+        steps_per_s=beat.get("steps_per_s") if running else None,
+        eta_s=beat.get("eta_s") if running else None,
+        speed=_speed({**beat, **beat.get("metrics", {})}) if running or state is RunState.COMPLETED else {},
+        remarks=tuple(beat.get("remarks", {}).values()) if running else (),
+        age_s=None if seen is None else max(0.0, time.time() - seen),
+        num_steps=spec.num_steps or int(beat.get("num_steps", 0)),
+        stop_s=beat["step_s"] + beat["save_s"] if {"step_s", "save_s"} <= beat.keys() else None,
+        submission=folder.submission,
+        waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
+        failure=failure,
+        device_warning=_device_warning(folder, newest, faults) if state is RunState.RUNNING else None,
+        own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
+        waiting_job=waiting.job_id if waiting is not None else None,
+        pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
+        elsewhere=view.elsewhere(folder) if state.is_active else None,
+    )
+
+
+def _device_warning(folder: RunFolder, newest: Attempt | None, faults: Faults) -> str | None:
+    if newest is None or newest.has_ended:  # the next one has not begun
+        return None
+    found = read_warnings(folder.paths, newest.attempt, faults)
+    more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
+    return f"{found[0].text}{more}" if found else None
+
+
+_DIED = (RunState.FAILED, RunState.OUT_OF_MEMORY)
+
+
+def _setup_of(spec: RunSpec) -> Sequence[str]:
+    return () if spec.is_lost else spec.config["cluster"]["setup"]
+
+
+# With a job that has not begun; one that was cancelled may have one too, and waits for nothing.
+_WAITS = (RunState.PENDING, RunState.REQUEUED, RunState.HELD)
+
+
+def _speed(found: Mapping[str, Any]) -> Mapping[str, float]:
+    return {key: found[key] for key in SPEED if is_number(found.get(key))}
+
+
+def _step(folder: RunFolder) -> int:
+    beat: int = folder.heartbeat.get("step", 0)
+    newest = folder.newest
+    if newest is not None and newest.saved_step is not None:
+        return newest.saved_step
+    if newest is None or newest.attempt != folder.heartbeat.get("attempt"):
+        # The heartbeat is of an attempt before: only what was saved counts.
+        known = ((attempt.saved_step, attempt.resumed_step) for attempt in reversed(folder.attempts))
+        return next((step for steps in known for step in steps if step is not None), beat)
+    return beat
+
+
+def gpu_hours(run: RunStatus) -> float:
+    """GPU-hours that all attempts of a run held, up to the last sign of life."""
+    gpus = run.spec.shape.num_nodes * run.spec.shape.gpus_per_node
+    # An attempt that was killed told no end: it ended before the next one began, or with the last sign of life.
+    ends = [*(attempt.start_time for attempt in run.attempts[1:]), time.time() - (run.age_s or 0.0)]
+    seconds = ((a.end_time or end) - a.start_time for a, end in zip(run.attempts, ends, strict=False))
+    return gpus * sum(max(0.0, each) for each in seconds) / 3600
