@@ -18,7 +18,7 @@ from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.monitoring.warnings import read_warnings
-from hpc_trainer.runs.reading import Faults, exists, is_number, list_folder
+from hpc_trainer.runs.reading import Faults, FaultsOf, exists, is_number, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.slurm.commands import has_slurm
@@ -171,6 +171,10 @@ class SweepStatus:
         """One run."""
         found = self.open_runs.get(run_id)
         return self.read_done(run_id) if found is None else found
+
+    def faults_of(self, run_id: str) -> Faults:
+        """For what is read of one run: it becomes a note with the run's name."""
+        return FaultsOf(run_id, self.faults)
 
     def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
         """Those of these runs that are not done."""
@@ -357,12 +361,12 @@ def _status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = words_before_the_worker(folder, _setup_of(spec), faults)
+        failure = words_before_the_worker(folder, _setup_of(spec), FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
-        failure = read_failure(folder.paths.failure(newest.attempt), faults)
+        failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
     if not failure and state in _DIED and folder.is_on_slurm and newest is not None and not newest.has_ended:
-        failure = words_of_death(folder, faults)
+        failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -403,7 +407,7 @@ def _status_of(
 def _device_warning(folder: RunFolder, newest: Attempt | None, faults: Faults) -> str | None:
     if newest is None or newest.has_ended:  # the next one has not begun
         return None
-    found = read_warnings(folder.paths, newest.attempt, faults)
+    found = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
     more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
     return f"{found[0].text}{more}" if found else None
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hpc_trainer.operate.report.charts import NUM_COLOURS, Line, Point, legend, line_chart, number, percent
 from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry
-from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
@@ -76,9 +75,7 @@ def telemetry_charts(status: SweepStatus) -> list[Chart]:
 
 
 def _charts(status: SweepStatus, run: RunStatus) -> list[Chart]:
-    faults = Faults()
-    samples = read_telemetry(status.sweep.run(run.run_id), faults)
-    status.faults.extend(f"{run.run_id}: {each}" for each in faults)
+    samples = read_telemetry(status.sweep.run(run.run_id), status.faults_of(run.run_id))
     by_line: dict[str, list[Sample]] = {}
     for each in samples:
         uuid = "" if each.device is None or each.device.uuid is None else f" {each.device.uuid[:12]}"
