@@ -129,12 +129,12 @@ def _telemetry(found: Mapping[str, tuple[str, Mapping[int, Sequence[tuple[float,
         ]
         drawn = line_chart(title, lines, x_label="minutes", y_label=unit, from_zero=True)
         charts.append(figure(title, drawn, legend(lines, max(0, len(lines) - NUM_COLOURS))))
-    return f'<h2>Devices and hosts</h2><div class="charts">{"".join(charts)}</div>\n' if charts else ""
+    return f'<h2>GPUs and hosts</h2><div class="charts">{"".join(charts)}</div>\n' if charts else ""
 
 
 def _metrics(curves: Mapping[str, Curve]) -> str:
     charts = [
-        figure(name, line_chart(name, [Line(name=name, points=curve, colour=0)], x_label="step", y_label=name), "")
+        figure(name, line_chart(name, [Line(name=name, points=curve, colour=0)], x_label="step", y_label=""), "")
         for name, curve in list(curves.items())[:_MAX_CHARTS]
     ]
     return f'<h2>Metrics</h2><div class="charts">{"".join(charts)}</div>\n' if charts else ""

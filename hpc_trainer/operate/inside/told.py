@@ -32,8 +32,8 @@ _SERIES = {
     "GPU memory": ("device", "memory_used", "GB", 1e-9),
     "GPU temperature": ("device", "temperature_c", "°C", 1.0),
     "GPU power": ("device", "power_w", "W", 1.0),
-    "cores busy": ("host", "cpus", "cores", 1.0),
-    "host memory of the rank": ("host", "rss_bytes", "GB", 1e-9),
+    "Busy cores": ("host", "cpus", "cores", 1.0),
+    "Resident memory": ("host", "rss_bytes", "GB", 1e-9),
 }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _telemetry(
     first = min((points[0][0] for _, ranks in found.values() for points in ranks.values()), default=0.0)
     return {
         title: (unit, {rank: _thinned(points, first) for rank, points in ranks.items()})
-        for title, (unit, ranks) in found.items()
+        for title, (unit, ranks) in sorted(found.items(), key=lambda item: [*_SERIES].index(item[0]))
     }
 
 
