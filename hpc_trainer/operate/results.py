@@ -10,7 +10,6 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.monitoring.energy import energy_columns
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
-from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
@@ -66,9 +65,7 @@ def newest_metrics(
     found: dict[str, Any] = {}
     newest = None
     if records is None:
-        faults = Faults()
-        records = read_metrics(status.sweep.run(run.run_id).metrics, faults)
-        status.faults.extend(f"{run.run_id}: {fault}" for fault in faults)
+        records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
     for record in records:
         step = record["step"]
         if step > run.step:

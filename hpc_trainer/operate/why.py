@@ -138,7 +138,7 @@ def _memory(status: SweepStatus, run: RunStatus) -> Mapping[str, Any] | None:
     """Of a run whose memory was not enough: what the rank told at its end, over what it told after its first steps."""
     if not _met_its_end(run):
         return None
-    before = read_json(status.sweep.run(run.run_id).memory, status.faults) or {}
+    before = read_json(status.sweep.run(run.run_id).memory, status.faults_of(run.run_id)) or {}
     at_end = {key: value for key, value in (run.error.get("memory") or {}).items() if value is not None}
     return {**before, **at_end}
 
@@ -171,11 +171,12 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
     yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")
-    first_weights = read_first_weights(status.sweep.run(run.run_id), status.faults)
+    paths, faults = status.sweep.run(run.run_id), status.faults_of(run.run_id)
+    first_weights = read_first_weights(paths, faults)
     if first_weights is not None:
         yield first_weights.line()
-    yield from straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults))
-    yield from changes_of(status.sweep.run(run.run_id), len(run.attempts))
+    yield from straggler_lines(read_stragglers(paths, faults))
+    yield from changes_of(paths, len(run.attempts))
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in log_files(status, run)[-1:])
 

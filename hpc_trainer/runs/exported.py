@@ -69,9 +69,11 @@ def prune_values(prune: str) -> dict[str, Any]:
         return {"method": share[1] or "unstructured", "sparsity": float(share[2])}
     if n_m is not None and int(n_m[1]) < int(n_m[2]):
         return {"method": "n_m", "n": int(n_m[1]), "m": int(n_m[2])}
+    near = "channels:0.5" if prune.startswith("channels") else "2:4" if ":" in prune else "0.5"
     raise ConfigError(
-        f"--prune {prune}: it is a share of the weights that become zero, greater than 0 and less than 1 (0.5), of the "
-        "channels that are taken out (channels:0.5), or how many of so many weights stay (2:4). Use --prune 0.5."
+        f"--prune {prune} must be a share of the weights that become zero, greater than 0 and less than 1 (0.5), or "
+        f"of the channels that are taken out (channels:0.5), or how many of so many weights stay (2:4). "
+        f"Use --prune {near}."
     )
 
 

@@ -35,6 +35,23 @@ class Faults(list[str]):
         self.refusal = self.refusal or error
 
 
+class FaultsOf(Faults):
+    """Those of one run: each is told to its sweep's too, with the run's name, and once however often it is read."""
+
+    def __init__(self, run_id: str, whole: Faults) -> None:
+        super().__init__()
+        self._run_id, self._whole = run_id, whole
+
+    def append(self, fault: str) -> None:
+        super().append(fault)
+        if (named := f"{self._run_id}: {fault}") not in self._whole:
+            self._whole.append(named)
+
+    def refuse(self, path: Place, error: OSError, line: int | None = None) -> None:
+        super().refuse(path, error, line)
+        self._whole.refusal = self._whole.refusal or error
+
+
 MAX_LINE = 64 * 2**20
 """Bytes of a line; an intent of 100,000 runs has 5 MB."""
 MAX_FILE = 16 * 2**20

@@ -84,7 +84,7 @@ class Watchdog:
             silent_s = now - self._last
             self._look(silent_s)
             if silent_s > self._limit_s - STACKS_S:
-                self._leave(f"no sign of life for {silent_s:.0f} s")
+                self._leave("no sign of life for {silent_s:.0f} s")
             is_late = silent_s > min(self._limit_s / 2, STACKS_S)
             if is_late and (self._follows or silent_s > self._limit_s / 2) and self._has_failed():
                 self._leave("another rank has failed, and this one waits for it")
@@ -92,8 +92,8 @@ class Watchdog:
     def _arm(self) -> None:
         faulthandler.dump_traceback_later(self._limit_s + _LOCKED_S, exit=True, file=_STDERR)
 
-    def _leave(self, why: str) -> None:
-        last = self._last
+    def _leave(self, words: str) -> None:
+        last, why = self._last, words.format(silent_s=self.silent_s)
         sys.stderr.write(f"watchdog: {why}. Every thread of this rank:\n")
         faulthandler.dump_traceback(file=_STDERR, all_threads=True)
         self._record(why)
@@ -102,4 +102,4 @@ class Watchdog:
         if self._last > last:
             sys.stderr.write("watchdog: it lives again, and may go on.\n")
         else:
-            self._give_up(why)
+            self._give_up(words.format(silent_s=self.silent_s))  # with the time that the stacks took

@@ -12,7 +12,7 @@ from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.monitoring.warnings import read_warnings
-from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.reading import Faults, FaultsOf, is_number
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.slurm.reasons import explain_reason
@@ -125,12 +125,12 @@ def status_of(
     newest = folder.newest
     failure: Mapping[str, Any] = {}
     if ended_before_it_began(folder, state):
-        failure = words_before_the_worker(folder, _setup_of(spec), faults)
+        failure = words_before_the_worker(folder, _setup_of(spec), FaultsOf(spec.run_id, faults))
     elif state is RunState.FAILED and newest is not None:
         # Written by the first rank that failed: rank 0 may have been killed before it could tell.
-        failure = read_failure(folder.paths.failure(newest.attempt), faults)
+        failure = read_failure(folder.paths.failure(newest.attempt), FaultsOf(spec.run_id, faults))
     if not failure and state in _DIED and folder.is_on_slurm and newest is not None and not newest.has_ended:
-        failure = words_of_death(folder, faults)
+        failure = words_of_death(folder, FaultsOf(spec.run_id, faults))
     if failure.get("cause") == OUT_OF_MEMORY:  # Slurm, or the queue, saw no more than an exit code
         state, cause = RunState.OUT_OF_MEMORY, OUT_OF_MEMORY
     if refused is not None and not state.is_active and state is not RunState.COMPLETED:
@@ -171,7 +171,7 @@ def status_of(
 def _device_warning(folder: RunFolder, newest: Attempt | None, faults: Faults) -> str | None:
     if newest is None or newest.has_ended:  # the next one has not begun
         return None
-    found = read_warnings(folder.paths, newest.attempt, faults)
+    found = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
     more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""
     return f"{found[0].text}{more}" if found else None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, exists, list_folder
+from hpc_trainer.runs.reading import Faults, FaultsOf, exists, list_folder
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.slurm.commands import has_slurm
@@ -75,6 +75,10 @@ class SweepStatus:
         """One run."""
         found = self.open_runs.get(run_id)
         return self.read_done(run_id) if found is None else found
+
+    def faults_of(self, run_id: str) -> Faults:
+        """For what is read of one run: it becomes a note with the run's name."""
+        return FaultsOf(run_id, self.faults)
 
     def open_among(self, run_ids: Iterable[str]) -> list[RunStatus]:
         """Those of these runs that are not done."""

@@ -41,9 +41,9 @@ def run_profile(
     if as_json:
         print_json(_json(run.run_id, asked, found))
         return
-    for each in found:
-        say("\n".join(each.answer.lines))
-        say(f"Table: {each.table}\nTrace: {each.trace} (chrome://tracing, or https://ui.perfetto.dev)\n")
+    for index, each in enumerate(found):
+        say("\n".join(each.answer.lines), "\n" if index else "")
+        say(f"Table: {each.table}\nTrace: {each.trace} (chrome://tracing, or https://ui.perfetto.dev)")
 
 
 def _to_stderr(line: str) -> None:

@@ -40,10 +40,12 @@ def run_reproduce_verb(
     names = [word for word in words if word not in changes]
     if rebuilds and any(word.startswith("cluster.python=") for word in changes):
         raise ConfigError("--rebuild makes the Python that cluster.python names. Keep one of the two.")
-    if len(names) != 1 or steps < 1:
+    if steps < 1:
+        raise ConfigError(f"--steps={steps} must be at least 1. Use 1.")
+    if len(names) != 1:
         raise ConfigError(
-            f"reproduce takes one run, at least one step, and KEY=VALUE words of cluster.* and hardware.*; it got "
-            f"{' '.join(names) or 'no run'} and --steps={steps}. Use: hpc-trainer reproduce RUN --steps 20"
+            f"reproduce takes one run, and KEY=VALUE words of cluster.* and hardware.*; it got "
+            f"{' '.join(names) or 'no run'}. Use: hpc-trainer reproduce RUN"
         )
     tell: Callable[[str], None] = (lambda _: None) if as_json else partial(print, flush=True)
     run = find_run(resolve_runs_dir(runs_dir), names[0], sweep)

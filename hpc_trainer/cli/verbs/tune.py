@@ -16,8 +16,10 @@ from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.operate.advice.advised import Tuned, alike, tune
 from hpc_trainer.operate.advice.rule import Advice
 from hpc_trainer.operate.find import select
+from hpc_trainer.runs.states import RunState
 
 _SHOWN_RUNS = 3
+_UNDONE = (RunState.FAILED, RunState.OUT_OF_MEMORY)
 
 
 def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_json: bool) -> None:
@@ -51,6 +53,8 @@ def _print_one(tuned: Tuned) -> None:
         say(each.line)
     if not tuned.advice:
         say("Nothing stands out.")
+        if tuned.state in _UNDONE:
+            print_next(f"why {tuned.run_id}")
     else:
         _print_next(tuned.words, tuned.advice)
 

@@ -81,9 +81,9 @@ def _problem(override: Override) -> str | None:
     key, said = override.key_or_group, override.input_line
     section, _, name = key.partition(".")
     if section not in CHANGEABLE:
-        return f"{said}: retry changes cluster.* and hardware.*. Another {key} is another run: hpc-trainer submit."
+        return f"{said}: only cluster.* and hardware.* can change. Another {key} is another run: hpc-trainer submit."
     if not name:
-        return f"{said}: retry takes single keys, as {key}.KEY=VALUE. Another profile: hpc-trainer submit with it."
+        return f"{said}: give single keys, as {key}.KEY=VALUE. Another profile: hpc-trainer submit with it."
     if key == _STAYS:
         return f"{said}: a run stays with the executor of its sweep. Submit it under another sweep_name."
     return f"{said}: a run has one value of {key}. Give one." if override.is_sweep_override() else None

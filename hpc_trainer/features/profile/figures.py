@@ -213,15 +213,21 @@ def _data_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     now, cores = config.data.num_workers, config.hardware.cpus_per_rank
     waits = f"a step waits {1e3 * figures.data_wait_share * figures.step_s:.3g} ms for its batch, "
     waits += f"{figures.data_wait_share:.0%} of the time: "
+    if now == 0 and cores == 1:  # a loader process would wait for the core that trains
+        yield f"{waits}data.num_workers=1 {_cpus_key(config)}=2 (now 0, and the rank has 1 core)."
+        return
     wanted = 2 if now == 0 else 2 * now
     if wanted < cores or now == 0:
         yield f"{waits}data.num_workers={wanted} (now {now}; the rank has {cores} core(s))."
     else:
         yield (
             f"{waits}data.num_workers={now} use all of the rank's {cores} core(s). Give it more "
-            f"(hardware.{'cpus_per_gpu' if config.hardware.gpus_per_node else 'cpus_per_task'}={2 * cores}), or "
-            "prepare samples once, before the training."
+            f"({_cpus_key(config)}={2 * cores}), or prepare samples once, before the training."
         )
+
+
+def _cpus_key(config: TrainConfig) -> str:
+    return f"hardware.{'cpus_per_gpu' if config.hardware.gpus_per_node else 'cpus_per_task'}"
 
 
 def _cpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:

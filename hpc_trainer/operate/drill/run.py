@@ -105,7 +105,7 @@ def run_drill(
         newest_checkpoint=_newest_checkpoint(paths),
     )  # fmt: skip
     newest = "" if run.spec.is_program else f", its newest checkpoint at {report.newest_checkpoint}"
-    say(f"{run.run_id} is at step {run.step}{newest}. {report.how}.")
+    say(f"{run.run_id} is at step {max(run.step, report.newest_checkpoint or 0)}{newest}. {report.how}.")
     begin = time.monotonic()
     _interrupt(drill, sweep, run, on_slurm=on_slurm)
     # Who is killed tells nothing: then only Slurm knows.

@@ -123,7 +123,7 @@ def _folded(title: str, lines: Sequence[str]) -> str:
 
 def _metrics(curves: Mapping[str, Curve]) -> str:
     charts = [
-        figure(name, line_chart(name, [Line(name=name, points=curve, colour=0)], x_label="step", y_label=name), "")
+        figure(name, line_chart(name, [Line(name=name, points=curve, colour=0)], x_label="step", y_label=""), "")
         for name, curve in list(curves.items())[:_MAX_CHARTS]
     ]
     return f'<h2>Metrics</h2><div class="charts">{"".join(charts)}</div>\n' if charts else ""

@@ -80,7 +80,8 @@ def _check(run: RunStatus, num_steps: int, ranks: Sequence[int], timeout_s: floa
     wrong = [rank for rank in ranks if not 0 <= rank < world]
     if wrong or not ranks:
         what = f"{wrong[0]} is none" if wrong else "names none"
-        raise ConfigError(f"--ranks: {what} of the {world} rank(s) of {run.run_id}. Use 0 to {world - 1}.")
+        legal = f"0 to {world - 1}, or all" if world > 1 else "0"
+        raise ConfigError(f"--ranks: {what} of the {world} rank(s) of {run.run_id}. Use {legal}.")
     if run.spec.is_own_loop:
         key = "train.command" if run.spec.is_program else "train.main"
         raise RunStateError(
@@ -88,11 +89,12 @@ def _check(run: RunStatus, num_steps: int, ranks: Sequence[int], timeout_s: floa
             "torch.profiler in your code."
         )
     if run.state is not RunState.RUNNING:
-        later = "Ask again when it runs" if run.state.is_active else "Ask a run that is at work"
-        raise RunStateError(
-            f"{run.run_id} is {run.state.value}, and a profile needs a run at work. {later}; monitor.profile_steps "
-            "watches a window of each attempt."
+        later = (
+            "Ask again when it runs."
+            if run.state.is_active
+            else ("Ask a run that is at work, or start another: the same command with debug=profile sweep_name=NEW.")
         )
+        raise RunStateError(f"{run.run_id} is {run.state.value}, and a profile needs a run at work. {later}")
 
 
 def await_profile(

@@ -32,7 +32,7 @@ def flights_of(status: SweepStatus, run: RunStatus) -> dict[int, Flight]:
     if newest is None or run.state in _AT_PEACE or (run.state.is_active and not newest.has_ended):
         return {}
     paths = status.sweep.run(run.run_id)
-    found = read_flights(paths, newest.attempt, status.faults)
+    found = read_flights(paths, newest.attempt, status.faults_of(run.run_id))
     # A rank that was silent for long, and went on after all, has left a record that is none of the end.
     beat = float(read_heartbeat(paths.heartbeat, Faults()).get("time", 0.0))
     return {rank: flight for rank, flight in found.items() if flight.time > beat - _CLOCKS_S}
@@ -48,7 +48,7 @@ def with_flights(why: Why, flights: Mapping[int, Flight]) -> Why:
 
 def gather_page(status: SweepStatus, run: RunStatus, why: Why, flights: Mapping[int, Flight]) -> RunPage:
     """All of it, for the page. What cannot be read is a note on it."""
-    paths, faults = status.sweep.run(run.run_id), Faults()
+    paths, faults = status.sweep.run(run.run_id), status.faults_of(run.run_id)
     newest = run.attempts[-1].attempt if run.attempts else 0
     files = [each for each in log_files(status, run, None) if each.name.startswith(f"attempt-{newest:03d}.")]
     return RunPage(
@@ -57,7 +57,7 @@ def gather_page(status: SweepStatus, run: RunStatus, why: Why, flights: Mapping[
         logs=[Log(name=each.name, lines=_last_lines(each, faults)) for each in files[:_LOGS]],
         curves=curves_of(read_metrics(paths.metrics, faults)),
         telemetry=charts_of(status, run, of_attempt=newest, always_hosts=True),
-        notes=[*status.faults, *faults],
+        notes=[*status.faults],
     )
 
 

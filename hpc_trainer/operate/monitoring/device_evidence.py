@@ -17,7 +17,7 @@ def device_evidence(status: SweepStatus, run: RunStatus) -> tuple[list[str], lis
     """(evidence, advice) of the newest attempt; of a run that has failed, too, what its device had before."""
     if not run.attempts:
         return [], []
-    found = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults)
+    found = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults_of(run.run_id))
     lines = [each.text for each in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:
         lines.append(f"and {len(found) - _MOST_LINES} more such warnings")

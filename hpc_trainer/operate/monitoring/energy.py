@@ -13,7 +13,7 @@ def energy_columns(status: SweepStatus, run: RunStatus) -> dict[str, Any]:
     """`energy_kwh` of all attempts and ranks, `j_per_sample` of what was trained, `co2_g`; {} where nobody knows."""
     if not run.attempts:
         return {}
-    used = newest_energy_j(status.sweep.run(run.run_id), status.faults)
+    used = newest_energy_j(status.sweep.run(run.run_id), status.faults_of(run.run_id))
     if used is None:
         return {}
     config = run.spec.config

@@ -77,6 +77,7 @@ def line_chart(
     """One chart; lines without a point are left out.
 
     Args:
+        y_label: what the values are; "" where the title over the chart says it.
         from_zero: the axis of values begins at 0.
         is_log: both axes by their logarithm, with ticks at `x_ticks` and at powers of two; `is_log_x`: one of them.
         x_ticks: where the horizontal axis has its ticks; else at round figures.
@@ -123,9 +124,9 @@ def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Cal
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + bottom) / 2
     parts.append(f'<text class="label mid" x="{middle:.0f}" y="{_HEIGHT - 8}">{html.escape(x_label)}</text>')
-    parts.append(
-        f'<text class="label mid" transform="translate(13 {height:.0f}) rotate(-90)">{html.escape(y_label)}</text>'
-    )
+    if y_label:
+        turned = f'transform="translate(13 {height:.0f}) rotate(-90)"'
+        parts.append(f'<text class="label mid" {turned}>{html.escape(y_label)}</text>')
     return parts
 
 

@@ -20,9 +20,8 @@ from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
-from hpc_trainer.runs.reading import Faults, is_number
+from hpc_trainer.runs.reading import is_number
 from hpc_trainer.runs.states import RunState
-from hpc_trainer.state.lost import told_few
 from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
 from hpc_trainer.state.monitoring.ledger import RunLedger
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
@@ -121,21 +120,20 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     Args:
         warmup_steps: at the start of each attempt, left out of speeds, ≥ 0.
     """
-    faults = Faults()
     axes = find_axes([run.spec for run in status.runs])
     unasked: list[str] = []
     ledgers = ask_ledgers(status, status.runs, unasked)
     runs = [
-        dataclasses.replace(_run(status, run, axes[run.run_id], warmup_steps, faults), ledger=ledgers.get(run.run_id))
+        dataclasses.replace(_run(status, run, axes[run.run_id], warmup_steps), ledger=ledgers.get(run.run_id))
         for run in status.runs
     ]
     scaling = find_scaling(runs)
     stragglers = [
         f"{run.run_id}: {line}"
         for run in runs
-        for line in straggler_lines(read_stragglers(status.sweep.run(run.run_id), faults))
+        for line in straggler_lines(read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id)))
     ]
-    notes = [*status.notes, *unasked, *told_few(faults), *stragglers[:_MOST_STRAGGLERS]]
+    notes = [*status.notes, *unasked, *stragglers[:_MOST_STRAGGLERS]]
     slow = [run.run_id for run in runs if not run.speed and run.step]
     if slow and len({run.ranks for run in runs}) > 1:
         listed = ", ".join(slow[:5]) + (" .." if len(slow) > 5 else "")
@@ -150,10 +148,8 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
     )  # fmt: skip
 
 
-def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int, faults: Faults) -> RunReport:
-    damage = Faults()
-    records = read_metrics(status.sweep.run(run.run_id).metrics, damage)
-    faults += [f"{run.run_id}: {each}" for each in damage]
+def _run(status: SweepStatus, run: RunStatus, axes: Mapping[str, str], warmup_steps: int) -> RunReport:
+    records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
     resumed = [attempt.resumed_step or 0 for attempt in run.attempts]
     speed, num_windows = steady_speed(records, resumed, warmup_steps)
     metrics, metrics_step = newest_metrics(status, run, records)

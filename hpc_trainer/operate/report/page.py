@@ -255,7 +255,7 @@ def _curves(name: str, runs: Sequence[RunReport], colours: Mapping[str, int]) ->
     lines = [Line(name=_label(run), points=run.curves[name], colour=colours.get(run.run_id)) for run in drawn]
     title = name if len(runs) <= _MAX_LINES else f"{name}: {_MAX_LINES} of {len(runs)} runs"
     more = sum(line.colour is None for line in lines)
-    return figure(title, line_chart(name, lines, x_label="step", y_label=name), legend(lines, more))
+    return figure(title, line_chart(name, lines, x_label="step", y_label=""), legend(lines, more))
 
 
 def _label(run: RunReport) -> str:

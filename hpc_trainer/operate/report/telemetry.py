@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hpc_trainer.operate.report.charts import NUM_COLOURS, Line, Point, legend, line_chart, number, percent
 from hpc_trainer.runs.monitoring.telemetry import Sample, read_telemetry
-from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
@@ -79,9 +78,9 @@ def charts_of(
     status: SweepStatus, run: RunStatus, *, of_attempt: int | None = None, always_hosts: bool = False
 ) -> list[Chart]:
     """Of a run, or of one attempt; of hosts where no device tells anything, or always."""
-    faults = Faults()
-    samples = read_telemetry(status.sweep.run(run.run_id), faults, of_attempt=of_attempt, most_ranks=_MAX_RANKS)
-    status.faults.extend(f"{run.run_id}: {each}" for each in faults)
+    samples = read_telemetry(
+        status.sweep.run(run.run_id), status.faults_of(run.run_id), of_attempt=of_attempt, most_ranks=_MAX_RANKS
+    )
     by_line: dict[str, dict[int, list[Sample]]] = {}
     for each in samples:
         uuid = "" if each.device is None or each.device.uuid is None else f" {each.device.uuid[:12]}"

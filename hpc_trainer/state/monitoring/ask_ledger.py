@@ -23,8 +23,9 @@ def ledger_of_run(status: SweepStatus, run: RunStatus) -> RunLedger | None:
     """The ledger of one run, by its files alone; None if it has none."""
     shape = run.spec.shape
     return ledger_of(
-        status.sweep.run(run.run_id), run.attempts, num_gpus=shape.num_nodes * shape.gpus_per_node, faults=status.faults
-    )
+        status.sweep.run(run.run_id), run.attempts, num_gpus=shape.num_nodes * shape.gpus_per_node,
+        faults=status.faults_of(run.run_id),
+    )  # fmt: skip
 
 
 def goodputs(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, float]:

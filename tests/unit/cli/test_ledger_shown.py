@@ -127,3 +127,22 @@ def test_a_run_of_an_older_version_has_none(cli: Cli, tmp_path: Path, fake_slurm
     cli("report")
     assert "Where the time went" not in (sweep.paths.folder / "report.html").read_text()
     assert fake_slurm.calls() == []
+
+
+def test_a_damaged_file_is_noted_once_with_the_name_of_its_run(
+    cli: Cli, sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, paths = sweep.specs[0].run_id, sweep.run()
+    paths.ledger.write_bytes(b"\xff\xfe\n")
+    paths.heartbeat.write_bytes(b"\xff\xfe")
+    expected = [
+        f"Note: {run_id}: heartbeat.json cannot be read: it is not UTF-8",
+        f"Note: {run_id}: ledger.jsonl line 1 cannot be read: it is not UTF-8",
+    ]
+    assert sorted(line for line in cli("status", "told").splitlines() if line.startswith("Note: ")) == expected
+    assert sorted(line for line in cli("report", "told").splitlines() if line.startswith("Note: ")) == expected
+    for verb in ("why", "tune"):
+        monkeypatch.setattr(sys, "argv", ["hpc-trainer", verb, run_id])
+        with pytest.raises(SystemExit):
+            main()
+        assert sorted(capsys.readouterr().err.splitlines()) == expected, verb

@@ -171,7 +171,7 @@ def test_what_cannot_be_asked(cli: Cli, at_work: SweepOnDisk, words: tuple[str, 
 @pytest.mark.parametrize(
     ("changes", "state", "says"),
     [
-        ({}, RunState.COMPLETED, "is COMPLETED, and a profile needs a run at work"),
+        ({}, RunState.COMPLETED, "start another: the same command with debug=profile sweep_name=NEW."),
         ({"train__main": "mine.main", "trust": ["mine"]}, None, "code of your own (train.main)"),
         ({"train__command": "sleep 9"}, None, "code of your own (train.command)"),
     ],

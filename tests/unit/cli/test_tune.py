@@ -114,3 +114,19 @@ def test_what_has_not_begun_has_nothing_to_look_at(cli: Cli, tmp_path: Path, fak
     document = json.loads(cli("tune", "--json")[1])
     assert document["runs"] == []
     assert document["notes"] == ["none of these runs has begun: there is nothing to look at yet."]
+
+
+@pytest.mark.parametrize(
+    ("state", "after"), [(RunState.FAILED, ["Next: hpc-trainer why {}"]), (RunState.COMPLETED, [])]
+)
+def test_a_run_that_failed_is_a_matter_for_why(
+    cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm, state: RunState, after: list[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "s", make_specs(1))
+    sweep.start(executor="local", resumed=0)
+    sweep.end(state=state, cause="exception")
+    if state is RunState.COMPLETED:
+        sweep.done(eval_loss=0.5)
+    run_id = sweep.specs[0].run_id
+    _, out = cli("tune", run_id)
+    assert out.splitlines()[1:] == ["Nothing stands out.", *(line.format(run_id) for line in after)]

@@ -103,5 +103,5 @@ def test_what_is_typed_for_prune_are_keys_of_its_section(typed: str, values: dic
 
 @pytest.mark.parametrize("typed", ["", "0.0", "1", "1.5", "4:2", "2:2", "0:4", "rows:0.5", "channels:1", "nan"])
 def test_other_words_for_prune_are_refused(typed: str) -> None:
-    with pytest.raises(ConfigError, match=f"--prune {typed}: it is a share"):
+    with pytest.raises(ConfigError, match=f"--prune {typed} must be a share"):
         prune_values(typed)

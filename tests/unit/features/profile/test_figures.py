@@ -94,6 +94,7 @@ def test_nothing_stands_out() -> None:
 
 ADVICE: list[tuple[dict[str, Any], TrainConfig, list[str]]] = [
     ({"data_wait_share": 0.3}, _config(), ["data.num_workers=2 (now 0", "30 ms", "30%"]),
+    ({"data_wait_share": 0.3}, make_config(), ["data.num_workers=1 hardware.cpus_per_task=2 (now 0", "1 core)"]),
     ({"data_wait_share": 0.3}, _config("data.num_workers=2"), ["data.num_workers=4 (now 2"]),
     ({"data_wait_share": 0.3}, _config("data.num_workers=8"), ["hardware.cpus_per_gpu=16", "8 core(s)"]),
     ({"idle_share": 0.4}, _config(), ["train.compile=true", "39%", "100 kernels a step"]),

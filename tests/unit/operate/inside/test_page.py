@@ -176,7 +176,7 @@ def test_the_command_writes_it_of_one_run(
     assert out.rstrip().endswith(f"Page: {page}")
     text = Outline(page.read_text()).text
     assert HOSTILE in text
-    assert "Busy cores" in text
+    assert text.index("GPUs and hosts") < text.index("Busy cores") < text.index("Resident memory"), "as in the report"
     assert "rank 1 on node01 never entered the 812th collective" in text
     assert page.stat().st_mode & 0o777 == 0o600
     code, out, _ = cli("why", run_id, "--html", str(page), "--json")
