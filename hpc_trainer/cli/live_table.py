@@ -15,6 +15,7 @@ from hpc_trainer.cli.common import figure, short_duration, short_number, state_s
 from hpc_trainer.cli.terminal import one_line
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.telemetry import newest_samples
+from hpc_trainer.runs.reading import Faults
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus
 
@@ -55,7 +56,7 @@ class GpuNow:
 
 def gpu_now(paths: RunPaths, attempt: int) -> GpuNow | None:
     """What ranks sampled last in this attempt; None: no GPU that anybody can read."""
-    devices = [each.device for each in newest_samples(paths, of_attempt=attempt) if each.device is not None]
+    devices = [each.device for each in newest_samples(paths, Faults(), of_attempt=attempt) if each.device is not None]
     if not devices:
         return None
     busy, power = ([each for each in values if each is not None] for values in (

@@ -203,7 +203,7 @@ def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
         for each in status.ledger.changes
         if run.run_id in each.run_ids
     ]
-    slow = read_stragglers(status.sweep.run(run.run_id))[-_MOST_SLOW:]
+    slow = read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id))[-_MOST_SLOW:]
     told += [
         (each.time, [f"{_clock(each.time)}  attempt {each.attempt}, step {each.step}: {each.in_words()}"])
         for each in slow

@@ -13,7 +13,7 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
 from hpc_trainer.runs.monitoring.telemetry import Sample, mean_of, newest_of_ranks, summary
-from hpc_trainer.runs.reading import Faults, is_number, read_json
+from hpc_trainer.runs.reading import is_number, read_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
 from hpc_trainer.state.status import RunStatus, SweepStatus
@@ -133,9 +133,9 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
     Raises:
         ConfigError: its frozen configuration is of another version.
     """
-    paths = status.sweep.run(run.run_id)
-    records = read_metrics(paths.metrics, Faults())
-    memory = read_json(paths.memory, Faults()) or {}
+    paths, faults = status.sweep.run(run.run_id), status.faults_of(run.run_id)
+    records = read_metrics(paths.metrics, faults)
+    memory = read_json(paths.memory, faults) or {}
     ledger = ledger_of_run(status, run)
     return Facts(
         run=run,
@@ -143,8 +143,8 @@ def gather(status: SweepStatus, run: RunStatus) -> Facts:
         pace=pace_of(records, [attempt.resumed_step or 0 for attempt in run.attempts]),
         memory={key: float(value) for key, value in memory.items() if _is_finite(value)},
         spent={} if ledger is None else {kind.value: each for kind, each in ledger.seconds.items()},
-        ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS)),
-        stragglers=slow_at_end(read_stragglers(paths)),
+        ranks=uses_of(newest_of_ranks(paths, most_ranks=MOST_RANKS, faults=faults)),
+        stragglers=slow_at_end(read_stragglers(paths, faults)),
         needs_s=_needs(status, run),
     )
 

@@ -40,7 +40,7 @@ def _worker(folder: Path, num_bytes: int) -> tuple[RunPaths, int]:
 
 def test_training_goes_on_to_its_end_and_why_says_what_refused(tmp_path: Path) -> None:
     """No checkpoint fits, and after some lines neither does the log; metrics do. Only the last save is an error."""
-    paths, code = _worker(tmp_path, 8_000)
+    paths, code = _worker(tmp_path, 12_000)
     log = paths.log(0, 0).read_text()
     assert code == 74, log
     assert "WARNING: step 10: the checkpoint was NOT saved" in log

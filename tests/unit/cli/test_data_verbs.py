@@ -112,7 +112,7 @@ def test_shards_that_are_there_are_indexed(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "out" / "train" / "index.json").unlink()
     code, out, _ = cli("index", "out/train")
     assert code == 0
-    assert f"{before['num_samples']} samples in 1 shards" in out
+    assert f"{before['num_samples']} samples in 1 shard." in out
     assert json.loads((tmp_path / "out" / "train" / "index.json").read_text()) == before
     assert json.loads(cli("index", "out/train", "--json")[1])["samples"] == before["num_samples"]
 

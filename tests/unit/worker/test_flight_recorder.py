@@ -17,7 +17,6 @@ import pytest
 from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.flight import Collective, Flight, read_flights
-from hpc_trainer.runtime.collectives import recent_collectives
 from hpc_trainer.runtime.rank_env import read_rank_env
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
@@ -182,7 +181,9 @@ def test_a_kill_while_it_writes_leaves_no_half_file(paths: RunPaths) -> None:
 
 
 def test_without_a_process_group_torch_has_no_collectives() -> None:
-    assert recent_collectives() == []
+    asked = "from hpc_trainer.runtime.collectives import recent_collectives; print(recent_collectives())"
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)  # a new process
+    assert told.stdout == "[]\n"
 
 
 def test_a_driver_that_does_not_answer_keeps_no_rank(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

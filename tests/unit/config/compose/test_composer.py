@@ -70,7 +70,7 @@ def test_every_experiment_sweep_and_debug_file_is_a_valid_run(composer: Composer
     if choice.startswith("experiment="):
         assert config.experiment_name == choice.split("=")[1]
     if choice.startswith("sweep="):
-        assert config.sweep.axes
+        assert config.sweep.axes or config.sweep.forms
 
 
 @pytest.mark.parametrize("experiment", _choices("experiment"))

@@ -25,7 +25,7 @@ SET: dict[str, Any] = {
     "checkpoint.keep_best": "eval_loss", "monitor.profile_steps": 2, "parallel.pipeline_parallel": 2,
     "train.early_stop.patience": 2, "train.command": "python -V", "init_from.path": "w.safetensors",
     "prune.method": "unstructured", "qat.to": "int8", "train.lora.rank": 2, "augment.randaugment_ops": 2,
-    "augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 0.2,
+    "augment.mixup_alpha": 0.2, "augment.cutmix_alpha": 0.2, "replay.share": 0.2, "hardware.gpus_per_node": 1,
 }  # fmt: skip
 # Another value than the default of keys whose default does not tell of what type they are.
 OTHER: dict[str, Any] = {

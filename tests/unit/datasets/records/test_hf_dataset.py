@@ -209,9 +209,14 @@ def test_splits_and_files_are_looked_at_by_plan(splits: str, tmp_path: Path, mon
 
 
 def test_models_that_do_not_read_it_are_named(folder: str) -> None:
+    name = "data=hf_dataset data.seq_len="
     for words, values, said in (
-        (["model=gpt"], {}, "model=gpt reads tokens, and data=hf_dataset has them with data.seq_len"),
-        (["model=cnn"], {"input": "tokens", "seq_len": 4, "vocab_size": 20}, "model=cnn does not read tokens"),
+        (["model=gpt"], {}, f"model=gpt does not go with {name}null: it reads text. "),
+        (
+            ["model=cnn"],
+            {"input": "tokens", "seq_len": 4, "vocab_size": 20},
+            f"{name}4 does not go with model=cnn: it is text",
+        ),
         (["model=gpt"], {"input": "tokens", "seq_len": 4, "vocab_size": 20}, None),
         (["model=cnn"], {}, None),
     ):
