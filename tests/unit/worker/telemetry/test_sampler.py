@@ -19,6 +19,7 @@ from hpc_trainer.runs.monitoring import telemetry
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, read_telemetry
 from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.program import run_program
@@ -205,7 +206,7 @@ def test_a_program_and_its_children_are_sampled(tmp_path: Path) -> None:
     config.monitor.telemetry_every_s = 0.05
     busy = "import time; block = bytearray(200 << 20); exec('while time.process_time() < 0.4: pass')"
     config.train.command, config.train.command_dir = f'sh -c "{sys.executable} -c \\"{busy}\\"; true"', str(tmp_path)
-    assert run_program(config, paths, read_rank_env({}), StopFlag(), 0) == 0
+    assert run_program(config, paths, read_rank_env({}), StopFlag(), 0, Spans()) == 0
     found = [each.host for each in read_telemetry(paths) if each.host is not None]
     own = psutil.Process().memory_info().rss
     assert max(each.rss_bytes or 0 for each in found) > own + (150 << 20)
