@@ -13,6 +13,7 @@ NUM_COLOURS = 8
 INK = "ink"
 """The colour of text, for a line that is no run's."""
 _WIDTH, _HEIGHT = 560, 320
+_FARTHEST = 1e300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 46
 
 
@@ -60,13 +61,15 @@ def percent(value: float) -> str:
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round figures (1, 2 or 5 times a power of ten) from at most `low` to at least `high`."""
-    if not high > low:
+    low, high = max(low, -_FARTHEST), min(high, _FARTHEST)
+    if not high - low > max(count / _FARTHEST, 1e-9 * max(abs(low), abs(high))):  # alike, as far as a figure tells
         low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
     rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    return [round(index * step, max(12, 2 - exponent)) for index in range(first, last + 1)]
 
 
 def line_chart(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -270,6 +269,7 @@ def _sample(attempt: int, rank: int, record: Mapping[str, Any]) -> Sample | None
 
 
 _WORDS = ("uuid", "name")
+_MOST = 2**63  # sums of such numbers are finite
 _MOST_ITEMS = 64  # of a list
 
 
@@ -288,7 +288,7 @@ def _part(kind: type[Part], value: object) -> Part | None:
             found[each.name] = _items(item, int)
         elif each.name == "is_lost":
             found[each.name] = True if item is True else None
-        elif isinstance(item, str) if each.name in _WORDS else is_number(item) and 0 <= item < math.inf:
+        elif isinstance(item, str) if each.name in _WORDS else is_number(item) and 0 <= item < _MOST:
             found[each.name] = item
     return kind(**found)
 

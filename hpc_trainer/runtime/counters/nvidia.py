@@ -104,6 +104,7 @@ class NvidiaDevice:
         self._limit_c = self._temperature_limit()
         self._energy = _Counted()
         self._added = AddedPower()
+        self._energy_j: float | None = None
         self._bytes = {"nvlink": _Counted(), "pcie": _Counted()}
         self._added_bytes = AddedPower()
         self._ecc: tuple[int | None, ...] | None = None
@@ -112,15 +113,16 @@ class NvidiaDevice:
         self._limit_before: int | None = None
 
     def read(self, now: float) -> Device:
-        """What it does; of one that is lost its name alone."""
+        """What it does; of one that is lost its name, and what it had used by then."""
         if self.is_lost:
-            return Device(uuid=self.uuid, name=self.name, is_lost=True)
+            return Device(uuid=self.uuid, name=self.name, energy_j=self._energy_j, is_lost=True)
         nvml = self.nvml
         rates = None if self.is_part else self._ask("utilisation", nvml.nvmlDeviceGetUtilizationRates, self._handle)
         memory = self._ask("memory", nvml.nvmlDeviceGetMemoryInfo, self._handle)
         celsius = self._ask("temperature", nvml.nvmlDeviceGetTemperature, self.gpu, nvml.NVML_TEMPERATURE_GPU)
         reasons = self._ask("throttle reasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self.gpu)
         power, limit, energy = self._power(now)
+        self._energy_j = self._energy_j if energy is None else energy
         ecc = self._ecc_counts()
         xid = self._faults()
         pcie, nvlink = self._moved(now)
@@ -129,7 +131,7 @@ class NvidiaDevice:
             utilisation=None if rates is None else rates.gpu / 100,
             memory_used=None if memory is None else memory.used, memory_total=None if memory is None else memory.total,
             temperature_c=celsius, temperature_limit_c=self._limit_c,
-            power_w=power, power_limit_w=limit, energy_j=energy,
+            power_w=power, power_limit_w=limit, energy_j=self._energy_j,
             sm_clock_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, self.gpu, nvml.NVML_CLOCK_SM),
             mem_clock_mhz=self._ask("clocks", nvml.nvmlDeviceGetClockInfo, self.gpu, nvml.NVML_CLOCK_MEM),
             throttle=None if reasons is None else tuple(word for bit, word in _REASONS.items() if reasons & bit),

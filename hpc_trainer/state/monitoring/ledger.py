@@ -225,7 +225,7 @@ def _redo(seconds: dict[Kind, float], attempt: Attempt, spent: Spent, lasting: i
 
 def _steps_back(rollback: Mapping[str, Any]) -> int:
     to = rollback.get("to")
-    return max(0, rollback["step"] - to) if isinstance(to, int) else 0
+    return max(0, rollback["step"] - to) if isinstance(to, int) and to >= 0 else 0
 
 
 def _known(told: Mapping[str, float]) -> dict[Kind, float]:

@@ -154,6 +154,17 @@ def test_ticks_are_round_and_hold_all_values(low: float, high: float, ticks: lis
         assert found == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.0, 5e-324), (-1.7e308, 1.7e308), (1e-14, 3e-14), (1.0, 1.0 + 2e-16), (-1e300, 1e-300), (2e-308, 3e-308)],
+)
+def test_any_numbers_can_be_drawn(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high)
+    assert ticks == sorted(set(ticks))
+    line = Line(name="x", points=[(0, low), (1, high)], colour=0)
+    assert "nan" not in line_chart("x", [line], x_label="step", y_label="x")
+
+
 def test_words_of_numbers() -> None:
     assert [number(each) for each in (0.12345, 12, 1234, 5e6, 2.5e9)] == ["0.123", "12", "1.23k", "5M", "2.5G"]
     assert [percent(each) for each in (0.0002, 0.6033, 1.0)] == ["0%", "60.3%", "100%"]

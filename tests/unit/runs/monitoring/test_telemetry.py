@@ -156,7 +156,7 @@ def test_a_pipe_and_an_endless_file_are_told_and_nobody_waits_for_them(paths: Ru
 
 
 _ODD = (
-    '{"cpus": NaN, "rss_bytes": -5, "cpus_allowed": 1e999, "major_faults": "3", "disk_read_bytes": [1]}',
+    '{"cpus": NaN, "rss_bytes": -5, "cpus_allowed": 1e999, "major_faults": "3", "power_w": 1.7e308, "net_bytes": [1]}',
     '{"xid": [[1], {}, "79", true, 48], "throttle": [1, ["hw_thermal"], "hw_thermal"], "power_w": -Infinity}',
 )
 

@@ -164,13 +164,16 @@ def test_a_device_that_is_lost_in_the_middle(caplog: pytest.LogCaptureFixture) -
         devices = NvidiaDevices.find(Notes(), uuid=None, index=0, environ={})
         assert devices is not None
         assert devices.read(0.0)[0].is_lost is None
+        card.energy_mj += 7_000
+        (before,) = devices.read(2.0)
         card.errors = {"": GPU_IS_LOST}
         (during,) = devices.read(5.0)
         library.asked.clear()
         (after,) = devices.read(10.0)
         devices.close()
-    assert (during.is_lost, during.temperature_c) == (True, None)
-    assert after == Device(uuid=A, name="NVIDIA H100 80GB HBM3", is_lost=True)
+    assert before.energy_j == 7.0
+    assert (during.is_lost, during.temperature_c, during.energy_j) == (True, None, 7.0)
+    assert after == Device(uuid=A, name="NVIDIA H100 80GB HBM3", is_lost=True, energy_j=7.0), "what was used stays"
     assert not [name for name in library.asked if name.startswith("Get")]
     assert [each.getMessage() for each in caplog.records] == [
         f"telemetry: NVIDIA H100 80GB HBM3 {A}: GPU is lost. No more figures of it."

@@ -101,7 +101,10 @@ def test_a_resume_further_back_takes_from_attempts_before(paths: RunPaths) -> No
 
 def test_a_rollback_takes_the_steps_that_it_went_back_behind(paths: RunPaths) -> None:
     spent(paths, step=80)
-    back = [{"action": "rollback", "step": 60, "to": 40, "time": 1.0}, {"action": "skip", "step": 70, "time": 1.0}]
+    back: list[dict[str, Any]] = [
+        {"action": "rollback", "step": 60, "to": 40, "time": 1.0}, {"action": "skip", "step": 70, "time": 1.0},
+        {"action": "rollback", "step": 60, "to": -(10**400), "time": 1.0},  # no writer of ours writes that
+    ]  # fmt: skip
     assert seconds(ledger_of(paths, [attempt(guarded=back)], num_gpus=1))["redone"] == 20
 
 
