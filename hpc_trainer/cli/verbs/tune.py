@@ -14,7 +14,6 @@ from rich.markup import escape
 from hpc_trainer.cli.common import print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.operate.advice.advised import Tuned, alike, tune
-from hpc_trainer.operate.advice.rule import Advice
 from hpc_trainer.operate.find import select
 from hpc_trainer.runs.states import RunState
 
@@ -34,7 +33,7 @@ def run_tune(names: list[str], sweep: str | None, runs_dir: Path | None, *, as_j
     for note in notes:
         print(f"Note: {note}", file=sys.stderr)
     if len(tuned) == 1:
-        _print_one(tuned[0])
+        _print_one(tuned[0], status.sweep.name)
     else:
         _print_many(tuned)
 
@@ -47,7 +46,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_one(tuned: Tuned) -> None:
+def _print_one(tuned: Tuned, sweep: str) -> None:
     say("", f"[bold]{escape(tuned.run_id)}[/]  {state_markup(tuned.state)}")
     for each in tuned.advice:
         say(each.line)
@@ -56,15 +55,18 @@ def _print_one(tuned: Tuned) -> None:
         if tuned.state in _UNDONE:
             print_next(f"why {tuned.run_id}")
     else:
-        _print_next(tuned.words, tuned.advice)
+        _print_next(tuned, sweep)
 
 
-def _print_next(given: Sequence[str], advice: Sequence[Advice]) -> None:
+def _print_next(tuned: Tuned, sweep: str) -> None:
     """The run's own command with the first advice that a key can follow; nothing where there is none."""
-    words = next((each.set for each in advice if each.set), None)
-    if words is not None and given:
+    advice = next((each for each in tuned.advice if each.set), None)
+    if advice is not None and tuned.words:
+        words = [*advice.set]
+        if advice.is_same_run and tuned.state is RunState.COMPLETED:  # nothing is left to do of it in its own sweep
+            words.append(f"sweep_name={sweep}-tuned")
         changed = {word.partition("=")[0] for word in words}
-        kept = [word for word in given if word.lstrip("+").partition("=")[0] not in changed]
+        kept = [word for word in tuned.words if word.lstrip("+").partition("=")[0] not in changed]
         print_next(f"plan {shlex.join([*kept, *words])}")
 
 

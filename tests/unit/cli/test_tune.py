@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -36,8 +37,9 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def _sweep(tmp_path: Path, waits: list[float], **changes: Any) -> SweepOnDisk:
+def _sweep(tmp_path: Path, waits: list[float], overrides: tuple[str, ...] = (), **changes: Any) -> SweepOnDisk:
     specs = make_specs(len(waits), hardware__cpus_per_task=4, **changes)
+    specs = [dataclasses.replace(spec, overrides=overrides or spec.overrides) for spec in specs]
     sweep = SweepOnDisk(tmp_path / "runs" / "s", specs)
     for index, wait in enumerate(waits):
         sweep.start(index, executor="local", resumed=0)
@@ -130,3 +132,14 @@ def test_a_run_that_failed_is_a_matter_for_why(
     run_id = sweep.specs[0].run_id
     _, out = cli("tune", run_id)
     assert out.splitlines()[1:] == ["Nothing stands out.", *(line.format(run_id) for line in after)]
+
+
+def test_a_complete_run_is_tuned_in_another_sweep(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    """The same run in the same sweep is done: `plan` would say that there is nothing to submit."""
+    given = ("experiment=digits", "model=mlp", "sweep_name=s", "hardware.cpus_per_task=4")
+    sweep = _sweep(tmp_path, [0.75], overrides=given)
+    _, out = cli("tune", sweep.specs[0].run_id)
+    (line,) = (line for line in out.splitlines() if line.startswith("Next: hpc-trainer "))
+    assert line.endswith(" hardware.cpus_per_task=4 data.num_workers=4 sweep_name=s-tuned")
+    assert line.count("sweep_name=") == 1
+    assert "1 NEW. To submit: 1" in cli(*line.removeprefix("Next: hpc-trainer ").split(), "cluster=local")[1]
