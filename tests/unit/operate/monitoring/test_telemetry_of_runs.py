@@ -9,6 +9,7 @@ import pytest
 from hpc_trainer.operate.report.telemetry import render_telemetry, telemetry_charts
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
+from hpc_trainer.runs.monitoring.moves import Move, write_move
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
 from hpc_trainer.runs.states import RunState
@@ -48,7 +49,7 @@ def test_a_gpu_that_is_too_hot_is_a_warning_while_the_run_works(sweep: SweepOnDi
     assert (run.state, run.warning) == (RunState.RUNNING, f"{found[0].text} (and 1 more: hpc-trainer why)")
     why = explain(status, run)
     assert [line for line in why.evidence if line.startswith("the GPU")] == [each.text for each in found]
-    assert why.advice[-1].endswith("cluster.sbatch.exclude=n7")
+    assert why.advice[-1].endswith("hardware.exclude=n7")
     assert "finite" not in why.verdict
 
 
@@ -128,3 +129,19 @@ def test_a_report_of_runs_without_gpus_draws_their_hosts(sweep: SweepOnDisk) -> 
     assert [(each.title, each.lines[0].points) for each in charts] == [
         ("Busy cores", [(0.0, 1.0)]), ("Resident memory", [(0.0, 2.0)]),
     ]  # fmt: skip
+
+
+def test_a_run_that_leaves_a_node_says_which_and_why(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    sweep.run().telemetry.mkdir()
+    move = Move.of(_warning(3, Trouble.slowed))
+    write_move(sweep.run(), 0, move)
+    sweep.end(state=RunState.REQUEUED, cause=move.cause, action="requeue", saved_step=7, signal="DEVICE")
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
+    status = read_status(sweep.paths)
+    run = status.runs[0]
+    assert (run.state, run.cause) == (RunState.REQUEUED, "overheated")
+    assert run.warning == f"overheated, it leaves n7: {_warning(3, Trouble.slowed).text}"
+    why = explain(status, run)
+    assert f"attempt 0: {move.text}" in why.evidence
+    assert [line for line in why.timeline if line.endswith(f"attempt 0: {move.text}")]

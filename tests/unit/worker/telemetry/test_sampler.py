@@ -18,6 +18,7 @@ from hpc_trainer.runs.monitoring import telemetry
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, read_telemetry
 from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.spans import Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.program import run_program
 from hpc_trainer.worker.telemetry import sampler as module
@@ -143,7 +144,7 @@ def test_a_long_run_is_thinned_out_as_it_goes(tmp_path: Path, monkeypatch: pytes
 def test_none_where_nobody_asks_for_it(tmp_path: Path) -> None:
     config = TrainConfig()
     config.monitor.telemetry_every_s = 0
-    with sampler_of(config, RunPaths(tmp_path), read_rank_env({}), 0, step=lambda: None):
+    with sampler_of(config, RunPaths(tmp_path), read_rank_env({}), 0, StopFlag(), step=lambda: None):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -170,7 +171,7 @@ def test_a_rank_of_gpus_is_sampled_and_cared_for(
     cards = Card("GPU-a"), Card("GPU-b", reasons=0x4 | 0x40, temperature=95)
     with Library(*cards).playing():
         for _ in range(2):
-            with sampler_of(_gpu_config(per), paths, read_rank_env({}), 0, step=lambda: 3):
+            with sampler_of(_gpu_config(per), paths, read_rank_env({}), 0, StopFlag(), step=lambda: 3):
                 pass
     found = read_telemetry(paths)
     assert [each.device.uuid for each in found if each.device][: len(expected)] == expected
@@ -185,7 +186,10 @@ def test_no_driver_is_one_note_and_the_host_is_sampled(tmp_path: Path, caplog: p
         pytest.skip("there is a driver here")
     paths = RunPaths(tmp_path / "r")
     paths.folder.mkdir()
-    with caplog.at_level(logging.WARNING), sampler_of(_gpu_config(), paths, read_rank_env({}), 0, step=lambda: 3):
+    with (
+        caplog.at_level(logging.WARNING),
+        sampler_of(_gpu_config(), paths, read_rank_env({}), 0, StopFlag(), step=lambda: 3),
+    ):
         pass
     assert [each.getMessage() for each in caplog.records] == [
         "telemetry: no GPU figures: NVML Shared Library Not Found (NVML)"
@@ -203,7 +207,7 @@ def test_a_program_and_its_children_are_sampled(tmp_path: Path) -> None:
     config.monitor.telemetry_every_s = 0.05
     busy = "import time; block = bytearray(200 << 20); exec('while time.process_time() < 0.4: pass')"
     config.train.command, config.train.command_dir = f'sh -c "{sys.executable} -c \\"{busy}\\"; true"', str(tmp_path)
-    assert run_program(config, paths, read_rank_env({}), StopFlag(), 0) == 0
+    assert run_program(config, paths, read_rank_env({}), StopFlag(), 0, Spans()) == 0
     found = [each.host for each in read_telemetry(paths) if each.host is not None]
     own = psutil.Process().memory_info().rss
     assert max(each.rss_bytes or 0 for each in found) > own + (150 << 20)
