@@ -22,10 +22,13 @@ def device_evidence(status: SweepStatus, run: RunStatus) -> tuple[list[str], lis
     if not run.attempts:
         return [], []
     found = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults)
-    lines = [f"attempt {number}: {move.text}" for number, move in moves_of(status, run)]
+    moves = moves_of(status, run)
+    lines = [f"attempt {number}: {move.text}" for number, move in moves]
     lines += [each.text for each in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:
         lines.append(f"and {len(found) - _MOST_LINES} more such warnings")
+    if moves and moves[-1][0] == run.attempts[-1].attempt:
+        return lines, [f"tell your centre about {moves[-1][1].node}"]
     return lines, list(dict.fromkeys(_advice(each) for each in found))
 
 

@@ -145,3 +145,4 @@ def test_a_run_that_leaves_a_node_says_which_and_why(sweep: SweepOnDisk, fake_sl
     why = explain(status, run)
     assert f"attempt 0: {move.text}" in why.evidence
     assert [line for line in why.timeline if line.endswith(f"attempt 0: {move.text}")]
+    assert why.advice[-1] == "tell your centre about n7"
