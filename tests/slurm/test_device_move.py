@@ -85,6 +85,22 @@ def test_a_run_leaves_the_node_of_a_hot_gpu_and_goes_on_with_the_same_bits(drive
     assert bits == _bits(driver, kind, "cool")
 
 
+@pytest.mark.long
+def test_where_the_requeue_is_refused_another_job_leaves_the_node(driver: Driver) -> None:
+    slurm, name = driver.slurm, "refused"
+    job_id = _submit(driver, "program", name, "hardware=testbed_x1", "hardware.exclude=n4")
+    driver.wait_for_step(name, 20)
+    slurm.run("scontrol", "update", f"jobid={job_id}", "requeue=0")
+    (driver.folder / "hot").write_text("n1")
+    slurm.wait_for(lambda: len(driver.attempts(name, "start")) == 2, 90, "the successor to begin")
+    follower = slurm.job(driver.only_run(name)["job_id"])
+    assert sorted(_hosts(slurm, follower["ExcNodeList"])) == ["n1", "n4"]
+    (driver.folder / "pace").unlink()
+    driver.wait_for_states(name, "COMPLETED")
+    (end, _) = driver.attempts(name, "end")[-2:]
+    assert (end["cause"], end["action"]) == ("overheated", "successor")
+
+
 def test_a_run_that_could_run_nowhere_else_stays_and_says_so(driver: Driver) -> None:
     """Slurm would leave it waiting for ever (BadConstraints)."""
     name = "stays"
