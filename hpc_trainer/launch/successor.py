@@ -31,11 +31,14 @@ from hpc_trainer.state.submissions import (
 )
 
 
-def submit_successor(run: RunPaths, after: str) -> str | None:
+def submit_successor(run: RunPaths, after: str, excluded: str = "") -> str | None:
     """Submits one job for `run`, to begin when the job `after` has ended; returns its id.
 
     None if there is nothing to do: the run is done or cancelled, or `after` is no longer its newest job, so that
     somebody has brought it back already.
+
+    Args:
+        excluded: host list of the nodes that it must not get, `hardware.exclude` among them; "": that alone.
 
     Raises:
         RunStateError: the sweep does not hold this run.
@@ -68,7 +71,8 @@ def submit_successor(run: RunPaths, after: str) -> str | None:
         srun_args=tuple(cluster["srun_args"]), sbatch=cluster.get("sbatch") or {}, exit_codes=codes,
         command=worker_command(sweep.folder, ["--run", run.run_id], cluster["python"], archive),
     )  # fmt: skip
-    job_id = hand_over(sweep, intent, job, [f"--dependency=afterany:{after}"], book=run)
+    options = [f"--dependency=afterany:{after}", *([f"--exclude={excluded}"] if excluded else [])]
+    job_id = hand_over(sweep, intent, job, options, book=run)
     if _is_over(run):  # cancelled while sbatch was at work: the job would start, see it and leave
         with contextlib.suppress(SlurmError):
             cancel_jobs([job_id])
@@ -80,10 +84,10 @@ def _is_over(run: RunPaths) -> bool:
 
 
 def main() -> None:
-    """`python -m hpc_trainer.launch.successor RUN_FOLDER JOB`: what the worker of that job starts."""
-    run, after = RunPaths(Path(sys.argv[1]).absolute()), sys.argv[2]
+    """`python -m hpc_trainer.launch.successor RUN_FOLDER JOB [EXCLUDED]`: what the worker of that job starts."""
+    run, after, *excluded = RunPaths(Path(sys.argv[1]).absolute()), *sys.argv[2:]
     try:
-        job_id = submit_successor(run, after)
+        job_id = submit_successor(run, after, *excluded)
     except (HpcTrainerError, OSError) as error:
         sys.exit(f"error: {error}")
     told = f"nothing to follow job {after}" if job_id is None else f"job {job_id} follows job {after}"

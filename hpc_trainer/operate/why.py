@@ -13,7 +13,7 @@ from hpc_trainer.errors import ConfigError, SlurmError
 from hpc_trainer.operate.advice.advised import count_of
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.memory_advice import memory_advice, memory_evidence
-from hpc_trainer.operate.monitoring.device_evidence import device_evidence
+from hpc_trainer.operate.monitoring.device_evidence import device_evidence, moves_of
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, of_unknown
 from hpc_trainer.runs.files import read_json
@@ -202,6 +202,9 @@ def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
         (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
         for each in status.ledger.changes
         if run.run_id in each.run_ids
+    ]
+    told += [
+        (each.time, [f"{_clock(each.time)}  attempt {number}: {each.text}"]) for number, each in moves_of(status, run)
     ]
     slow = read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id))[-_MOST_SLOW:]
     told += [

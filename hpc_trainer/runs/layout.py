@@ -123,6 +123,10 @@ class RunPaths:
         """What one rank's device and host did in one attempt; that rank appends, and thins it out."""
         return self.telemetry / f"attempt-{attempt:03d}.rank-{rank}.jsonl"
 
+    def move(self, attempt: int) -> Path:
+        """Why an attempt is to come back without one of its nodes (`runs/monitoring/moves.py`)."""
+        return self.telemetry / f"attempt-{attempt:03d}.move.json"
+
     def environment(self, attempt: int, node_rank: int = 0) -> Path:
         """What an attempt ran with (runs/monitoring/environment.py); rank 0, and the first rank of each other node."""
         node = f".node-{node_rank}" if node_rank else ""

@@ -60,6 +60,7 @@ class StopFacts:
         reason: scontrol's reason for the job's state; "None" if it gives none, "" if it was not heard.
         is_deadline: the run itself saw that its time limit was near.
         signal_lead_s: seconds before the time limit for which the warning was asked.
+        move_cause: why the run itself leaves a node (`runs.monitoring.moves`); "" if it does not.
     """
 
     on_slurm: bool
@@ -78,6 +79,7 @@ class StopFacts:
     reason: str = ""
     is_deadline: bool = False
     signal_lead_s: int = 120
+    move_cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +238,8 @@ def _successor(fallback: RunState, cause: str, *, can_submit: bool) -> Decision:
 def _cause(facts: StopFacts) -> str:
     if facts.was_preempted:
         return "preempted"
+    if facts.move_cause:
+        return facts.move_cause
     if facts.is_deadline:
         return "timeout"
     if facts.seconds_left is not None and facts.seconds_left <= facts.signal_lead_s + SIGNAL_SLACK_S:

@@ -12,6 +12,8 @@ from types import FrameType
 # SIGTERM: preemption, scancel, the end of the time limit. SIGUSR2: Slurm's warning before the time limit
 # (sbatch --signal). Not SIGUSR1: NCCL takes it (submitit#1697).
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+DEVICE = "DEVICE"
+"""Asked for by the rank whose device is too hot or fails, instead of by a signal."""
 
 
 @contextlib.contextmanager

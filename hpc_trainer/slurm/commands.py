@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from subprocess import CompletedProcess
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SilentError, UnclearError
@@ -96,20 +95,15 @@ def call(argv: Sequence[str], text: str, environ: Mapping[str, str], timeout_s: 
         raise SilentError(f"{argv[0]} could not be started: {error}") from error
 
 
-@contextlib.contextmanager
-def clean_submit_environment() -> Iterator[None]:
-    """Hides the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch submits, and sbatch
-    hands the rest on to the new job (--export=ALL).
+def submit_environment() -> dict[str, str]:
+    """The environment without the job that we may be inside of: its SLURM_* and SBATCH_* would change what sbatch
+    submits, and sbatch hands the rest on to the new job (--export=ALL).
 
     What says which cluster this is, and who we are there, stays.
     """
     is_inside = any(key in os.environ for key in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
-    leaked = {
-        key: os.environ.pop(key)
-        for key in list(os.environ)
-        if (key.startswith(_OF_LAUNCHERS) and key not in _SITE) or (is_inside and key in _OF_ANOTHER_JOB)
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not ((key.startswith(_OF_LAUNCHERS) and key not in _SITE) or (is_inside and key in _OF_ANOTHER_JOB))
     }
-    try:
-        yield
-    finally:
-        os.environ.update(leaked)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import RefusedError, UnclearError
-from hpc_trainer.slurm.commands import run_slurm
+from hpc_trainer.slurm.commands import DEFAULT_TIMEOUT_S, run_slurm
 
 # A worker that is about to be killed must not wait a minute for an answer.
 WORKER_TIMEOUT_S = 15.0
@@ -31,6 +31,8 @@ class JobInfo:
     partition: str = ""
     reason: str = ""
     """Why the job is in this state; "None" if Slurm gives no reason."""
+    excluded: str = ""
+    """Host list of the nodes that it must not get."""
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Seconds until the time limit by Slurm's own clock; None if it has none."""
@@ -72,7 +74,17 @@ def parse_job(text: str) -> JobInfo:
         time_limit_s=parse_duration(fields.get("TimeLimit", "")),
         partition=fields.get("Partition", ""),
         reason=fields.get("Reason", ""),
+        excluded=fields.get("ExcNodeList", "").replace("(null)", ""),
     )
+
+
+def read_script(job_id: str) -> str:
+    """The batch script of a job of one's own, as Slurm keeps it.
+
+    Raises:
+        SlurmError: no answer, or the job is unknown.
+    """
+    return run_slurm(["scontrol", "write", "batch_script", job_id, "-"], timeout_s=WORKER_TIMEOUT_S)
 
 
 def show_scripts(job_ids: Iterable[str]) -> dict[str, str]:
@@ -145,13 +157,13 @@ def requeue_by_hand(job_id: str) -> None:
     run_slurm(["scontrol", "requeue", job_id])
 
 
-def update_job(job_id: str, changes: Sequence[str]) -> None:
+def update_job(job_id: str, changes: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Changes a pending job, as `StartTime=now`.
 
     Raises:
         SlurmError: the job has begun or is gone, the site refuses, or no answer.
     """
-    run_slurm(["scontrol", "update", f"JobId={job_id}", *changes])
+    run_slurm(["scontrol", "update", f"JobId={job_id}", *changes], timeout_s=timeout_s)
 
 
 def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_trainer.errors import NoRoomError, RefusedError, SilentError, UnclearError
-from hpc_trainer.slurm.commands import LOST, call, clean_submit_environment
+from hpc_trainer.slurm.commands import LOST, call, submit_environment
 
 # sbatch itself asks a busy controller again for minutes; a person does not wait that long.
 TIMEOUT_S = 90.0
@@ -83,8 +82,11 @@ _AGAIN = (
 )
 
 
-def estimate_start(text: str) -> str | None:
+def estimate_start(text: str, options: Sequence[str] = ()) -> str | None:
     """Asks whether a script could ever run; submits nothing.
+
+    Args:
+        options: further command-line options, as `--exclude=n1`; they come before what the script says.
 
     Returns:
         When it would start, in local time as Slurm prints it; None if it does not say.
@@ -94,7 +96,7 @@ def estimate_start(text: str) -> str | None:
         RefusedError: Slurm would refuse it, in its own words.
         MissingCommandError, SilentError: no answer.
     """
-    code, output, told = _run(["sbatch", "--test-only"], text, timeout_s=30.0)
+    code, output, told = _run(["sbatch", "--test-only", *options], text, timeout_s=30.0)
     words = _error_words(told)
     if code == 0:
         start = re.search(r"to start at (\S+)", f"{output}\n{words}")
@@ -119,8 +121,7 @@ def _has_no_room(words: str) -> bool:
 def _run(argv: list[str], text: str, timeout_s: float) -> tuple[int | None, str, str]:
     """(exit code or None after `timeout_s`, standard output, standard error)."""
     try:
-        with clean_submit_environment():
-            done = call(argv, text, {**os.environ, "LC_ALL": "C"}, timeout_s)
+        done = call(argv, text, {**submit_environment(), "LC_ALL": "C"}, timeout_s)
     except subprocess.TimeoutExpired as error:
         said = bytes(error.stderr or b"").decode(errors="replace")  # bytes also in text mode (CPython issue 87597)
         return None, bytes(error.stdout or b"").decode(errors="replace"), f"{said} (no answer within {timeout_s:g} s)"

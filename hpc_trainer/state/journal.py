@@ -12,6 +12,7 @@ from hpc_trainer.runs.failure import read_error, read_failure
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
 from hpc_trainer.runs.local_process import process_name
+from hpc_trainer.runs.monitoring.moves import CAUSES
 from hpc_trainer.runs.reading import (
     Faults,
     Kinds,
@@ -281,6 +282,11 @@ def restarts_without_progress(attempts: list[Attempt], successors: Collection[st
 def failures_of_storage(paths: RunPaths) -> int:
     """How often storage or data (exit 74) brought the run down since a person submitted it."""
     return sum(_failed_by_storage(paths, each) for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
+
+
+def num_moves(paths: RunPaths) -> int:
+    """How often the run has left a node for its device since a person submitted it."""
+    return sum(each.cause in CAUSES for each in newest_chain(Journal(paths).read(), successor_jobs(paths)))
 
 
 def _failed_by_storage(paths: RunPaths, attempt: Attempt) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.metrics_log import SPEED
+from hpc_trainer.runs.monitoring.moves import CAUSES, read_move
 from hpc_trainer.runs.monitoring.warnings import read_warnings
 from hpc_trainer.runs.reading import Faults, FaultsOf, is_number
 from hpc_trainer.runs.spec import RunSpec
@@ -59,7 +60,8 @@ class RunStatus:
     elsewhere: str | None = None
     """Words after "it was": why its job may be on another cluster than this one (`SchedulerView.elsewhere`)."""
     device_warning: str | None = None
-    """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`)."""
+    """What is wrong with a GPU of a run at work: too hot, or failing (`runs/monitoring/warnings.py`); of one that
+    waits to go on without that node, why (`runs/monitoring/moves.py`)."""
     pending_reason: str | None = None
     """Slurm's own word for why its job waits; None if none of its jobs does."""
 
@@ -160,7 +162,7 @@ def status_of(
         submission=folder.submission,
         waits_in_sweep=folder.waits is not None and state is RunState.PENDING,
         failure=failure,
-        device_warning=_device_warning(folder, newest, faults) if state is RunState.RUNNING else None,
+        device_warning=_device_warning(folder, newest, state, faults),
         own_job=view.own_job(folder) if state.is_active or state is RunState.CANCELLED else None,
         waiting_job=waiting.job_id if waiting is not None else None,
         pending_reason=waiting.reason or None if waiting is not None and state in _WAITS else None,
@@ -168,8 +170,11 @@ def status_of(
     )
 
 
-def _device_warning(folder: RunFolder, newest: Attempt | None, faults: Faults) -> str | None:
-    if newest is None or newest.has_ended:  # the next one has not begun
+def _device_warning(folder: RunFolder, newest: Attempt | None, state: RunState, faults: Faults) -> str | None:
+    if newest is not None and newest.cause in CAUSES and state is RunState.REQUEUED:
+        move = read_move(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
+        return None if move is None else move.text
+    if newest is None or newest.has_ended or state is not RunState.RUNNING:  # the next one has not begun
         return None
     found = read_warnings(folder.paths, newest.attempt, FaultsOf(folder.paths.run_id, faults))
     more = f" (and {len(found) - 1} more: hpc-trainer why)" if len(found) > 1 else ""

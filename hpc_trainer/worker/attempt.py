@@ -91,7 +91,7 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
             gpu = kind_of(device).names(device)
             with (
                 _watched(run, ended(None), recorder),
-                sampler_of(config, paths, env, attempt, step=lambda: run.step, gpu=gpu),
+                sampler_of(config, paths, env, attempt, stop, step=lambda: run.step, gpu=gpu),
                 recording(
                     config, paths, env, attempt, has_begun=lambda: run.step > run.first_step, facts=run.contract.told
                 ),

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ExitCode, MissingCommandError, RefusedError, SlurmError
 from hpc_trainer.runs.files import is_storage_error, read_json, write_atomic, write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.ledger import append_spent
+from hpc_trainer.runs.monitoring.moves import CAUSES, Move, read_move
 from hpc_trainer.runs.shape import shape_of
 from hpc_trainer.runs.states import CANCEL, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.decide import (
@@ -33,9 +35,9 @@ from hpc_trainer.runtime.decide import (
 )
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.start import start_words
-from hpc_trainer.runtime.stop import StopFlag, stop_signals_held_back
+from hpc_trainer.runtime.stop import DEVICE, StopFlag, stop_signals_held_back
 from hpc_trainer.slurm.commands import has_slurm
-from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job
+from hpc_trainer.slurm.jobs import WORKER_TIMEOUT_S, requeue, show_job, update_job
 from hpc_trainer.slurm.preemption import show_preemption
 from hpc_trainer.slurm.queue import keeps_accounting, read_accounting
 from hpc_trainer.slurm.states import AT_WORK
@@ -197,6 +199,7 @@ def _bring_back(stop: Stop, decision: Decision) -> Decision:
         answer = _ask_requeue(stop.env.job_id)
         made = decide_answer(done, answer, can_submit=has_slurm())
         if made.action is Action.none and made.state is RunState.REQUEUED:
+            _leave_node(stop)
             return done
         done = made
         if _is_cancelled(stop):
@@ -229,9 +232,36 @@ def _ask_requeue(job_id: str) -> Answer:
     return answer
 
 
+def _leave_node(stop: Stop) -> None:
+    """The requeued job does not get the node again that the run leaves. Slurm refuses it before the requeue (22.05)."""
+    move = _move(stop)
+    if move is None:
+        return
+    try:
+        update_job(stop.env.job_id, [f"ExcNodeList={_excluded(stop, move)}"], timeout_s=WORKER_TIMEOUT_S)
+    except SlurmError as error:
+        print(f"job {stop.env.job_id} may get {move.node} again: {error}")
+    else:
+        print(f"job {stop.env.job_id} leaves {move.node}.")
+
+
+def _move(stop: Stop) -> Move | None:
+    return read_move(stop.paths, stop.attempt) if stop.config.monitor.on_overheat is OnOverheat.move else None
+
+
+def _excluded(stop: Stop, move: Move | None) -> str:
+    """Host list of what the job must not get: what it was told before, and the node that it leaves now."""
+    known = stop.config.hardware.exclude
+    with contextlib.suppress(SlurmError):
+        known = show_job(stop.env.job_id).excluded or known
+    return ",".join(filter(None, (known, None if move is None else move.node)))
+
+
 def _submit_successor(stop: Stop) -> bool:
     """In another process, by `launch.successor.main`: who submits needs what no rank has imported, and may hang."""
     argv = [sys.executable, *start_words(_SUCCESSOR), str(stop.paths.folder), stop.env.job_id]
+    if stop.config.monitor.on_overheat is OnOverheat.move:
+        argv.append(_excluded(stop, _move(stop)))
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_SUCCESSOR_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -253,7 +283,7 @@ def _record(stop: Stop, decision: Decision) -> None:
             step=stop.saved_step,
             saved_step=stop.saved_step,
             action=decision.action.value,
-            signal=stop.flag.signal_name,
+            signal=DEVICE if decision.cause in CAUSES else stop.flag.signal_name,
         )
 
 
@@ -271,8 +301,10 @@ def _facts(stop: Stop) -> StopFacts:
     on_slurm = job_id[:1].isdecimal()  # torchrun inside a Slurm job has that job's id
     if not on_slurm:
         return StopFacts(on_slurm=False, has_cancel_marker=has_cancel_marker)
+    move = _move(stop)
     known = StopFacts(
         on_slurm=True,
+        move_cause="" if move is None else move.cause,
         has_cancel_marker=has_cancel_marker,
         has_token=read_json(stop.paths.requeue_token) == _incarnation(stop.env),
         can_submit=has_slurm(),

@@ -147,7 +147,7 @@ class _Rank:
         self._program = Program(words, environ, self._config.train.command_dir)
         with (
             self._spans.within(Kind.program),
-            sampler_of(self._config, self._paths, self._env, self._attempt, step=lambda: self._step),
+            sampler_of(self._config, self._paths, self._env, self._attempt, self._stop, step=lambda: self._step),
         ):
             self._follow(self._program)
         self._spans.rest(Kind.shutdown)

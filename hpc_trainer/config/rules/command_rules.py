@@ -31,8 +31,8 @@ _OF_EVERY_RUN = frozenset({
 })  # fmt: skip
 _KEYS = frozenset({
     "train.command", "train.command_per", "train.command_signal", "train.command_dir", "monitor.heartbeat_every_s",
-    "monitor.telemetry_every_s", "monitor.on_overheat", "monitor.co2_g_per_kwh", "monitor.prometheus_dir",
-    "parallel.timeout_s",
+    "monitor.telemetry_every_s", "monitor.on_overheat", "monitor.move_after_s", "monitor.co2_g_per_kwh",
+    "monitor.prometheus_dir", "parallel.timeout_s",
 })  # fmt: skip
 
 

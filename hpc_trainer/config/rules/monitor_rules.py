@@ -8,15 +8,18 @@ from pathlib import Path
 from hpc_trainer.config import script_words as words
 from hpc_trainer.config.checks import at_least
 from hpc_trainer.config.packages import missing
-from hpc_trainer.config.schema.monitor import MonitorConfig
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.monitor import MonitorConfig, OnOverheat
 
 # The watchdog needs some seconds for the stacks of all ranks (runtime/watchdog.py).
 _SHORTEST_WATCHDOG_S = 10
 _LEAST_STRAGGLER_FACTOR = 1.05  # ranks that are well differ by some percent
 
 
-def monitor_problems(monitor: MonitorConfig) -> Iterator[str]:
+def monitor_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
     """What is wrong with it, a line each."""
+    if monitor.on_overheat is OnOverheat.move:
+        yield from _move_problems(monitor, executor)
     if monitor.watchdog_s:
         yield from at_least("monitor.watchdog_s", monitor.watchdog_s, _SHORTEST_WATCHDOG_S)
     if monitor.straggler_factor:
@@ -34,3 +37,16 @@ def monitor_problems(monitor: MonitorConfig) -> Iterator[str]:
     problem = missing("monitor.prometheus_dir", "prometheus_client")
     if problem is not None:
         yield problem
+
+
+def _move_problems(monitor: MonitorConfig, executor: Executor) -> Iterator[str]:
+    if executor is not Executor.slurm:
+        yield (
+            "monitor.on_overheat=move asks Slurm for another node, and cluster.executor=local has this machine alone. "
+            "Use monitor.on_overheat=warn, or cluster=slurm."
+        )
+    if not monitor.telemetry_every_s:
+        yield (
+            "monitor.on_overheat=move needs samples, and monitor.telemetry_every_s=0 takes none. Set that to 5, or use "
+            "monitor.on_overheat=warn."
+        )

@@ -125,7 +125,7 @@ def _tracker(tracker: TrackerConfig) -> Iterator[str]:
 
 def _general(config: TrainConfig) -> Iterator[str]:
     yield from retention_problems(config.checkpoint)
-    yield from monitor_problems(config.monitor)
+    yield from monitor_problems(config.monitor, config.cluster.executor)
     if words.has_control(config.paths.runs_dir or ""):
         yield f"paths.runs_dir={config.paths.runs_dir!r} must hold no control characters."
     yield from home_problems("paths.runs_dir", config.paths.runs_dir)

@@ -13,6 +13,7 @@ class OnOverheat(str, enum.Enum):
 
     warn = "warn"
     lower_power = "lower_power"
+    move = "move"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +39,11 @@ class MonitorConfig:
     `status` and `why` (docs/monitoring.md). 0: nobody is looked for."""
     on_overheat: OnOverheat = key(OnOverheat.warn, only_with("hardware.gpus_per_node"))
     """A GPU that lowers its clocks for heat is a warning in `status`. lower_power: its power limit is lowered too, by a
-    tenth each minute, where the user may set it, and put back at the end of the attempt."""
+    tenth each minute, where the user may set it, and put back at the end of the attempt. move: after move_after_s, or
+    at once if it fails, the run saves and goes back into Slurm's queue without that node (docs/monitoring.md)."""
+    move_after_s: float = key(300.0, only_with("monitor.on_overheat=move"), limits="≥ 0")
+    """Seconds for which a GPU lowers its clocks without a break before the run leaves its node. To move costs Slurm's
+    two minutes for a requeued job, its queue, and a start."""
     co2_g_per_kwh: float | None = key(None, ALWAYS, limits="≥ 0")
     """Grams of CO2 for each kWh at the site: `results` has a column co2_g. null: none."""
     prometheus_dir: str | None = key(None, ALWAYS)

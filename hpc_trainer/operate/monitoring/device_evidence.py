@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from hpc_trainer.runs.monitoring.moves import CAUSES, Move, read_move
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, read_warnings
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
 _MOST_LINES = 4
 _ADVICE = {
-    Trouble.slowed: "tell your centre which node it is; monitor.on_overheat=lower_power, if you may set power limits",
-    Trouble.ecc: "tell your centre which node it is, and leave it out: cluster.sbatch.exclude=NODE",
+    Trouble.slowed: (
+        "tell your centre which node it is; monitor.on_overheat=move takes the run to another one, lower_power may do "
+        "where you may set power limits"
+    ),
+    Trouble.ecc: "tell your centre which node it is, and leave it out: hardware.exclude=NODE",
 }
 _SAME = {Trouble.hot: Trouble.slowed, Trouble.xid: Trouble.ecc, Trouble.lost: Trouble.ecc}
 
@@ -18,10 +22,22 @@ def device_evidence(status: SweepStatus, run: RunStatus) -> tuple[list[str], lis
     if not run.attempts:
         return [], []
     found = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults_of(run.run_id))
-    lines = [each.text for each in found[:_MOST_LINES]]
+    moves = moves_of(status, run)
+    lines = [f"attempt {number}: {move.text}" for number, move in moves]
+    lines += [each.text for each in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:
         lines.append(f"and {len(found) - _MOST_LINES} more such warnings")
+    if moves and moves[-1][0] == run.attempts[-1].attempt:
+        return lines, [f"tell your centre about {moves[-1][1].node}"]
     return lines, list(dict.fromkeys(_advice(each) for each in found))
+
+
+def moves_of(status: SweepStatus, run: RunStatus) -> list[tuple[int, Move]]:
+    """(attempt, its move) of all attempts that ended so that the run leaves a node."""
+    of_run = status.sweep.run(run.run_id)
+    left = [each.attempt for each in run.attempts if each.cause in CAUSES]
+    found = [(number, read_move(of_run, number, status.faults_of(run.run_id))) for number in left]
+    return [(number, move) for number, move in found if move is not None]
 
 
 def _advice(warning: DeviceWarning) -> str:

@@ -32,6 +32,11 @@ class Trouble(str, enum.Enum):
     lost = "lost"
     """The driver has lost it."""
 
+    @property
+    def is_heat(self) -> bool:
+        """True if it may pass; anything else is a device that fails."""
+        return self in (Trouble.slowed, Trouble.hot)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWarning:
@@ -57,7 +62,7 @@ class DeviceWarning:
             Trouble.slowed: "lowers its clocks", Trouble.hot: "is too hot", Trouble.lost: "was lost by its driver",
             Trouble.ecc: "has errors of its memory that were not corrected", Trouble.xid: "has a fault",
         }[self.trouble]  # fmt: skip
-        lasted = f", for {self.seconds:.0f} s" if self.trouble in (Trouble.slowed, Trouble.hot) else ""
+        lasted = f", for {self.seconds:.0f} s" if self.trouble.is_heat else ""
         return f"the GPU of rank {self.rank} on {self.node} {says} ({self.detail}{lasted}): {self.device}"
 
 

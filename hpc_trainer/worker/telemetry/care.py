@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.telemetry import HARMFUL, Device, Sample
@@ -25,11 +25,20 @@ _LOWER_EVERY_S = 60.0
 class Care:
     """Of one rank of one attempt; for the sampler's thread alone."""
 
-    def __init__(self, paths: RunPaths, lower_power: Callable[[str | None], None] | None) -> None:
-        """`lower_power`: lowers the power limit of the device with this UUID a little; None: nobody asked for it."""
+    def __init__(
+        self, paths: RunPaths, lower_power: Callable[[str | None], None] | None,
+        move: Callable[[DeviceWarning], None] | None = None, move_after_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Args:
+        lower_power: lowers the power limit of the device with this UUID a little; None: nobody asked for it.
+        move: asks the run to leave the node of this device, again and again; None: nobody asked for it.
+        move_after_s: how long heat stands without a break before that.
+        """
         self._paths, self._lower_power = paths, lower_power
+        self._move, self._move_after_s = move, move_after_s
         self._found: dict[tuple[str | None, Trouble], DeviceWarning] = {}
         self._in_row: dict[tuple[str | None, Trouble], int] = {}
+        self._begun_s: dict[tuple[str | None, Trouble], float] = {}
         self._hottest: dict[str | None, float] = {}
         self._first_ecc: dict[str | None, int] = {}
         self._seen_s: dict[str | None, float] = {}
@@ -52,6 +61,14 @@ class Care:
         if self._found and (is_new or now - self._written_s >= _WRITE_EVERY_S):
             self._written_s = now
             write_warnings(self._paths, samples[0].attempt, samples[0].rank, list(self._found.values()))
+        if self._move is not None and (due := next(self._due(now), None)) is not None:
+            self._move(due)
+
+    def _due(self, now: float) -> Iterator[DeviceWarning]:
+        """What stands now, and is reason enough to leave the node."""
+        for key in self._in_row:
+            if key in self._found and (not key[1].is_heat or now - self._begun_s[key] >= self._move_after_s):
+                yield self._found[key]
 
     def _troubles(self, device: Device) -> dict[Trouble, str]:
         """What is wrong now, and in which words."""
@@ -77,14 +94,15 @@ class Care:
         if device.is_lost:
             found[Trouble.lost] = "GPU is lost"
         for key in [key for key in self._in_row if key[0] == device.uuid and key[1] not in found]:
-            del self._in_row[key]
+            del self._in_row[key], self._begun_s[key]
         return found
 
     def _add(self, sample: Sample, device: Device, trouble: Trouble, detail: str, passed_s: float) -> bool:
         """True if nothing was told of it before."""
         key = (device.uuid, trouble)
         self._in_row[key] = self._in_row.get(key, 0) + 1
-        is_heat = trouble in (Trouble.slowed, Trouble.hot)
+        self._begun_s.setdefault(key, sample.elapsed_s)
+        is_heat = trouble.is_heat
         if is_heat and self._in_row[key] < _SAMPLES:
             return False
         since_s = sample.elapsed_s - self._lowered_s.get(device.uuid, -_LOWER_EVERY_S)

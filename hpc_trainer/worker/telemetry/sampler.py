@@ -22,7 +22,9 @@ from hpc_trainer.runs.modes import make_folder
 from hpc_trainer.runs.monitoring.telemetry import MAX_LINES, Device, Host, Sample, append_samples, thin_out
 from hpc_trainer.runtime.counters.notes import Notes
 from hpc_trainer.runtime.rank_env import RankEnv
+from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.telemetry.care import Care
+from hpc_trainer.worker.telemetry.move import Mover
 from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 
 # The file server sees at most so many lines a second of a run.
@@ -173,12 +175,13 @@ def devices_of(config: TrainConfig, env: RankEnv, notes: Notes, gpu: Sequence[st
 
 
 def sampler_of(
-    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, *, step: Callable[[], int | None],
-    gpu: Sequence[str] = (),
+    config: TrainConfig, paths: RunPaths, env: RankEnv, attempt: int, flag: StopFlag, *,
+    step: Callable[[], int | None], gpu: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[None]:  # fmt: skip
     """Samples while the block runs, as `monitor.` says.
 
     Args:
+        flag: of this rank, for `monitor.on_overheat=move`.
         step: the newest one, if anybody knows.
         gpu: names of the rank's GPU, where torch has told them (`DeviceKind.names`).
     """
@@ -201,7 +204,11 @@ def sampler_of(
         for each in found:
             each.lower_power(uuid)
 
-    care = Care(paths, lower_power if config.monitor.on_overheat is OnOverheat.lower_power else None)
+    does = config.monitor.on_overheat
+    care = Care(
+        paths, lower_power if does is OnOverheat.lower_power else None,
+        Mover(paths, env, attempt, flag) if does is OnOverheat.move else None, config.monitor.move_after_s,
+    )  # fmt: skip
     watchers: list[Watcher] = [care]
     if config.monitor.prometheus_dir is not None:
         watchers.append(PrometheusFile(Path(config.monitor.prometheus_dir), paths.run_id, env.rank))

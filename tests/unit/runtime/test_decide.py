@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -355,3 +355,14 @@ def test_a_failure_never_brings_back_what_was_cancelled_or_comes_back_anyway() -
         else:
             assert (made is not None) == (facts.job_state in AT_WORK), facts
             assert made is None or made.action is Action.requeue, facts
+
+
+def test_a_move_is_the_cause_unless_slurm_takes_the_nodes_anyway() -> None:
+    facts = StopFacts(on_slurm=True, has_cancel_marker=False, job_state="RUNNING", move_cause="overheated")
+    assert decide_stop(facts) == Decision(
+        action=Action.requeue, state=RunState.REQUEUED, cause="overheated", exit_code=ExitCode.REQUEUED,
+        fallback=RunState.PREEMPTED,
+    )  # fmt: skip
+    assert decide_stop(replace(facts, seconds_left=1.0)).cause == "overheated"
+    assert decide_stop(replace(facts, was_preempted=True)).cause == "preempted"
+    assert decide_stop(replace(facts, has_cancel_marker=True)).cause == "cancelled"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import stat
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from hpc_trainer.config.schema.monitor import OnOverheat
 from hpc_trainer.errors import ExitCode
 from hpc_trainer.runs.files import read_lines, write_json
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
+from hpc_trainer.runs.monitoring.moves import Move, write_move
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.stop import StopFlag
@@ -387,3 +390,61 @@ def test_the_end_of_memory_is_a_state_of_its_own_and_comes_again_each_time(
     conclude_failure(stop, cause="out_of_memory", error=error, is_first=True)
     assert _ends(stop.paths)[-1] == ("OUT_OF_MEMORY", "out_of_memory", "none")
     assert [call for call in fake_slurm.calls() if "requeue" in call] == []
+
+
+def _moves(sweep: SweepPaths) -> Stop:
+    """Another rank than this one, rank 0, has asked to leave its node."""
+    stop = _stop(sweep)
+    stop.config.monitor.on_overheat = OnOverheat.move
+    stop.config.hardware.exclude = "n1"
+    stop.paths.telemetry.mkdir()
+    write_move(stop.paths, 0, Move(node="n7", cause="overheated", why="the GPU of rank 3 is hot", time=1.0))
+    return dataclasses.replace(stop, flag=StopFlag())
+
+
+def test_a_requeued_job_leaves_the_node_of_a_hot_gpu(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    """Slurm takes the list only of a job that it has requeued."""
+    _play(fake_slurm, "JobState=RUNNING Restarts=0 ExcNodeList=n[1-2] Command=x")
+    stop = _moves(sweep)
+    assert conclude_start(stop) is ExitCode.REQUEUED
+    calls = [call for call in fake_slurm.calls("scontrol") if "show" not in call]
+    assert calls == ["scontrol requeue Incomplete 101_0", "scontrol update JobId=101_0 ExcNodeList=n[1-2],n7"]
+    assert _ends(stop.paths) == [("REQUEUED", "overheated", "requeue")]
+    assert list(read_lines(stop.paths.attempts))[-1]["signal"] == "DEVICE"
+
+
+def test_where_the_requeue_is_refused_the_successor_leaves_it(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm, "JobState=RUNNING Restarts=0", requeue=DISABLED)
+    stop = _moves(sweep)
+    conclude_start(stop)
+    (call,) = fake_slurm.calls("sbatch")
+    assert call.startswith("sbatch --dependency=afterany:101_0 --exclude=n1,n7 "), "hardware.exclude stays"
+    assert _ends(stop.paths)[-1] == ("REQUEUED", "overheated", "successor")
+
+
+def test_a_later_successor_still_leaves_it(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm, "JobState=TIMEOUT Restarts=0 ExcNodeList=n1,n7 Command=x")
+    stop = _moves(sweep)
+    stop.paths.move(0).unlink()
+    conclude_start(stop)
+    (call,) = fake_slurm.calls("sbatch")
+    assert " --exclude=n1,n7 " in call
+
+
+def test_a_cancelled_run_moves_nowhere(sweep: SweepPaths, fake_slurm: FakeSlurm) -> None:
+    _play(fake_slurm)
+    stop = _moves(sweep)
+    stop.paths.marker(CANCEL).touch()
+    conclude_start(stop)
+    assert [call for call in fake_slurm.calls() if "requeue" in call or "update" in call] == []
+    assert _ends(stop.paths)[-1] == ("CANCELLED", "cancelled", "none")
+
+
+def test_a_list_that_slurm_refuses_costs_no_requeue(
+    sweep: SweepPaths, fake_slurm: FakeSlurm, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _play(fake_slurm)
+    path = fake_slurm.bin / "scontrol"
+    path.write_text(path.read_text() + "[ \"$1\" != update ] || { echo 'Invalid node name specified' >&2; exit 1; }\n")
+    assert conclude_start(_moves(sweep)) is ExitCode.REQUEUED
+    assert "may get n7 again" in capfd.readouterr().out

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from hpc_trainer.config.rules.validate import find_problems
+from hpc_trainer.config.schema.cluster import Executor
+from hpc_trainer.config.schema.monitor import OnOverheat
 from tests.unit.runs.builders import make_config
 
 
@@ -39,3 +41,15 @@ def test_a_loop_of_ones_own_has_its_own_profiler() -> None:
     assert "train.main=mine.main: it watches the shared loop; torch.profiler works in your own" in "\n".join(
         find_problems(config)
     )
+
+
+def test_only_slurm_has_another_node() -> None:
+    move = {"monitor__on_overheat": OnOverheat.move, "hardware__gpus_per_node": 1}
+    assert "monitor.on_overheat" not in "\n".join(find_problems(make_config(cluster__executor=Executor.slurm, **move)))
+    told = "\n".join(find_problems(make_config(cluster__executor=Executor.local, **move)))
+    assert "monitor.on_overheat=move asks Slurm for another node, and cluster.executor=local has this machine" in told
+    assert "Use monitor.on_overheat=warn, or cluster=slurm." in told
+    told = "\n".join(find_problems(make_config(cluster__executor=Executor.slurm, monitor__telemetry_every_s=0, **move)))
+    assert "monitor.on_overheat=move needs samples" in told
+    told = "\n".join(find_problems(make_config(monitor__move_after_s=7, hardware__gpus_per_node=1)))
+    assert "monitor.move_after_s=7" in told

@@ -10,6 +10,7 @@ from hpc_trainer.operate.report.telemetry import render_telemetry, telemetry_cha
 from hpc_trainer.operate.results import result_rows
 from hpc_trainer.operate.why import explain
 from hpc_trainer.runs.monitoring import telemetry
+from hpc_trainer.runs.monitoring.moves import Move, write_move
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, append_samples
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, write_warnings
 from hpc_trainer.runs.reading import Faults
@@ -50,7 +51,7 @@ def test_a_gpu_that_is_too_hot_is_a_warning_while_the_run_works(sweep: SweepOnDi
     assert (run.state, run.warning) == (RunState.RUNNING, f"{found[0].text} (and 1 more: hpc-trainer why)")
     why = explain(status, run)
     assert [line for line in why.evidence if line.startswith("the GPU")] == [each.text for each in found]
-    assert why.advice[-1].endswith("cluster.sbatch.exclude=n7")
+    assert why.advice[-1].endswith("hardware.exclude=n7")
     assert "finite" not in why.verdict
 
 
@@ -174,3 +175,20 @@ def test_where_no_energy_can_be_known_one_file_of_an_attempt_is_read(
     monkeypatch.setattr(telemetry, "read_ends", counted)
     assert telemetry.newest_energy_j(paths) == 5.0
     assert len(read) == 1 + 3
+
+
+def test_a_run_that_leaves_a_node_says_which_and_why(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
+    sweep.start(resumed=0)
+    sweep.run().telemetry.mkdir()
+    move = Move.of(_warning(3, Trouble.slowed))
+    write_move(sweep.run(), 0, move)
+    sweep.end(state=RunState.REQUEUED, cause=move.cause, action="requeue", saved_step=7, signal="DEVICE")
+    fake_slurm.answer("squeue", "500_0|PENDING||BeginTime|x\n")
+    status = read_status(sweep.paths)
+    run = status.runs[0]
+    assert (run.state, run.cause) == (RunState.REQUEUED, "overheated")
+    assert run.warning == f"overheated, it leaves n7: {_warning(3, Trouble.slowed).text}"
+    why = explain(status, run)
+    assert f"attempt 0: {move.text}" in why.evidence
+    assert [line for line in why.timeline if line.endswith(f"attempt 0: {move.text}")]
+    assert why.advice[-1] == "tell your centre about n7"

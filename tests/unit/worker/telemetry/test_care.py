@@ -132,3 +132,32 @@ def test_the_limit_goes_down_and_back(caplog: pytest.LogCaptureFixture) -> None:
     assert library.set_limits == [630_000, 600_000, 700_000]
     assert library.asked.count("SetPowerManagementLimit") == 4
     assert ["Insufficient Permissions" in each.getMessage() for each in caplog.records] == [False, True, False]
+
+
+def _asked(paths: RunPaths, *devices: Device, after_s: float = 20.0) -> list[tuple[Trouble, float]]:
+    asked: list[tuple[Trouble, float]] = []
+    care = Care(paths, None, lambda each: asked.append((each.trouble, each.last - 1000)), after_s)
+    _play(care, *devices)
+    return asked
+
+
+def test_heat_is_a_reason_to_leave_when_it_stands_without_a_break(paths: RunPaths) -> None:
+    assert _asked(paths, *[HOT] * 4, COOL, *[HOT] * 4, COOL) == []
+    asked = _asked(paths, COOL, *[HOT] * 6)
+    assert [since for _, since in asked] == [25.0, 30.0], (
+        "20 s after the first hot sample, and again: it may be refused"
+    )
+    assert len(read_warnings(paths)) == 1, "the warning is told first"
+    assert {trouble for trouble, _ in asked} == {Trouble.slowed}
+
+
+@pytest.mark.parametrize("then", [{"ecc_uncorrected": 1}, {"xid": (79,)}, {"is_lost": True}])
+def test_a_device_that_fails_is_a_reason_at_once(paths: RunPaths, then: object) -> None:
+    healthy = dataclasses.replace(COOL, ecc_uncorrected=0)
+    ((trouble, since),) = _asked(paths, healthy, dataclasses.replace(healthy, **then), after_s=1e9)  # type: ignore[arg-type]
+    assert not trouble.is_heat
+    assert since == 5.0
+
+
+def test_what_is_over_is_no_reason(paths: RunPaths) -> None:
+    assert [since for _, since in _asked(paths, *[HOT] * 5, *[COOL] * 9)] == [20.0]

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.config.rules.monitor_rules import monitor_problems
+from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.config.schema.monitor import MonitorConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.telemetry import Device, Host, Sample, read_telemetry
 from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.worker.telemetry import sampler
 from hpc_trainer.worker.telemetry.prometheus import PrometheusFile
 from hpc_trainer.worker.telemetry.sampler import sampler_of
@@ -87,7 +89,7 @@ def test_a_node_without_the_package_trains_on(
     config.monitor.prometheus_dir = str(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(sampler, "_LAST_S", 60.0)
-    with caplog.at_level(logging.WARNING), sampler_of(config, paths, read_rank_env({}), 0, step=lambda: 3):
+    with caplog.at_level(logging.WARNING), sampler_of(config, paths, read_rank_env({}), 0, StopFlag(), step=lambda: 3):
         pass
     (told,) = [each.getMessage() for each in caplog.records]
     assert "pip install 'hpc_trainer[prometheus]'" in told
@@ -102,7 +104,7 @@ def test_a_run_has_it_while_it_works(tmp_path: Path, is_there: bool, caplog: pyt
     config.monitor.telemetry_every_s = 0.02
     config.monitor.prometheus_dir = str(folder if is_there else tmp_path / "none")
     seen: set[str] = set()
-    with caplog.at_level(logging.WARNING), sampler_of(config, paths, read_rank_env({}), 0, step=lambda: 3):
+    with caplog.at_level(logging.WARNING), sampler_of(config, paths, read_rank_env({}), 0, StopFlag(), step=lambda: 3):
         deadline = time.monotonic() + 60
         while not (seen or caplog.records) and time.monotonic() < deadline:
             seen = {each.name for each in folder.glob("*.prom")}
@@ -115,12 +117,12 @@ def test_a_run_has_it_while_it_works(tmp_path: Path, is_there: bool, caplog: pyt
 
 
 def test_what_cannot_be_is_told_at_plan_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(monitor_problems(MonitorConfig())) == []
-    assert list(monitor_problems(MonitorConfig(prometheus_dir="/var/lib/node_exporter"))) == []
-    (relative,) = monitor_problems(MonitorConfig(prometheus_dir="here"))
+    assert list(monitor_problems(MonitorConfig(), Executor.slurm)) == []
+    assert list(monitor_problems(MonitorConfig(prometheus_dir="/var/lib/node_exporter"), Executor.slurm)) == []
+    (relative,) = monitor_problems(MonitorConfig(prometheus_dir="here"), Executor.slurm)
     assert "absolute path" in relative
-    (idle,) = monitor_problems(MonitorConfig(prometheus_dir="/x", telemetry_every_s=0))
+    (idle,) = monitor_problems(MonitorConfig(prometheus_dir="/x", telemetry_every_s=0), Executor.slurm)
     assert "takes none" in idle
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (package,) = monitor_problems(MonitorConfig(prometheus_dir="/x"))
+    (package,) = monitor_problems(MonitorConfig(prometheus_dir="/x"), Executor.slurm)
     assert "pip install 'hpc_trainer[prometheus]'" in package

@@ -146,7 +146,7 @@ def test_a_long_run_is_thinned_out_as_it_goes(tmp_path: Path, monkeypatch: pytes
 def test_none_where_nobody_asks_for_it(tmp_path: Path) -> None:
     config = TrainConfig()
     config.monitor.telemetry_every_s = 0
-    with sampler_of(config, RunPaths(tmp_path), read_rank_env({}), 0, step=lambda: None):
+    with sampler_of(config, RunPaths(tmp_path), read_rank_env({}), 0, StopFlag(), step=lambda: None):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -173,7 +173,7 @@ def test_a_rank_of_gpus_is_sampled_and_cared_for(
     cards = Card("GPU-a"), Card("GPU-b", reasons=0x4 | 0x40, temperature=95)
     with Library(*cards).playing():
         for _ in range(2):
-            with sampler_of(_gpu_config(per), paths, read_rank_env({}), 0, step=lambda: 3):
+            with sampler_of(_gpu_config(per), paths, read_rank_env({}), 0, StopFlag(), step=lambda: 3):
                 pass
     found = read_telemetry(paths)
     assert [each.device.uuid for each in found if each.device][: len(expected)] == expected
@@ -188,7 +188,10 @@ def test_no_driver_is_one_note_and_the_host_is_sampled(tmp_path: Path, caplog: p
         pytest.skip("there is a driver here")
     paths = RunPaths(tmp_path / "r")
     paths.folder.mkdir()
-    with caplog.at_level(logging.WARNING), sampler_of(_gpu_config(), paths, read_rank_env({}), 0, step=lambda: 3):
+    with (
+        caplog.at_level(logging.WARNING),
+        sampler_of(_gpu_config(), paths, read_rank_env({}), 0, StopFlag(), step=lambda: 3),
+    ):
         pass
     assert [each.getMessage() for each in caplog.records] == [
         "telemetry: no GPU figures: NVML Shared Library Not Found (NVML)"
