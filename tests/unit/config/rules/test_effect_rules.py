@@ -95,6 +95,8 @@ def test_a_key_is_taken_with_each_of_those_that_it_goes_with(each: Declared) -> 
         config = make_config()
         _put(config, each.name, OTHER.get(each.name, _other(each.default)))
         _put(config, other, SET[other] if not value else True if value == "true" else value)
+        for further in next((found.key.needs for found in LIMITED if found.name == other), None) or ():
+            _put(config, further.partition("=")[0], SET[further])  # what that one goes with in its turn
         assert not [line for line in find_problems(config) if "has no effect with" in line], need
 
 
