@@ -56,7 +56,8 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
     if silent:
         left = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {_numbers(silent)}"
         wait = "" if waited is None else f" {_listed(waited[1])} waited in {_told(waited[0])}."
-        return f"{left} left no record: killed, lost with the node, or with Python's lock held.{wait}"
+        why = "killed, lost with the node, with Python's lock held, or damaged"
+        return f"{left} left no record that can be read: {why}.{wait}"
     mixed = _mixed_up(flights)
     if mixed is not None:
         return mixed

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.config.packages import optional
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.monitoring.telemetry import THROTTLE, Device, Host, Sample
 
 _PREFIX = "hpc_trainer_"
@@ -58,7 +60,14 @@ class PrometheusFile:
         self._families: Any = None
 
     def take(self, samples: Sequence[Sample]) -> None:
-        """Replaces the file, whole. Raises OSError; ConfigError: there is no package prometheus_client here."""
+        """Replaces the file, whole. Raises OSError; ConfigError: the package prometheus_client or the folder is not
+        there.
+        """
+        if not self._folder.is_dir():
+            raise ConfigError(
+                f"monitor.prometheus_dir={self._folder} is no folder on {socket.gethostname()}. Make it there, or name "
+                "the one that node_exporter reads (--collector.textfile.directory)."
+            )
         if self._prometheus is None:  # in the sampler's thread: nothing of this may end the training
             self._families = optional("prometheus_client.core", "monitor.prometheus_dir")
             self._prometheus = optional("prometheus_client", "monitor.prometheus_dir")

@@ -39,7 +39,8 @@ CASES: list[tuple[str, tuple[Flight, ...], str | None]] = [
     (
         "one was killed",
         tuple(IN_A_LOOP.values()),
-        f"rank 3 left no record: killed, lost with the node, or with Python's lock held. ranks 0, 1, 2 waited in "
+        f"rank 3 left no record that can be read: "
+        "killed, lost with the node, with Python's lock held, or damaged. ranks 0, 1, 2 waited in "
         f"{IN_812}.",
     ),
     (
