@@ -19,7 +19,11 @@ BASE = (
     "train.num_steps=120", "train.global_batch_size=8", "checkpoint.every_steps=100000",
 )  # fmt: skip
 SOURCES = ("tokens", "arrays", "table", "hf_dataset")
-LOADING = ("hardware=cpu_x2 data.num_workers=2", "hardware=cpu_x1 data.num_workers=0")
+LOADING = (
+    "hardware=cpu_x2 data.num_workers=2",
+    "hardware=cpu_x1 data.num_workers=0",
+    "hardware=cpu_x2 hardware.tasks_per_node=4 data.num_workers=1",
+)
 SAMPLE = (SOURCES[0], LOADING[0])
 """In `make test`: the batches of each source on each are compared there too (unit/datasets/test_resumed_batches.py)."""
 
