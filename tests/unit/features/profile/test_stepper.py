@@ -87,7 +87,7 @@ def _watch(tmp_path: Path, num_steps: int, *, fails_at: int | None = None, **cha
 def test_the_window_and_the_wait_for_data(tmp_path: Path) -> None:
     lines = _watch(tmp_path, 9).profile_table.read_text().splitlines()
     assert lines[0].startswith("profile: steps 103 to 105,")
-    assert any("data.num_workers=2 (now 0" in line for line in lines)
+    assert any("data.num_workers=1 hardware.cpus_per_task=2 (now 0" in line for line in lines)
     share = float(lines[1].removeprefix("profile: waiting for data: ").partition("%")[0])
     assert share > 50
     assert any("waiting for a batch" in line or "Python" in line for line in lines)
