@@ -102,7 +102,9 @@ def run() -> None:
     print(f"\ntelemetry: a sample of the host, beside the training, n={len(Timed.times)}:")
     for column, what in ((0, "clock"), (1, "processor time")):
         low, middle, high = (1e3 * each for each in statistics.quantiles((each[column] for each in Timed.times), n=4))
-        told = f"{middle:.2f} ms (middle half {low:.2f} to {high:.2f}), {middle / 1e3 / DEFAULT_S:.3%} of {DEFAULT_S:g} s"
+        told = (
+            f"{middle:.2f} ms (middle half {low:.2f} to {high:.2f}), {middle / 1e3 / DEFAULT_S:.3%} of {DEFAULT_S:g} s"
+        )
         print(f"  {what}: {told}; budget 0.1%")
     found = stamps.windows[2:]  # the first two are of a cold machine
     print(f"on against off, n={PAIRS} pairs of windows of {WINDOW_S:g} s, a sample every {EVERY_S:g} s:")
