@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 # The last steps and saves that count: what was slow an hour ago says little about the next save.
 _KEPT = 200
@@ -34,17 +34,17 @@ class Pace:
     @property
     def step_s(self) -> float | None:
         """99th percentile of a step; None before the first."""
-        return _percentile_99(self._steps)
+        return nearest_rank(self._steps, 0.99)
 
     @property
     def save_s(self) -> float | None:
         """99th percentile of a save, until it stands; None before the first."""
-        return _percentile_99(self._saves)
+        return nearest_rank(self._saves, 0.99)
 
     @property
     def stall_s(self) -> float | None:
         """99th percentile of how long training stood still for a save; None before the first."""
-        return _percentile_99(self._stalls)
+        return nearest_rank(self._stalls, 0.99)
 
     @property
     def typical_step_s(self) -> float | None:
@@ -57,9 +57,13 @@ class Pace:
         return _MARGIN_S + 2 * (self.step_s or 0.0) + _SAVE_FACTOR * (self.save_s or 0.0)
 
 
-def _percentile_99(values: deque[float]) -> float | None:
-    """The nearest rank: with less than 100 values the largest."""
-    return sorted(values)[math.ceil(0.99 * len(values)) - 1] if values else None
+def nearest_rank(values: Collection[float], share: float) -> float | None:
+    """The quantile of these values that is one of them: of 99 values and a share of 0.99 the largest; None of none.
+
+    Args:
+        share: of the values that are not above it, in (0, 1].
+    """
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else None
 
 
 def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) -> float | None:

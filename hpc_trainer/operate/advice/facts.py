@@ -15,6 +15,7 @@ from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, s
 from hpc_trainer.runs.monitoring.telemetry import Sample, mean_of, newest_of_ranks, summary
 from hpc_trainer.runs.reading import is_number, read_json
 from hpc_trainer.runs.states import RunState
+from hpc_trainer.runtime.pace import nearest_rank
 from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
@@ -196,7 +197,7 @@ def _use(name: str, samples: Sequence[Sample], best: Mapping[str | None, float])
         device=device.name if device else None, throttle=usage.throttled,
         clock_share=clock / best[device.name] if device and clock and best.get(device.name) else None,
         power_limit_w=device.power_limit_w if device else None,
-        cpus=usage.cpus, most_cpus=percentile_95(busy) if busy else None, cpus_allowed=usage.cpus_allowed,
+        cpus=usage.cpus, most_cpus=nearest_rank(busy, 0.95), cpus_allowed=usage.cpus_allowed,
         most_rss=usage.max_rss_bytes,
     )  # fmt: skip
 
@@ -224,8 +225,3 @@ def _needs(status: SweepStatus, run: RunStatus) -> list[float]:
 def worked_s(run: RunStatus) -> float:
     """Seconds that the attempts of a run lasted, as far as they told their end."""
     return sum(max(0.0, each.end_time - each.start_time) for each in run.attempts if each.end_time is not None)
-
-
-def percentile_95(values: Sequence[float]) -> float:
-    """The nearest rank; of few values the largest."""
-    return sorted(values)[math.ceil(0.95 * len(values)) - 1]

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from hpc_trainer.config.schema.cluster import Executor
-from hpc_trainer.operate.advice.facts import IDLE_GPU, Facts, RankUse, percentile_95
+from hpc_trainer.operate.advice.facts import IDLE_GPU, Facts, RankUse
 from hpc_trainer.operate.advice.of_data import cpus_key
 from hpc_trainer.operate.advice.rule import Change, Finding, Gain, Rule
+from hpc_trainer.runtime.pace import nearest_rank
 
 _SAMPLES = 5
 _IDLE_CPU, _IDLE_SHARE = 0.05, 0.2  # of a core; of the busiest rank
@@ -122,16 +123,17 @@ def _host_memory(facts: Facts) -> Iterator[Finding]:
 
 def _long_limit(facts: Facts) -> Iterator[Finding]:
     now = facts.config.hardware.time_limit_min
-    if not facts.needs_s or not facts.is_complete or not _is_slurm(facts):
+    need_s = nearest_rank(facts.needs_s, 0.95)
+    if need_s is None or not facts.is_complete or not _is_slurm(facts):
         return
-    need_min = (percentile_95(facts.needs_s) + facts.run.spec.shape.signal_lead_s) / 60
+    need_min = (need_s + facts.run.spec.shape.signal_lead_s) / 60
     right = _limit(_TIME_MARGIN * need_min, _LIMITS_MIN)
     if now < _TIME_FACTOR * need_min or now - right < _LEAST_MIN:
         return
     count = len(facts.needs_s)
     of = f"95 % of {count} like runs needed" if count > 1 else "it needed"
     gain = Gain(share=1 - right / now, of="time limit (it starts sooner: backfill)", is_bound=False)
-    seen = f"the time limit is {now} min, {of} {percentile_95(facts.needs_s) / 60:.2g} min"
+    seen = f"the time limit is {now} min, {of} {need_s / 60:.2g} min"
     yield Finding(seen, [Change({"hardware.time_limit_min": right}, gain)])
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import deque
 from typing import Any
 
 from hpc_trainer.runtime.devices import DeviceKind, kind_of
+from hpc_trainer.runtime.pace import nearest_rank
 from hpc_trainer.training.data.loader import BatchIterator
 
 WINDOW = 200
@@ -76,6 +76,5 @@ class Speed:
             del newest[0]
         self._seconds += newest
         counted = sorted(itertools.islice(reversed(self._seconds), max(WINDOW, len(newest))))
-        if not counted:
-            return {}
-        return {name: counted[math.ceil(share * len(counted)) - 1] for name, share in _QUANTILES.items()}
+        found = ((name, nearest_rank(counted, share)) for name, share in _QUANTILES.items())
+        return {name: value for name, value in found if value is not None}
