@@ -10,6 +10,8 @@ construction. Clocks are monotonic: one that is set back moves nothing.
 from __future__ import annotations
 
 import enum
+import itertools
+import operator
 import os
 import time
 from collections import deque
@@ -80,13 +82,13 @@ class Spans:
     def hang(self, silent_s: float) -> None:
         """The newest `silent_s` seconds were a hang, and the process is about to end. From any thread.
 
-        The main thread is stuck, or this would not be called.
+        The main thread is stuck, or has only just left the spans that it was stuck in, or this would not be called.
         """
-        now = time.monotonic()
-        silent_s = min(max(0.0, silent_s), now - self._since)
-        self._total[self._open.kind] += now - self._since - silent_s
-        self._total[Kind.hang] += silent_s
-        self._since = now
+        now = self._charge()
+        for kind, newest_s in self._newest(now - silent_s, now).items():
+            taken_s = min(newest_s, self._total[kind])
+            self._total[kind] -= taken_s
+            self._total[Kind.hang] += taken_s
         self._open.kind = Kind.shutdown
 
     def seconds(self) -> dict[Kind, float]:
@@ -123,10 +125,29 @@ class Spans:
         self._since, self._open = now, outer
         self._recent.append((span.kind, span.begin, now, span.step))
 
-    def _charge(self) -> None:
+    def _charge(self) -> float:
+        """What went by since the last change belongs to its kind; returns the present moment."""
         now = time.monotonic()
         self._total[self._open.kind] += now - self._since
         self._since = now
+        return now
+
+    def _newest(self, begin: float, end: float) -> dict[Kind, float]:
+        """Kind -> seconds between two moments on the monotonic clock, as far back as the ring keeps spans."""
+        # Of two that began in one moment the inner one comes first: it ended first, or is further in.
+        spans = [(first, last, kind) for kind, first, last, _ in self._recent.copy()]
+        span: _Span | None = self._open
+        while span is not None:
+            spans.append((span.begin, end, span.kind))
+            span = span.outer
+        moments = {begin, end}.union(*((first, last) for first, last, _ in spans if last > begin))
+        found: dict[Kind, float] = {}
+        for since, until in itertools.pairwise(sorted(each for each in moments if begin <= each <= end)):
+            around = [each for each in spans if each[0] <= since and each[1] >= until]
+            if around:
+                kind = max(around, key=operator.itemgetter(0))[2]
+                found[kind] = found.get(kind, 0.0) + until - since
+        return found
 
 
 class _Span:

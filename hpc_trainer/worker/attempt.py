@@ -17,6 +17,7 @@ from hpc_trainer.config.schema.checkpoint import SaveEvery
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
+from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
@@ -196,7 +197,12 @@ def _watched(run: RunContext, stop: Stop, recorder: FlightRecorder) -> Iterator[
     )
     with watchdog.watching():
         run.beat = watchdog.beat
-        yield
+        try:
+            yield
+        except BaseException:
+            if read_failure(stop.paths.failure(stop.attempt)).get("type") == StuckError.__name__:
+                run.spans.hang(watchdog.silent_s)  # it waited for the rank that was stuck, and has left
+            raise
 
 
 def _device(config: TrainConfig, env: RankEnv) -> torch.device:

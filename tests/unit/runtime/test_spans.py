@@ -112,13 +112,40 @@ def test_a_hang_takes_the_silent_time_and_what_follows_is_shutdown(clock: Clock)
         assert some(spans) == {"step": 40, "hang": 60, "shutdown": 3}
 
 
-def test_a_hang_never_takes_more_than_was_silent_in_its_span(clock: Clock) -> None:
+def test_a_hang_is_silent_through_spans(clock: Clock) -> None:
     spans = Spans()
     clock.now += 50
     with spans.within(Kind.restore):
         clock.now += 10
-        spans.hang(60.0)
-        assert some(spans) == {"start_up": 50, "hang": 10}
+        with spans.within(Kind.rendezvous):
+            clock.now += 5
+        spans.hang(30.0)
+        assert some(spans) == {"start_up": 35, "hang": 30}
+
+
+def test_a_hang_that_an_error_ended_is_found_behind_the_spans_that_it_left(clock: Clock) -> None:
+    spans = Spans()
+    with spans.within(Kind.step, 1):
+        clock.now += 3
+    with contextlib.suppress(ConnectionError):
+        try:
+            with spans.within(Kind.step, 2):
+                clock.now += 1
+                with spans.within(Kind.data_wait):
+                    clock.now += 40
+                    raise ConnectionError
+        finally:
+            with spans.within(Kind.shutdown):
+                clock.now += 2
+    spans.hang(42.5)
+    assert some(spans) == {"step": 3.5, "hang": 42.5}
+
+
+def test_a_hang_takes_no_more_than_there_was(clock: Clock) -> None:
+    spans = Spans(age_s=2.0)
+    clock.now += 5
+    spans.hang(1e9)
+    assert some(spans) == {"hang": 7}
 
 
 def test_random_stories_add_up(clock: Clock) -> None:

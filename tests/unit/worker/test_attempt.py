@@ -1,0 +1,46 @@
+"""A rank that an error ends: what its time went to."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpc_trainer.runs.files import write_json
+from hpc_trainer.runs.layout import RunPaths
+from hpc_trainer.runtime.rank_env import read_rank_env
+from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.worker.attempt import _watched
+from hpc_trainer.worker.conclude import Stop
+from hpc_trainer.worker.flight_recorder import FlightRecorder
+from tests.unit.runs.builders import make_config
+
+
+@pytest.mark.parametrize(
+    ("first_failure", "kind"), [("StuckError", Kind.hang), ("RuntimeError", Kind.step), (None, Kind.step)]
+)
+def test_what_a_rank_waited_for_a_stuck_one_was_a_hang(tmp_path: Path, first_failure: str | None, kind: Kind) -> None:
+    """Which of the ranks that are silent leaves first is chance: the wait of one that it broke off is a hang too."""
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    if first_failure is not None:
+        write_json(paths.failure(0), {"rank": 1, "type": first_failure, "message": "", "exit_code": 1})
+    spans = Spans()
+    run: Any = SimpleNamespace(spans=spans, saver=SimpleNamespace(standing_step=None), beat=lambda: None)
+    stop = Stop(
+        config=make_config("monitor.watchdog_s=30"), paths=paths, env=read_rank_env({}), flag=StopFlag(), attempt=0,
+        saved_step=None,
+    )  # fmt: skip
+    with contextlib.suppress(ConnectionError), _watched(run, stop, FlightRecorder(stop, spans)):
+        with spans.within(Kind.step, 1):
+            run.beat()
+        with spans.within(Kind.step, 2):
+            time.sleep(0.3)
+            raise ConnectionError("closed by peer")
+    assert spans.seconds()[kind] >= 0.3
+    assert spans.seconds()[{Kind.hang: Kind.step, Kind.step: Kind.hang}[kind]] < 0.2
