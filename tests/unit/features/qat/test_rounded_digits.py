@@ -1,4 +1,4 @@
-"""What 4 bits cost on real pictures, with training that knows of them and without. Its lines are in docs/prune.md."""
+"""What 4 bits cost on real pictures, with training that knows of them and without (docs/decisions/0044)."""
 
 from __future__ import annotations
 
