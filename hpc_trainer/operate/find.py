@@ -87,7 +87,8 @@ def select(
 ) -> tuple[SweepStatus, list[str]]:
     """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
 
-    Without `sweep`, runs are looked for in the newest sweep first, then in the others. `is_look` is of `read_status`.
+    Without `sweep`, runs are looked for in the newest sweep first, then in the others; SWEEP/RUN says which. `is_look`
+    is of `read_status`.
 
     Raises:
         RunStateError: a name fits nothing.
@@ -95,6 +96,7 @@ def select(
     if sweep is None and len(names) == 1 and _is_sweep(runs_dir / names[0]):
         status = read_status(find_sweep(runs_dir, names[0]), is_look=is_look)
         return status, [*status.specs]
+    names, sweep = in_one_sweep(runs_dir, names, sweep)
     if sweep is not None or not names:
         status = read_status(find_sweep(runs_dir, sweep), is_look=is_look)
         return status, find_runs(status, names)
@@ -107,8 +109,23 @@ def select(
     return status, find_runs(status, names)
 
 
+def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:
+    """Names and sweep, where each name may be SWEEP/RUN, all of one sweep that is there; others stay as they are."""
+    pairs = [name.split("/") for name in names]
+    sweeps = {pair[0] for pair in pairs}
+    if (
+        sweep is None
+        and len(sweeps) == 1
+        and all(len(pair) == 2 for pair in pairs)
+        and _is_sweep(runs_dir / min(sweeps))
+    ):
+        return [pair[1] for pair in pairs], sweeps.pop()
+    return names, sweep
+
+
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
     """In words: other sweeps have runs of these ids, and nobody said which is meant. None: it is clear."""
+    names, sweep = in_one_sweep(status.sweep.folder.parent, names, sweep)
     if sweep is not None or not names or list(names) == [status.sweep.name]:
         return None
     folder, wanted = status.sweep.folder, set(run_ids)
@@ -117,7 +134,8 @@ def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[s
     ]
     if not others:
         return None
-    return f"{', '.join(names)} is taken of sweep {folder.name}; {', '.join(others)} has it too: --sweep names one."
+    taken = f"{', '.join(names)} is taken of sweep {folder.name}"
+    return f"{taken}; {', '.join(others)} has it too: --sweep, or SWEEP/RUN, names one."
 
 
 def _is_sweep(folder: Path) -> bool:

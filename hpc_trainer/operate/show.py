@@ -14,7 +14,7 @@ from hpc_trainer.config.load import plain_value
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.operate.axes import leaves
-from hpc_trainer.operate.find import find_sweep, fits, list_sweeps
+from hpc_trainer.operate.find import find_sweep, fits, in_one_sweep, list_sweeps
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.reading import Faults, list_folder, read_json
 from hpc_trainer.runs.spec import RunSpec
@@ -65,9 +65,12 @@ class Value:
 def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
     """The one run that `name` is the id of, or the beginning or the end of its id; in the newest sweep that has it.
 
+    SWEEP/RUN says in which.
+
     Raises:
         RunStateError: there is none, or there are several.
     """
+    asked, ((name,), sweep) = name, in_one_sweep(runs_dir, [name], sweep)
     sweeps = [find_sweep(runs_dir, sweep)] if sweep is not None else list_sweeps(runs_dir)
     for paths in sweeps:
         ledger = read_ledger(paths, may_fail=True)
@@ -77,7 +80,7 @@ def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
             raise RunStateError(f"{name} may be {', '.join(found[:5])}. Write more of the id.")
         if found:
             return Known(sweep=paths, spec=specs[found[0]], code=_code(ledger, found[0]))
-    raise RunStateError(f"no run is named {name!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
+    raise RunStateError(f"no run is named {asked!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
 
 
 def _code(ledger: Ledger, run_id: str) -> str | None:

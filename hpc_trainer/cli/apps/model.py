@@ -44,7 +44,7 @@ def export(
     ] = "safetensors",
     quantize: Annotated[
         str | None,
-        typer.Option("--quantize", metavar="NAME", help="dynamic_int8, int8 or int4: smaller, and mostly faster."),
+        typer.Option("--quantize", metavar="NAME", help="dynamic_int8, int8 or int4: smaller, in ONNX mostly faster."),
     ] = None,
     prune: Annotated[
         str | None,

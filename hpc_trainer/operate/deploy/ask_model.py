@@ -82,7 +82,10 @@ def _asked(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
     folder = Path(target.name)
     if (folder / CARD).exists() or (os.sep in target.name and folder.is_dir()):
         return _export(target, folder)
-    run = find_run(target.runs_dir, target.name, target.sweep)
+    try:
+        run = find_run(target.runs_dir, target.name, target.sweep)
+    except RunStateError as error:
+        raise RunStateError(f"{error} No export stands in {folder.absolute()} either.") from error
     check_trained_here(run)
     config = run.spec.typed()
     if config.train.main is not None or target.which.name != MODEL:

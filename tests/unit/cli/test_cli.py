@@ -362,7 +362,7 @@ def test_what_acts_on_a_run_that_two_sweeps_have_says_which_it_took(cli: Cli, ru
         sweep.run().marker(DONE).touch()  # nothing to do for either verb
         os.utime(runs_dir / name / "specs.jsonl", (1e9 + number, 1e9 + number))
     _, _, err = cli(verb, specs[0].run_id)
-    assert f"Note: {specs[0].run_id} is taken of sweep new; old has it too: --sweep names one." in err
+    assert f"Note: {specs[0].run_id} is taken of sweep new; old has it too: --sweep, or SWEEP/RUN, names one." in err
     _, _, err = cli(verb, specs[0].run_id, "--sweep", "old")
     assert "Note" not in err
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError, UntrustedFileError
-from hpc_trainer.operate.find import find_runs, find_sweep, list_sweeps, select
+from hpc_trainer.operate.find import elsewhere_too, find_runs, find_sweep, list_sweeps, select
 from hpc_trainer.operate.results import result_rows, sort_rows
+from hpc_trainer.operate.show import find_run
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_spec, make_specs
@@ -103,6 +104,27 @@ def test_runs_are_looked_for_in_the_newest_sweep_then_in_the_others(
         select(runs_dir, ["nope"], None)
     with pytest.raises(RunStateError, match="no run of old is named"):
         select(runs_dir, [new[0]], "old")
+
+
+def test_sweep_slash_run_says_which(runs_dir: Path, sweeps: dict[str, SweepOnDisk]) -> None:
+    old, new = ([spec.run_id for spec in sweeps[name].specs] for name in ("old", "new"))
+    SweepOnDisk(runs_dir / "again", sweeps["old"].specs)  # newer, with runs of the same ids
+    assert _selected(runs_dir, [old[0]], None) == ("again", [old[0]])
+    assert _selected(runs_dir, [f"old/{old[0]}"], None) == ("old", [old[0]])
+    assert _selected(runs_dir, [f"old/{old[0]}", f"old/{old[1][-8:]}"], None) == ("old", old[:2])
+    assert find_run(runs_dir, f"old/{old[0][-8:]}", None).sweep.name == "old"
+    assert find_run(runs_dir, old[0], None).sweep.name == "again"
+    status, runs = select(runs_dir, [old[0]], None)
+    assert elsewhere_too(status, runs, [old[0]], None) == (
+        f"{old[0]} is taken of sweep again; old has it too: --sweep, or SWEEP/RUN, names one."
+    )
+    status, runs = select(runs_dir, [f"old/{old[0]}"], None)
+    assert elsewhere_too(status, runs, [f"old/{old[0]}"], None) is None
+    for names in ([f"old/{old[0]}", f"new/{new[0]}"], [f"nosuch/{old[0]}"]):  # of two sweeps; of none
+        with pytest.raises(RunStateError, match="is named"):
+            select(runs_dir, names, None)
+    with pytest.raises(RunStateError, match="no run is named 'new/nope'"):
+        find_run(runs_dir, "new/nope", None)
 
 
 def _selected(runs_dir: Path, names: list[str], sweep: str | None) -> tuple[str, list[str]]:
