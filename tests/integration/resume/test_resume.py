@@ -40,7 +40,7 @@ def _words(model: str, precision: str, hardware: str, steps: int) -> list[str]:
     words = [*BASE, f"model={model}", f"precision={precision}", *f"hardware={hardware}".split()]
     words += [f"train.num_steps={steps}"]
     if model == "gpt":
-        text = Path(__file__).parents[3] / "docs" / "concepts.md"  # a short one: the evaluation at the end is soon done
+        text = Path(__file__).parents[2] / "text.txt"  # a short one: the evaluation at the end is soon done
         words += ["data=text_bytes", f"data.path={text}", "data.seq_len=32", "model.num_layers=2", "model.dropout=0.1"]
     if model == "resnet18":
         words += ["model.width=4", "data.num_workers=2", "train.eval_every_steps=1"]

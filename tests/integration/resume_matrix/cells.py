@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 Cell = Mapping[str, str]
 NUM_STEPS, STEPS_PER_EPOCH = 18, 6
-"""Three epochs: of 197 images 6 batches of 32 are used in each."""
+"""Three epochs: of 197 images, or windows of text, 6 batches of 32 are used in each."""
 EVAL_EVERY_STEPS = 7
 """No point is right after one: a stop that is asked for before an evaluation ends it, and the run stops there."""
 POINTS = {"mid_epoch": 9, "epoch_edge": 12, "last_step": NUM_STEPS - 1}
@@ -325,7 +325,7 @@ def overrides(cell: Cell) -> Iterator[str]:
     """The cell as a command line."""
     yield from ("experiment=digits", "cluster=local", "hardware=cpu_x1", "seed=11")
     if cell["model"] == "gpt":
-        yield from ("data=text_bytes", "data.seq_len=16", "data.path=docs/concepts.md", "model.num_layers=1")
+        yield from ("data=text_bytes", "data.seq_len=16", "data.path=tests/text.txt", "model.num_layers=1")
         yield from ("model.embed_dim=32",)
     else:
         yield from ("data=synthetic_images", "data.num_samples=197", "data.num_eval=41", "data.image_size=8")

@@ -14,18 +14,23 @@ from hpc_trainer.operate.certify.compare import first_difference, other_files, o
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.states import DONE
 from hpc_trainer.state.journal import Journal
+from hpc_trainer.training.build import build_dataset, build_task
 from tests import warm
 from tests.integration.resume_matrix.cells import (
     AXES,
     CELLS,
     LONG,
     NUM_STEPS,
+    POINTS,
     SAMPLE,
+    STEPS_PER_EPOCH,
     TABLE,
     all_pairs,
+    overrides,
     pairs,
 )
 from tests.seeds import chosen_seed
+from tests.unit.training.train_here import config_of
 
 ROOT = Path(__file__).resolve().parents[3]
 _LIMIT_S = 280
@@ -92,3 +97,12 @@ def test_the_table_has_every_pair_of_values() -> None:
     points = itertools.product(("fp32", "bf16", "fp16"), ("1", "2", "4"), ("mid_epoch", "epoch_edge", "last_step"))
     assert set(points) == {(cell["precision"], cell["ranks"], cell["point"]) for cell in TABLE.values()}
     assert len(TABLE) <= 30
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt"])
+def test_the_edge_of_an_epoch_is_one(model: str) -> None:
+    cell = {axis: values[0] for axis, values in AXES.items()} | {"model": model}
+    config = config_of(*overrides(cell))
+    samples = len(build_dataset(config, "train", build_task(config)))
+    assert samples // config.train.global_batch_size == STEPS_PER_EPOCH
+    assert POINTS["epoch_edge"] % STEPS_PER_EPOCH == 0 < POINTS["mid_epoch"] % STEPS_PER_EPOCH

@@ -22,7 +22,7 @@ from hpc_trainer.training.build import build_dataset, build_task
 if TYPE_CHECKING:
     from tests.integration.conftest import LocalDriver
 
-TEXT = Path(__file__).parents[3] / "docs" / "concepts.md"
+TEXT = Path(__file__).parents[2] / "text.txt"
 GPT = (
     "model=gpt", "data=text_bytes", f"data.path={TEXT}", "data.seq_len=32", "model.num_layers=2", "hardware=cpu_x2",
     "train.global_batch_size=32",

@@ -29,7 +29,7 @@ with warnings.catch_warnings():  # of packages that it looks for
     warnings.simplefilter("ignore")
     transformers = pytest.importorskip("transformers")
 
-TEXT = Path(__file__).parents[3] / "docs" / "concepts.md"
+TEXT = Path(__file__).parents[2] / "text.txt"
 WORDS = ("task=language_model", "data=text_bytes", f"data.path={TEXT}", "data.seq_len=16", "data.eval_fraction=0.02",
          "train.global_batch_size=8", "train.num_steps=2", "train.eval_every_steps=0", "monitor.log_every_steps=1",
          "checkpoint.every_steps=1", "checkpoint.keep_last=9")  # fmt: skip

@@ -17,7 +17,7 @@ BASE = ("experiment=digits", "train.num_steps=3", "monitor.log_every_steps=1", "
         "schedule.warmup_steps=0")  # fmt: skip
 IMAGES = ("data=synthetic_images", "data.num_samples=100", "data.num_eval=4")
 MODELS = {
-    "gpt": (*BASE, "data=text_bytes", f"data.path={Path(__file__).parents[3] / 'docs' / 'concepts.md'}",
+    "gpt": (*BASE, "data=text_bytes", f"data.path={Path(__file__).parents[2] / 'text.txt'}",
             "data.seq_len=16", "data.eval_fraction=0.05", "model=gpt", "model.num_layers=2", "model.num_heads=4",
             "model.embed_dim=48", "model.positions=rope", "model.norm=rmsnorm", "model.mlp=swiglu",
             "model.num_kv_heads=2"),

@@ -19,7 +19,7 @@ STEPS = 14
 BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_steps=1", "checkpoint.every_steps=1000"]
 LOGICAL = [*BASE, "train.logical_ranks=4", "train.global_batch_size=16", "train.eval_every_steps=4"]
 # A short one: evaluations of it take no longer than the steps.
-TEXT = ("data=text_bytes", f"data.path={Path(__file__).parents[3] / 'docs' / 'concepts.md'}")
+TEXT = ("data=text_bytes", f"data.path={Path(__file__).parents[2] / 'text.txt'}")
 RUNS = {
     # An overflow or two at first, growth of the scale later.
     "mlp": [*LOGICAL, "precision=fp16", "precision.init_scale=1048576", "precision.growth_interval=3", "seed=5",

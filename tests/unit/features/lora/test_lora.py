@@ -35,7 +35,7 @@ with warnings.catch_warnings():  # of packages that it looks for
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("peft")
 
-TEXT = Path(__file__).parents[4] / "docs" / "concepts.md"
+TEXT = Path(__file__).parents[3] / "text.txt"
 DATA = ("data=text_bytes", f"data.path={TEXT}", "data.seq_len=16", "data.eval_fraction=0.02")
 WORDS = (*DATA, "train.global_batch_size=8", "train.num_steps=3", "train.eval_every_steps=0", "optim.lr=0.01",
          "checkpoint.every_steps=1", "checkpoint.keep_last=9", "train.lora.rank=2")  # fmt: skip

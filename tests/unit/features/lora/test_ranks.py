@@ -12,7 +12,7 @@ from tests.unit.training.ranks import play_jobs
 
 pytest.importorskip("peft")
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(900), pytest.mark.long]  # each rank imports transformers for 5 s
-TEXT = Path(__file__).parents[4] / "docs" / "concepts.md"
+TEXT = Path(__file__).parents[3] / "text.txt"
 BASE = ("data=text_bytes", f"data.path={TEXT}", "data.seq_len=16", "data.eval_fraction=0.02", "optim.lr=0.01",
         "train.global_batch_size=8", "train.micro_batch_size=4", "train.num_steps=2", "train.eval_every_steps=0",
         "schedule=constant", "schedule.warmup_steps=0", "checkpoint.every_steps=1",

@@ -110,7 +110,7 @@ def test_an_update_that_needs_more_than_a_small_batch_counts(room: Room, tmp_pat
     """Newton-Schulz of muon, beside short sequences; a pass of the probe here needs nothing."""
     words = ["model=gpt", "data=text_bytes", "model.num_layers=2", "model.num_heads=2", "model.embed_dim=128"]
     words += ["data.seq_len=4", "optim=muon", "train.global_batch_size=4", "train.num_steps=1"]
-    words += ["data.path=docs/concepts.md"]
+    words += ["data.path=tests/text.txt"]
     found = estimate(config_of(*words, "train.micro_batch_size=2"))
     assert found.update > 0
     train_here(config_of(*words, AUTO), tmp_path / "run")

@@ -22,7 +22,7 @@ BASE = ["experiment=digits", f"train.num_steps={STEPS}", "monitor.log_every_step
         "train.global_batch_size=16", "train.micro_batch_size=2", "train.eval_every_steps=4", "schedule=constant",
         "schedule.warmup_steps=0"]  # fmt: skip
 # A short one: evaluations of it take no longer than the steps.
-TEXT = ("data=text_bytes", f"data.path={Path(__file__).parents[4] / 'docs' / 'concepts.md'}")
+TEXT = ("data=text_bytes", f"data.path={Path(__file__).parents[3] / 'text.txt'}")
 MODELS = {
     "gpt": [*BASE, "model=gpt", *TEXT, "data.seq_len=16", "model.num_layers=3", "model.num_heads=2",
             "model.embed_dim=16", "model.dropout=0", "data.eval_fraction=0.05", "train.ema_decay=0.5"],
