@@ -14,7 +14,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 class StartingPoint(NamedTuple):
-    """A row of the table in docs/any_program.md."""
+    """One of the programs that docs/any_program.md counts lines of."""
 
     title: str
     command: str

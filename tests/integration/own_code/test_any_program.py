@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -99,9 +100,9 @@ def test_a_program_runs_as_it_is(local: LocalDriver, kind: str) -> None:
 
 
 def test_the_page_says_how_many_lines_change() -> None:
-    page = (PROGRAMS.parents[1] / "docs" / "any_program.md").read_text()
+    page = " ".join((PROGRAMS.parents[1] / "docs" / "any_program.md").read_text().split())
     for name, point in STARTING_POINTS.items():
-        assert f"| {point.title} | 0 | {changed_lines(name)} |" in page
+        assert re.search(rf"{point.title}: {changed_lines(name)}\b", page)
 
 
 def test_nothing_of_a_cancelled_program_is_left(local: LocalDriver) -> None:

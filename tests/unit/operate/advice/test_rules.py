@@ -180,8 +180,11 @@ def test_every_rule_has_a_case_and_stands_in_the_docs() -> None:
     names = [rule.name for rule in RULES]
     assert len(set(names)) == len(names)
     assert {case[0] for case in CASES} | {"data-staging"} == set(names)
-    told = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*?) \|", (ROOT / "docs/tune.md").read_text(), re.MULTILINE)
+    table = (ROOT / "docs/decisions/0049-advice.md").read_text()
+    told = re.findall(r"^\| `([a-z-]+)` \| (.*?) \| (.*?) \|", table, re.MULTILINE)
     assert told == [(rule.name, rule.when, rule.why) for rule in RULES]
+    page = (ROOT / "docs/tune.md").read_text()
+    assert re.findall(r"`([a-z-]+)`", page[page.index("| fault |") : page.index("[Decision 0049]")]) == names
 
 
 def test_facts_that_nobody_knows_give_no_advice() -> None:
