@@ -39,8 +39,8 @@ def find_plan(model: nn.Module, mesh: Mesh) -> dict[str, ParallelStyle]:
     if not callable(method):
         raise ConfigError(
             f"parallel.tensor_parallel={mesh.shape.tp} shares layers out by the model's plan, and {kind} has none. "
-            "Give it a method `tensor_parallel_plan` (see docs/parallelism.md), or use model=gpt or "
-            "parallel.tensor_parallel=1."
+            "Give it a method `tensor_parallel_plan` (see docs/parallelism.md), or use model=gpt, "
+            "model=vit_tiny or parallel.tensor_parallel=1."
         )
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if len(names) != len(list(model.parameters())):

@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row of the table in docs/tune.md."""
+    """One row of the table in decision 0049."""
 
     name: str
     when: str
