@@ -167,7 +167,12 @@ def profile(
 @verbs.command(cls=Verb)
 def results(
     sweep: SweepArgument = None,
-    sort: Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Column to sort by, best first.")] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort", metavar="COLUMN", help="Column to sort by, best first: losses ascending, all else descending."
+        ),
+    ] = None,
     every_run: EveryRun = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
