@@ -26,7 +26,7 @@ from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
+from hpc_trainer.operate.results import metrics_now, outcome_metrics, result_rows, sort_rows
 from hpc_trainer.runs.modes import set_umask
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
@@ -61,14 +61,16 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
 def status_json(status: SweepStatus) -> dict[str, Any]:
     """The stable form of `status --json` (docs/json.md)."""
     goodput = goodputs(status, status.runs)
+    metrics = {run.run_id: metrics_now(status, run) for run in status.runs}
     return {
         "sweep": status.sweep.name,
         "counts": status.counts,
         "runs": [
             {"run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
              "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
-             "pending_reason": run.pending_reason, "node": run.node, "metrics": dict(run.metrics),
-             "speed": dict(run.speed), "remarks": list(run.remarks), "goodput": goodput.get(run.run_id)}
+             "pending_reason": run.pending_reason, "node": run.node, "metrics": metrics[run.run_id][0],
+             "metrics_step": metrics[run.run_id][1], "speed": dict(run.speed), "remarks": list(run.remarks),
+             "goodput": goodput.get(run.run_id)}
             for run in status.runs
         ],
         "notes": status.notes,
@@ -116,7 +118,7 @@ def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
             [
                 run.run_id, run.state, run.progress, short_duration(run.eta_s),
                 speed_words(run.speed), f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
-                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run),
+                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(status, run),
                 _cause(run),
             ]
             for run in runs
@@ -124,9 +126,11 @@ def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
     )  # fmt: skip
 
 
-def _metrics(run: RunStatus) -> str:
-    shown = outcome_metrics(run) or {key: run.metrics[key] for key in ("loss",) if key in run.metrics}
-    return " ".join(f"{key}={figure(value)}" for key, value in shown.items()) or "-"
+def _metrics(status: SweepStatus, run: RunStatus) -> str:
+    metrics, step = metrics_now(status, run)
+    shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
+    words = [f"{key}={figure(value)}" for key, value in shown.items()]
+    return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"
 
 
 def speed_words(speed: Mapping[str, float]) -> str:

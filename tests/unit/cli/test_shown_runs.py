@@ -1,0 +1,74 @@
+"""What `status`, `results` and `cancel` print of runs that are over: nothing old as if it were new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli.run_verbs import run_status, status_json
+from hpc_trainer.runs.files import append_lines
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.state.status import read_status
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """Two runs; the first was cancelled at step 128, after a heartbeat at step 100."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_1|PENDING||Priority|x\n")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    sweep.beat(step=100, eval_accuracy=0.5, loss=2.0, lr=0.1)
+    sweep.mark(CANCEL)
+    sweep.end(state=RunState.CANCELLED, cause="cancelled", saved_step=128)
+    return sweep
+
+
+def _shown(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> str:
+    run_status("sweep", sweep.paths.folder.parent, watch=False, as_json=False)
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(sweep.specs[0].run_id))
+
+
+def test_a_stopped_run_shows_its_newest_metrics_and_their_step(
+    sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluations = [{"step": step, "eval_accuracy": step / 1000, "time": 1.0} for step in (100, 120, 140)]
+    append_lines(sweep.run().metrics, [*evaluations[:2], {"step": 125, "loss": 1.0, "lr": 0.1}, evaluations[2]])
+    assert "eval_accuracy=0.12 (of step 120)" in _shown(sweep, capsys)
+    told = status_json(read_status(sweep.paths))["runs"][0]
+    assert (told["metrics"], told["metrics_step"]) == ({"eval_accuracy": 0.12, "loss": 2.0, "lr": 0.1}, 120)
+
+
+def test_metrics_of_the_step_that_a_stopped_run_is_at_need_no_step(
+    sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_lines(sweep.run().metrics, [{"step": 128, "eval_accuracy": 0.75}])
+    assert "eval_accuracy=0.75  " in f"{_shown(sweep, capsys)}  "
+    assert "of step" not in _shown(sweep, capsys)
+
+
+def test_an_evaluation_long_before_the_end_is_found(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = [{"step": 3, "loss": 1.0, "lr": 0.1, "grad_norm": 0.5}] * 400
+    append_lines(sweep.run().metrics, [{"step": 2, "eval_accuracy": 0.25}, *losses])
+    assert "eval_accuracy=0.25 (of step 2)" in _shown(sweep, capsys)
+
+
+def test_a_run_without_evaluations_shows_the_newest_loss(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    sweep.beat(step=100, loss=2.0)
+    sweep.end(state=RunState.PREEMPTED, cause="preempted", saved_step=128)
+    append_lines(
+        sweep.run().metrics, [{"step": 100, "loss": 2.0}, {"step": 110, "loss": 1.5}, {"step": 130, "loss": 1.0}]
+    )
+    assert "loss=1.5 (of step 110)" in _shown(sweep, capsys)
