@@ -139,6 +139,11 @@ def test_of_more_runs_than_lines_those_at_work_are_shown(tmp_path: Path, fake_sl
     assert lines[-1] == "and 20 more: 20 PENDING"
 
 
+def test_small_losses_have_digits_in_a_table_of_many(sweep: SweepOnDisk) -> None:
+    sweep.beat(1, step=50, loss=4.2e-5)
+    assert "loss 4.2e-05" in _lines(_runs(sweep), width=80)[1]
+
+
 def test_remarks_and_ends_are_shown(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     slow = "rank 1 on n1 takes 1.8 times as long as the others"
     _beat(sweep, 0, 60, remarks={"stragglers": slow})
@@ -253,12 +258,13 @@ def test_a_pipe_gets_lines(
         for index in range(3):
             sweep.done(index)
 
+    sweep.beat(1, step=50, loss=4.2e-5)
     monkeypatch.setattr(waits, "_sleep", sleep)
     live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
     first, second, third, *ends = capsys.readouterr().out.splitlines()
     ids, steps = [spec.run_id for spec in sweep.specs], sweep.specs[0].num_steps
     assert first == f"{ids[0]}  RUNNING  50/{steps}  ETA 30s  loss 1.235"
-    assert second.startswith(f"{ids[1]}  RUNNING")
+    assert second == f"{ids[1]}  RUNNING  50/{steps}  ETA 30s  loss 4.2e-05"
     assert third.startswith(f"{ids[2]}  PENDING")
     assert [line.split()[:2] for line in ends] == [[run_id, "COMPLETED"] for run_id in ids]
 
