@@ -242,8 +242,9 @@ def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
 
 def _story(attempt: Attempt) -> Iterator[str]:
     where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
-    step = "before its first step" if attempt.resumed_step is None else f"from step {attempt.resumed_step}"
-    yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began {step}, {where}"
+    # A program never tells where it begins, and an attempt may end before it knows.
+    step = "" if attempt.resumed_step is None else f" from step {attempt.resumed_step}"
+    yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began{step}, {where}"
     for each in attempt.guarded:
         said = each.get("text") or f"{each.get('count', 1)} spike(s) up to step {each['step']} skipped"
         yield f"{_clock(float(each['time']))}  attempt {attempt.attempt}: {said}"
