@@ -79,6 +79,16 @@ def test_the_page_says_what_there_is() -> None:
     assert tags.count("polyline") == 4 + 3  # two studies' lines with their ideals, three loss curves
 
 
+def test_advice_stands_above_the_charts_with_the_command_that_follows_it() -> None:
+    report = dataclasses.replace(_report(_run()), advice=["1 run(s), as mlp: wait. a=1: 2x"], next="plan 'b=[1,2]' a=1")
+    page = Page(render_page(report))
+    advice, command, charts = (
+        page.text.index(words) for words in ("1 run(s), as mlp", "hpc-trainer plan 'b=[1,2]' a=1", "Curves")
+    )
+    assert advice < command < charts
+    assert "Next:" not in Page(render_page(_report(_run()))).text
+
+
 def test_the_page_asks_for_nothing() -> None:
     text = render_page(_report(*_scaled()))
     page = Page(text)
@@ -98,7 +108,9 @@ def test_text_cannot_become_markup() -> None:
         metrics={EVIL: EVIL, "deep": {"a": EVIL}}, curves={EVIL: [(1, 1.0), (2, 2.0)], "loss": [(1, 1.0)]},
     )  # fmt: skip
     other = dataclasses.replace(evil, ranks=2, run_id=EVIL + "2")
-    report = dataclasses.replace(_report(evil, other, notes=(EVIL,)), sweep=EVIL, counts={EVIL: 1})
+    report = dataclasses.replace(
+        _report(evil, other, notes=(EVIL,)), sweep=EVIL, counts={EVIL: 1}, advice=[EVIL], next=EVIL
+    )
     text = render_page(report)
     page = Page(text)
     assert report.scaling
