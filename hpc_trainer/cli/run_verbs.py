@@ -240,21 +240,26 @@ def run_results(
 
 
 def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bool = False) -> None:
-    """The table of results, best first, and the best run in words."""
+    """The table of results, in the order of the sweep, and the best run. With `sort`, and of too many: best first."""
     rows = result_rows(status)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
-    rows = sort_rows(rows, by) if by else rows
-    shown = rows if every_run or len(rows) <= MOST_LINES else rows[:SHOWN_OF_MORE]
+    ranked = sort_rows(rows, by) if by else rows
+    is_long = len(rows) > MOST_LINES and not every_run
+    rows = ranked if sort or is_long else rows
+    shown = rows[:SHOWN_OF_MORE] if is_long else rows
     print_table(
         [column.upper() for column in columns],
         [[_cell(column, row.get(column)) for column in columns] for row in shown],
     )
     if len(shown) < len(rows):
-        told = f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}"
+        first = f", the first by {by}" if by else ""
+        told = (
+            f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all {status.sweep.name}"
+        )
         print(as_typed(told))
-    if by and rows and rows[0].get(by) is not None:
-        say(f" ({rows[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(rows[0][by]))}[/]")
+    if by and ranked and ranked[0].get(by) is not None:
+        say(f" ({ranked[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(ranked[0][by]))}[/]")
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
 
 

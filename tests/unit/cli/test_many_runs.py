@@ -158,7 +158,10 @@ def test_the_best_of_many_results(sweep: SweepOnDisk, capsys: pytest.CaptureFixt
     few = capsys.readouterr().out.splitlines()
     best = sweep.specs[DONE_RUNS - 1].run_id
     assert few[1].startswith(best)
-    assert f"of {DONE_RUNS + 3} runs; a line for each: hpc-trainer results --all many" in "\n".join(few)
+    assert (
+        f"of {DONE_RUNS + 3} runs, the first by eval_accuracy; a line for each: hpc-trainer results --all many"
+        in "\n".join(few)
+    )
     run_results("many", folder, sort="eval_accuracy", as_json=False, every_run=True)
     every = capsys.readouterr().out.splitlines()
     assert len(every) > DONE_RUNS + 3 > len(few)

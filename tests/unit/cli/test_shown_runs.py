@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.run_verbs import run_status, status_json
-from hpc_trainer.runs.files import append_lines
+from hpc_trainer.cli.run_verbs import run_results, run_status, status_json
+from hpc_trainer.cli.verbs.report import run_report
+from hpc_trainer.runs.files import append_lines, write_json
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.status import read_status
 from tests.unit.runs.builders import make_specs
@@ -72,3 +74,36 @@ def test_a_run_without_evaluations_shows_the_newest_loss(
         sweep.run().metrics, [{"step": 100, "loss": 2.0}, {"step": 110, "loss": 1.5}, {"step": 130, "loss": 1.0}]
     )
     assert "loss=1.5 (of step 110)" in _shown(sweep, capsys)
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A grid that has grown: the third run was submitted last, and is the best, and the second began last."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=local"))
+    for index, accuracy in enumerate((0.5, 0.7, 0.9)):
+        sweep.start(index, executor="local", age_s=(100.0, 50.0, 70.0)[index])
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_accuracy=accuracy)
+    ids = [spec.run_id for spec in sweep.specs]
+    grid = [ids[0], ids[2], ids[1]]
+    write_json(sweep.paths.sweep, {"run_ids": grid})
+    folder = sweep.paths.folder.parent
+
+    def shown(text: str) -> list[str]:
+        places = {
+            run_id: [line.split()[0] for line in text.splitlines() if line.split()].index(run_id) for run_id in ids
+        }
+        return sorted(ids, key=lambda run_id: places[run_id])
+
+    run_status("sweep", folder, watch=False, as_json=False)
+    assert shown(capsys.readouterr().out) == grid
+    run_results("sweep", folder, sort=None, as_json=False)
+    out = capsys.readouterr().out
+    assert shown(out) == grid
+    assert f"Best eval_accuracy: 0.9 ({ids[2]})" in out
+    run_results("sweep", folder, sort="eval_accuracy", as_json=False)
+    assert shown(capsys.readouterr().out) == ids[::-1], "asked for, best first"
+    run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=True)
+    assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == grid
+    write_json(sweep.paths.sweep, {"run_ids": ids[1:2]})
+    assert [*read_status(sweep.paths).specs] == ids, "a submit of some of the runs moves none"
