@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from hpc_trainer.operate.find import elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
 from hpc_trainer.operate.results import metrics_now, outcome_metrics, result_rows, sort_rows
 from hpc_trainer.runs.modes import set_umask
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.reading import exists
+from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
@@ -221,9 +223,23 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         return
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
-    num_ended = len(run_ids) - len(cancelled)
-    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {num_ended} had ended before.")
+    say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
+    """What was cancelled, and what of the sweep waits or works all the same."""
+    num_ended = len(run_ids) - num_cancelled
+    before = f"; {num_ended} had ended before" if num_ended else ""
+    if len(run_ids) == len(status.specs):
+        return f"Cancelled the sweep {status.sweep.name}: {num_cancelled} run(s){before}."
+    named = {*run_ids}
+    others = [run for run in status.open_runs.values() if run.state.is_active and run.run_id not in named]
+    going = Counter(
+        run.state.value for run in others if not exists(status.sweep.run(run.run_id).marker(CANCEL), status.faults)
+    )
+    left = f"its other runs go on: {counts_line(going)}" if going else "none of its other runs waits or works"
+    return f"Cancelled {num_cancelled} of the {len(status.specs)} runs of {status.sweep.name}{before}; {left}."
 
 
 def run_results(

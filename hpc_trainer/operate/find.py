@@ -85,7 +85,8 @@ def find_sweep(runs_dir: Path, name: str | None) -> SweepPaths:
 def select(
     runs_dir: Path, names: Sequence[str], sweep: str | None, *, is_look: bool = False
 ) -> tuple[SweepStatus, list[str]]:
-    """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
+    """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends; a
+    sweep's name before those of runs is the sweep to look in.
 
     Without `sweep`, runs are looked for in the newest sweep first, then in the others. `is_look` is of `read_status`.
 
@@ -95,6 +96,8 @@ def select(
     if sweep is None and len(names) == 1 and _is_sweep(runs_dir / names[0]):
         status = read_status(find_sweep(runs_dir, names[0]), is_look=is_look)
         return status, [*status.specs]
+    if sweep is None and len(names) > 1 and _is_sweep(runs_dir / names[0]):
+        sweep, names = names[0], names[1:]
     if sweep is not None or not names:
         status = read_status(find_sweep(runs_dir, sweep), is_look=is_look)
         return status, find_runs(status, names)
@@ -109,7 +112,7 @@ def select(
 
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:
     """In words: other sweeps have runs of these ids, and nobody said which is meant. None: it is clear."""
-    if sweep is not None or not names or list(names) == [status.sweep.name]:
+    if sweep is not None or not names or names[0] == status.sweep.name:
         return None
     folder, wanted = status.sweep.folder, set(run_ids)
     others = [

@@ -171,7 +171,7 @@ def test_cancel_of_many_marks_each_and_counts_them(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_cancel(["many"], None, sweep.paths.folder.parent, save=False, as_json=False)
-    assert "2 run(s) of many cancelled" in capsys.readouterr().out
+    assert "Cancelled the sweep many: 2 run(s);" in capsys.readouterr().out
     marked = [spec.run_id for spec in sweep.specs if sweep.paths.run(spec.run_id).marker(CANCEL).exists()]
     assert marked == [spec.run_id for spec in sweep.specs[-2:]]
     assert fake_slurm.calls("scancel") == [f"scancel --quiet 500_[{DONE_RUNS + 1}-{DONE_RUNS + 2}]"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_trainer.cli.run_verbs import run_results, run_status, status_json
+from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status, status_json
 from hpc_trainer.cli.verbs.report import run_report
+from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import append_lines, write_json
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.status import read_status
@@ -107,3 +108,35 @@ def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: 
     assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == grid
     write_json(sweep.paths.sweep, {"run_ids": ids[1:2]})
     assert [*read_status(sweep.paths).specs] == ids, "a submit of some of the runs moves none"
+
+
+def test_cancel_says_what_it_cancelled_and_what_goes_on(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(4, "cluster=slurm"))
+    sweep.submit()
+    sweep.start(0)
+    sweep.done(0, eval_loss=1.0)
+    rows = ("500_1|RUNNING|n1|None|x", "500_2|RUNNING|n1|None|x", "500_3|PENDING||Priority|x")
+    fake_slurm.answer("squeue", "".join(f"{row}\n" for row in rows))
+    fake_slurm.answer("sacct", "")
+    fake_slurm.print("scancel", "")
+    sweep.start(1)
+    sweep.start(2)
+    ids = [spec.run_id for spec in sweep.specs]
+
+    def told(*names: str) -> list[str]:
+        run_cancel([*names], None, sweep.paths.folder.parent, save=False, as_json=False)
+        return capsys.readouterr().out.splitlines()[:-1]
+
+    assert told("sweep", ids[1]) == [
+        f"cancelled {ids[1]}",
+        "Cancelled 1 of the 4 runs of sweep; its other runs go on: 1 PENDING, 1 RUNNING.",
+    ]
+    assert told("sweep", ids[0], ids[2], ids[3]) == [
+        f"cancelled {ids[2]}", f"cancelled {ids[3]}",
+        "Cancelled 2 of the 4 runs of sweep; 1 had ended before; none of its other runs waits or works.",
+    ]  # fmt: skip
+    assert told("sweep")[-1:] == ["Cancelled the sweep sweep: 2 run(s); 2 had ended before."]
+    with pytest.raises(RunStateError, match="no run of sweep is named 'nope'"):
+        told("sweep", "nope")
