@@ -21,6 +21,7 @@ from hpc_trainer.cli.common import (
     throughput_words,
     warn,
 )  # fmt: skip
+from hpc_trainer.cli.fit_table import cut
 from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
@@ -36,6 +37,7 @@ from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 _MUCH_WAIT = 0.05  # of a step
 _MOST_REMARKS = 5
+_MOST_OF_CAUSE = 120
 
 
 # Of more runs than this, a person gets a summary by state, unless asked for all.
@@ -125,6 +127,7 @@ def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
             ]
             for run in runs
         ],
+        least=("JOB", "ATTEMPTS", "NODE", "GOODPUT", "SPEED", "ETA"),
     )  # fmt: skip
 
 
@@ -154,10 +157,10 @@ def _short_job(job_id: str | None) -> str:
 def _cause(run: RunStatus) -> str:
     if run.warning is not None:
         return run.warning
-    if run.state is RunState.COMPLETED or run.reason is None:
+    if run.state is RunState.COMPLETED or run.reason is None or run.reason.upper() == run.state.value:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
-    return run.reason[:120] + age
+    return cut(run.reason, _MOST_OF_CAUSE) + age
 
 
 def _next_command(status: SweepStatus) -> str:
@@ -267,6 +270,7 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     print_table(
         [column.upper() for column in columns],
         [[_cell(column, row.get(column)) for column in columns] for row in shown],
+        least=_LEAST_OF_RESULTS,
     )
     if len(shown) < len(rows):
         first = f", the first by {by}" if by else ""
@@ -277,6 +281,9 @@ def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bo
     if by and ranked and ranked[0].get(by) is not None:
         say(f" ({ranked[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(ranked[0][by]))}[/]")
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
+
+
+_LEAST_OF_RESULTS = ("CODE", "ATTEMPTS", "GPU_HOURS", "CO2_G", "J_PER_SAMPLE", "ENERGY_KWH", "METRICS_STEP", "STEP")
 
 
 def _cell(column: str, value: Any) -> str | RunState:

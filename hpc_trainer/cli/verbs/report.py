@@ -87,6 +87,7 @@ def _print_scaling(scaling: Scaling) -> None:
             ]
             for point in scaling.points
         ],
+        least=("MFU", "BATCH", "DATA WAIT", "STEP"),
     )  # fmt: skip
 
 
