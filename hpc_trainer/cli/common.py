@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.style import Style
 
+from hpc_trainer.cli.fit_table import GAP, cut, fit_table
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
 from hpc_trainer.errors import ConfigError
@@ -126,20 +128,30 @@ def throughput_words(speed: Mapping[str, float]) -> str | None:
     return next((f"{short_number(speed[key])} {unit}" for key, unit in units.items() if key in speed), None)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[str] = ()) -> None:
     """A plain table: a heading, a line a row, states in their colour. A column in which no row has anything is left
-    out.
+    out. A terminal gets no line that is wider than it is; a pipe, for grep, gets all of it.
 
-    rich's own tables take 1 ms a row to measure and wrap; these lines are cut by nobody and go well with grep. They are
-    written at once.
+    rich's own tables take 1 ms a row to measure and wrap; these lines are written at once.
+
+    Args:
+        least: columns that a narrow terminal may do without, what tells least first.
     """
     told = [index for index in range(len(columns)) if not rows or any(row[index] != "-" for row in rows)]
     columns, rows = [columns[index] for index in told], [[row[index] for index in told] for row in rows]
     shown = [[cell.value if isinstance(cell, RunState) else one_line(cell) for cell in row] for row in rows]
     texts = [[one_line(word) for word in columns], *shown]
-    widths = [max(map(len, column)) + 2 for column in zip(*texts, strict=True)]
-    lines = [[word.ljust(width) for word, width in zip(text, widths, strict=True)] for text in texts]
     out = console()
+    room = _room(out)
+    kept, widths = fit_table(texts[0], shown, room, least)
+    left_out = [column for index, column in enumerate(columns) if index not in kept]
+    rows = [[row[index] for index in kept] for row in rows]
+    lines = [
+        [cut(text[index], width).ljust(width + GAP) for index, width in zip(kept, widths, strict=True)]
+        for text in texts
+    ]
+    for line in lines:
+        line[-1] = line[-1].rstrip()  # before it gets its colour
     if out.color_system is not None and not out.no_color:  # a rich text a line takes 0.1 ms: 1 s of 10,000
         system = ColorSystem.STANDARD  # these colours have names: each terminal has its own for them
         styles = {state: Style.parse(colour) for state, colour in _COLOURS.items()}
@@ -148,7 +160,22 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]
             for index, cell in enumerate(row):
                 if isinstance(cell, RunState) and cell in styles:
                     line[index] = styles[cell].render(line[index], color_system=system)
+    if left_out:
+        told = f"No room for {', '.join(left_out)}: a wider terminal, or | cat, shows all."
+        lines += [[line] for line in textwrap.wrap(told, room)]
     out.file.write("".join("".join(line).rstrip() + "\n" for line in lines))
+
+
+def _room(out: Console) -> int:
+    """How wide a line may be: as the terminal; in a pipe as it likes."""
+    if not out.file.isatty():
+        return sys.maxsize
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return out.width
+    try:  # rich asks standard input first, which may be another terminal
+        return os.get_terminal_size(out.file.fileno()).columns or out.width
+    except OSError:
+        return out.width
 
 
 def counts_line(counts: dict[str, int]) -> str:

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from rich.live import Live
 
-from hpc_trainer.cli.common import console, short_duration
+from hpc_trainer.cli.common import console, figure, short_duration
 from hpc_trainer.cli.live_table import GpuNow, end_note, gpu_now, table_of
 from hpc_trainer.operate.waits import active_among, looks
 from hpc_trainer.runs.layout import SweepPaths
@@ -129,5 +129,5 @@ class _Screen:
 def _note(run: RunStatus) -> str:
     if run.state is RunState.RUNNING and run.eta_s is not None:
         loss = run.metrics.get("loss")
-        return f"ETA {short_duration(run.eta_s)}" + (f"  loss {loss:.3f}" if loss is not None else "")
+        return f"ETA {short_duration(run.eta_s)}" + (f"  loss {figure(float(loss))}" if loss is not None else "")
     return end_note(run)

@@ -200,7 +200,7 @@ def _cells(run: RunStatus, gpu: GpuNow | None) -> dict[str, str]:
         return {}
     found = {"eta": f"ETA {short_duration(run.eta_s)}"} if run.eta_s is not None else {}
     if _is_known(run, "loss"):
-        found["loss"] = f"loss {run.metrics['loss']:.3f}"
+        found["loss"] = f"loss {figure(float(run.metrics['loss']))}"
     throughput = throughput_words(run.speed)
     if throughput is not None:
         found["speed"] = throughput

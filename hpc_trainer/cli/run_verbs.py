@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,23 @@ from hpc_trainer.cli.common import (
     throughput_words,
     warn,
 )  # fmt: skip
+from hpc_trainer.cli.fit_table import cut
 from hpc_trainer.cli.given import resolve_runs_dir, tell_notes
 from hpc_trainer.cli.terminal import as_typed, unfiltered, visible_log_line
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.cancel import cancel_runs
 from hpc_trainer.operate.find import elsewhere_too, find_sweep, select
 from hpc_trainer.operate.logs import follow_logs, log_files, read_logs
-from hpc_trainer.operate.results import outcome_metrics, result_rows, sort_rows
+from hpc_trainer.operate.results import metrics_now, outcome_metrics, result_rows, sort_rows
 from hpc_trainer.runs.modes import set_umask
-from hpc_trainer.runs.states import RunState
+from hpc_trainer.runs.reading import exists
+from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 _MUCH_WAIT = 0.05  # of a step
 _MOST_REMARKS = 5
+_MOST_OF_CAUSE = 120
 
 
 # Of more runs than this, a person gets a summary by state, unless asked for all.
@@ -61,14 +65,16 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
 def status_json(status: SweepStatus) -> dict[str, Any]:
     """The stable form of `status --json` (docs/json.md)."""
     goodput = goodputs(status, status.runs)
+    metrics = {run.run_id: metrics_now(status, run) for run in status.runs}
     return {
         "sweep": status.sweep.name,
         "counts": status.counts,
         "runs": [
             {"run_id": run.run_id, "state": run.state.value, "step": run.step, "num_steps": run.num_steps,
              "attempt": len(run.attempts), "job_id": run.job_id, "cause": run.cause,
-             "pending_reason": run.pending_reason, "node": run.node, "metrics": dict(run.metrics),
-             "speed": dict(run.speed), "remarks": list(run.remarks), "goodput": goodput.get(run.run_id)}
+             "pending_reason": run.pending_reason, "node": run.node, "metrics": metrics[run.run_id][0],
+             "metrics_step": metrics[run.run_id][1], "speed": dict(run.speed), "remarks": list(run.remarks),
+             "goodput": goodput.get(run.run_id)}
             for run in status.runs
         ],
         "notes": status.notes,
@@ -116,17 +122,20 @@ def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
             [
                 run.run_id, run.state, run.progress, short_duration(run.eta_s),
                 speed_words(run.speed), f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
-                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run),
+                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(status, run),
                 _cause(run),
             ]
             for run in runs
         ],
+        least=("JOB", "ATTEMPTS", "NODE", "GOODPUT", "SPEED", "ETA"),
     )  # fmt: skip
 
 
-def _metrics(run: RunStatus) -> str:
-    shown = outcome_metrics(run) or {key: run.metrics[key] for key in ("loss",) if key in run.metrics}
-    return " ".join(f"{key}={figure(value)}" for key, value in shown.items()) or "-"
+def _metrics(status: SweepStatus, run: RunStatus) -> str:
+    metrics, step = metrics_now(status, run)
+    shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
+    words = [f"{key}={figure(value)}" for key, value in shown.items()]
+    return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"
 
 
 def speed_words(speed: Mapping[str, float]) -> str:
@@ -148,10 +157,10 @@ def _short_job(job_id: str | None) -> str:
 def _cause(run: RunStatus) -> str:
     if run.warning is not None:
         return run.warning
-    if run.state is RunState.COMPLETED or run.reason is None:
+    if run.state is RunState.COMPLETED or run.reason is None or run.reason.upper() == run.state.value:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""
-    return run.reason[:120] + age
+    return cut(run.reason, _MOST_OF_CAUSE) + age
 
 
 def _next_command(status: SweepStatus) -> str:
@@ -217,9 +226,23 @@ def run_cancel(names: list[str], sweep: str | None, runs_dir: Path | None, *, sa
         return
     for run_id in cancelled if len(cancelled) <= MOST_LINES else ():
         print(f"cancelled {run_id}")
-    num_ended = len(run_ids) - len(cancelled)
-    print(f"{len(cancelled)} run(s) of {status.sweep.name} cancelled; {num_ended} had ended before.")
+    say(_cancelled_words(status, run_ids, len(cancelled)))
     print_next(f"status {status.sweep.name}")
+
+
+def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled: int) -> str:
+    """What was cancelled, and what of the sweep waits or works all the same."""
+    num_ended = len(run_ids) - num_cancelled
+    before = f"; {num_ended} had ended before" if num_ended else ""
+    if len(run_ids) == len(status.specs):
+        return f"Cancelled the sweep {status.sweep.name}: {num_cancelled} run(s){before}."
+    named = {*run_ids}
+    others = [run for run in status.open_runs.values() if run.state.is_active and run.run_id not in named]
+    going = Counter(
+        run.state.value for run in others if not exists(status.sweep.run(run.run_id).marker(CANCEL), status.faults)
+    )
+    left = f"its other runs go on: {counts_line(going)}" if going else "none of its other runs waits or works"
+    return f"Cancelled {num_cancelled} of the {len(status.specs)} runs of {status.sweep.name}{before}; {left}."
 
 
 def run_results(
@@ -236,22 +259,31 @@ def run_results(
 
 
 def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bool = False) -> None:
-    """The table of results, best first, and the best run in words."""
+    """The table of results, in the order of the sweep, and the best run. With `sort`, and of too many: best first."""
     rows = result_rows(status)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     by = sort or ("eval_accuracy" if "eval_accuracy" in columns else "eval_loss" if "eval_loss" in columns else None)
-    rows = sort_rows(rows, by) if by else rows
-    shown = rows if every_run or len(rows) <= MOST_LINES else rows[:SHOWN_OF_MORE]
+    ranked = sort_rows(rows, by) if by else rows
+    is_long = len(rows) > MOST_LINES and not every_run
+    rows = ranked if sort or is_long else rows
+    shown = rows[:SHOWN_OF_MORE] if is_long else rows
     print_table(
         [column.upper() for column in columns],
         [[_cell(column, row.get(column)) for column in columns] for row in shown],
+        least=_LEAST_OF_RESULTS,
     )
     if len(shown) < len(rows):
-        told = f"{len(shown)} of {len(rows)} runs; a line for each: hpc-trainer results --all {status.sweep.name}"
+        first = f", the first by {by}" if by else ""
+        told = (
+            f"{len(shown)} of {len(rows)} runs{first}; a line for each: hpc-trainer results --all {status.sweep.name}"
+        )
         print(as_typed(told))
-    if by and rows and rows[0].get(by) is not None:
-        say(f" ({rows[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(rows[0][by]))}[/]")
+    if by and ranked and ranked[0].get(by) is not None:
+        say(f" ({ranked[0]['run_id']})", f"Best {escape(by)}: [bold]{escape(figure(ranked[0][by]))}[/]")
     say(f"Sweep {status.sweep.name}: {counts_line(status.counts)}. Folder: {status.sweep.folder}")
+
+
+_LEAST_OF_RESULTS = ("CODE", "ATTEMPTS", "GPU_HOURS", "CO2_G", "J_PER_SAMPLE", "ENERGY_KWH", "METRICS_STEP", "STEP")
 
 
 def _cell(column: str, value: Any) -> str | RunState:

@@ -88,13 +88,14 @@ def print_plan(plan: SweepPlan) -> None:
     """The plan, for a person to read before submitting."""
     grid = plan.grid
     say(f" in {grid.sweep.folder} ({grid.executor.value})", f"Sweep [bold]{grid.sweep.name}[/]")
-    axes = list(dict.fromkeys(axis for spec in grid.specs for axis in spec.axes))
+    axes = [axis for axis in dict.fromkeys(axis for spec in grid.specs for axis in spec.axes) if axis != "hardware"]
     print_table(
         ["RUN", "HARDWARE", "STATE", *axes],
         [
             [spec.run_id, spec.hardware, plan.states[spec.run_id], *(spec.axes.get(axis, "-") for axis in axes)]
             for spec in grid.specs[:_RUNS_SHOWN]
         ],
+        least=("HARDWARE",),
     )
     if len(grid.specs) > _RUNS_SHOWN:
         say(f"... and {len(grid.specs) - _RUNS_SHOWN} more (--json lists all)")
@@ -245,6 +246,7 @@ def print_needs(needs: Sequence[Need]) -> None:
             ]
             for each in needs if each.parts
         ],
+        least=[part.upper() for part in reversed(shown)],
     )  # fmt: skip
     for each in needs:
         for text in (each.problem, each.note):

@@ -203,8 +203,12 @@ def _array_environment(spec: RunSpec) -> str:
 
 
 def specs_to_write(plan: SweepPlan, known: Mapping[str, RunSpec]) -> list[RunSpec]:
-    """Specs that the sweep's file does not hold yet, or holds with another shape (a longer time limit, say)."""
-    return [spec for spec in plan.specs if spec.run_id not in known or _bare(spec) != _bare(known[spec.run_id])]
+    """Specs that the sweep's file does not hold yet, or holds with another shape (a longer time limit, say); in the
+    order of the grid, whichever array has them.
+    """
+    written = [spec for spec in plan.specs if spec.run_id not in known or _bare(spec) != _bare(known[spec.run_id])]
+    places = {spec.run_id: place for place, spec in enumerate(plan.grid.specs)}
+    return sorted(written, key=lambda spec: places.get(spec.run_id, len(places)))
 
 
 def _bare(spec: RunSpec) -> RunSpec:

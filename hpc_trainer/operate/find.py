@@ -87,8 +87,8 @@ def select(
 ) -> tuple[SweepStatus, list[str]]:
     """The ids of the runs that `names` name: a sweep's name stands for all its runs, else run ids or their ends.
 
-    Without `sweep`, runs are looked for in the newest sweep first, then in the others; SWEEP/RUN says which. `is_look`
-    is of `read_status`.
+    Without `sweep`, runs are looked for in the newest sweep first, then in the others; SWEEP RUN.. and SWEEP/RUN say
+    which. `is_look` is of `read_status`.
 
     Raises:
         RunStateError: a name fits nothing.
@@ -110,16 +110,18 @@ def select(
 
 
 def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:
-    """Names and sweep, where each name may be SWEEP/RUN, all of one sweep that is there; others stay as they are."""
+    """Names and sweep, where names are SWEEP RUN.. or each is SWEEP/RUN, of a sweep that is there; else as they are."""
+    if sweep is not None or not names:
+        return names, sweep
+    if len(names) > 1 and _is_sweep(runs_dir / names[0]):
+        return names[1:], names[0]
     pairs = [name.split("/") for name in names]
-    sweeps = {pair[0] for pair in pairs}
     if (
-        sweep is None
-        and len(sweeps) == 1
-        and all(len(pair) == 2 for pair in pairs)
-        and _is_sweep(runs_dir / min(sweeps))
+        {len(pair) for pair in pairs} == {2}
+        and len({pair[0] for pair in pairs}) == 1
+        and _is_sweep(runs_dir / pairs[0][0])
     ):
-        return [pair[1] for pair in pairs], sweeps.pop()
+        return [pair[1] for pair in pairs], pairs[0][0]
     return names, sweep
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.monitoring.energy import energy_columns
-from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.metrics_log import SPEED, newest_metrics_in, read_metrics
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
@@ -64,23 +64,45 @@ def newest_metrics(
         return outcome_metrics(run), run.step if run.state is RunState.COMPLETED else None
     found: dict[str, Any] = {}
     newest = None
+    passing = _passing(run)
     if records is None:
         records = read_metrics(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
     for record in records:
         step = record["step"]
         if step > run.step:
             continue
-        values = {key: value for key, value in record.items() if key not in (*_PASSING, "step", "time")}
+        values = {key: value for key, value in record.items() if key not in (*passing, "step", "time")}
         if values:
             found |= values
             newest = step
     return (found, newest) if found else (outcome_metrics(run), None)
 
 
-def outcome_metrics(run: RunStatus) -> dict[str, Any]:
-    """The run's metrics that tell an outcome, as eval_accuracy; of a program all but its speed."""
-    passing = _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be all that it tells
-    return {key: value for key, value in run.metrics.items() if key not in passing}
+def outcome_metrics(run: RunStatus, metrics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of the run's metrics, or these, what tells an outcome, as eval_accuracy; of a program all but its speed."""
+    passing = _passing(run)
+    return {key: value for key, value in (run.metrics if metrics is None else metrics).items() if key not in passing}
+
+
+def _passing(run: RunStatus) -> Sequence[str]:
+    return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be all that it tells
+
+
+def metrics_now(status: SweepStatus, run: RunStatus) -> tuple[dict[str, Any], int | None]:
+    """All metrics of a run as they are known now, and the step of its outcome where that is another than the run's.
+
+    A run that has stopped is at the step that it saved: its last heartbeat, which has its metrics, is of another one.
+    """
+    if run.state in (RunState.RUNNING, RunState.COMPLETED) or not run.attempts:
+        return dict(run.metrics), None
+    records = newest_metrics_in(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
+    outcome, step = newest_metrics(status, run, records)
+    if outcome and step is None:  # seldom evaluated: before all that was read
+        outcome, step = newest_metrics(status, run)
+    if not outcome:
+        losses = [each for each in records if each["step"] <= run.step and each.get("loss") is not None]
+        outcome, step = ({"loss": losses[-1]["loss"]}, losses[-1]["step"]) if losses else ({}, None)
+    return {**run.metrics, **outcome}, None if step == run.step else step
 
 
 def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -10,16 +10,17 @@ from hpc_trainer.state.last_words import NOT_STARTED
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`says`: one sentence about the run. `advice`: commands and settings; {run}, {sweep}, {job}, {flag} are filled in.
+    """`says`: one sentence about the run. `advice`: what to type or change, with {run}, {sweep}, {job} and these.
 
-    `flag`: of a refused resume, what allows it.
+    `flag`: of a refused resume, what allows it. `logs`: the command that prints the log to look at. `idle`: which rank
+    that is, where nobody knows its number.
     """
 
     says: str
     advice: tuple[str, ...] = ()
 
 
-_LOGS = "hpc-trainer logs {run} --all-ranks"
+_LOGS = "{logs}"
 _RETRY = "hpc-trainer retry {run}"
 _MEND = "mend the code, then: " + _RETRY + " (another configuration is another run: hpc-trainer submit)"
 _SUBMIT = "the same `hpc-trainer submit` again, or: " + _RETRY
@@ -184,6 +185,6 @@ BY_CAUSE: dict[str, Verdict] = {
     ),
     "stuck": Verdict(
         "A rank showed no sign of life for monitor.watchdog_s seconds: a hung collective, or a stuck loader.",
-        (_LOGS + ": the rank that is not in a collective is the one to look at", _RETRY),
+        (_LOGS + ": it ends with the stack of each thread{idle}", _RETRY),
     ),
 }

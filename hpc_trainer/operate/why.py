@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpc_trainer.errors import ConfigError, SlurmError
@@ -57,21 +58,24 @@ class Why:
     """Where the time went; None: nobody knows, or nobody asked."""
 
 
-def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True) -> Why:
+def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, rank: int | None = None) -> Why:
     """Explains one run from what its folder and the scheduler say.
 
     Args:
         asks_slurm: ask once more, how its partition preempts, where a preemption may have cost it work; and once in
             the life of each attempt for how long it had its nodes (`ask_ledgers`). Else there is no ledger.
+        rank: the one whose log tells most; None: the one that failed first, if one did by itself.
     """
+    rank = _rank_to_read(run) if rank is None else rank
     verdict, memory = _verdict(status, run), _memory(status, run)
     meaning = meaning_of(run) if memory is None else None
     words = {
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
         "folder": str(status.sweep.run(run.run_id).folder), "found": meaning.found if meaning else "",
+        "logs": _logs(run, rank), "idle": _IDLE if rank is None else "",
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    evidence, advice = list(_evidence(status, run)), [each.format(**words) for each in told]
+    evidence, advice = list(_evidence(status, run, rank)), [each.format(**words) for each in told]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
@@ -155,7 +159,7 @@ def _frame(run: RunStatus) -> str | None:
     return None if frame is None else str(frame).partition("\n")[0]
 
 
-def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
+def _evidence(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterator[str]:
     error = run.error
     if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
         where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
@@ -178,7 +182,29 @@ def _evidence(status: SweepStatus, run: RunStatus) -> Iterator[str]:
     yield from straggler_lines(read_stragglers(paths, faults))
     yield from changes_of(paths, len(run.attempts))
     if run.state is not RunState.COMPLETED:
-        yield from (f"log: {path}" for path in log_files(status, run)[-1:])
+        yield from (f"log: {path}" for path in _newest_log(status, run, rank))
+
+
+def _rank_to_read(run: RunStatus) -> int | None:
+    """The rank that failed first; None where it is not to blame, as it may have waited for another."""
+    if run.spec.shape.world_size == 1:
+        return 0
+    rank = run.error.get("rank")
+    return rank if isinstance(rank, int) and run.cause not in _WAITED else None
+
+
+_WAITED = ("stuck", "peer_lost")
+_IDLE = "; the rank that is not in a collective is the one to look at"
+
+
+def _logs(run: RunStatus, rank: int | None) -> str:
+    option = "" if run.spec.shape.world_size == 1 else " --all-ranks" if rank is None else f" --rank {rank}"
+    return f"hpc-trainer logs {run.run_id}{option}"
+
+
+def _newest_log(status: SweepStatus, run: RunStatus, rank: int | None) -> list[Path]:
+    files = log_files(status, run, rank or 0)
+    return ([each for each in files if each.name.endswith(f".rank-{rank}.log")] or files)[-1:]
 
 
 def _grace(run: RunStatus) -> str | None:
@@ -216,8 +242,9 @@ def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
 
 def _story(attempt: Attempt) -> Iterator[str]:
     where = f"job {attempt.job_id} on {attempt.node}" if attempt.executor == "slurm" else f"on {attempt.node}"
-    step = "before its first step" if attempt.resumed_step is None else f"from step {attempt.resumed_step}"
-    yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began {step}, {where}"
+    # A program never tells where it begins, and an attempt may end before it knows.
+    step = "" if attempt.resumed_step is None else f" from step {attempt.resumed_step}"
+    yield f"{_clock(attempt.start_time)}  attempt {attempt.attempt} began{step}, {where}"
     for each in attempt.guarded:
         said = each.get("text") or f"{each.get('count', 1)} spike(s) up to step {each['step']} skipped"
         yield f"{_clock(float(each['time']))}  attempt {attempt.attempt}: {said}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
-from hpc_trainer.runs.reading import Faults, as_count, metric_values, records, tell
+from hpc_trainer.runs.reading import Faults, as_count, metric_values, parse_record, read_ends, records, tell
 
 _LOG = logging.getLogger(__name__)
+# Some twenty lines: of 10,000 runs nobody reads whole files to say how each stands.
+_NEWEST_BYTES = 8192
 # Lines that wait for room on a full disk; of more, the oldest are lost.
 _MAX_WAITING = 1_000
 
@@ -31,6 +34,17 @@ def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any
                 found.append(metric_values(record))
             except ValueError as error:
                 tell(faults, path, f"its step: {error}", number)
+    return found
+
+
+def newest_metrics_in(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
+    """As `read_metrics`, the last few records alone; what cannot be read is left out and told to nobody."""
+    found = []
+    for line in read_ends(path, faults, last=_NEWEST_BYTES)[1].splitlines():
+        with contextlib.suppress(ValueError):  # the first one may be cut, the last one torn
+            record = parse_record(line)
+            as_count(record.get("step"))
+            found.append(metric_values(record))
     return found
 
 

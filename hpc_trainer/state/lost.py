@@ -32,7 +32,8 @@ _ENDS_AS_A_RUN = re.compile(r"-[0-9a-f]{10}\Z")
 
 
 def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], faults: Faults) -> dict[str, RunSpec]:
-    """Every run of the sweep: those of specs.jsonl, then those that submissions.jsonl or their own folder tells of.
+    """Every run of the sweep in its own order, which all verbs show: those of specs.jsonl, then those that
+    submissions.jsonl or their own folder tells of; in the order of the newest grid where that has all of them.
 
     Args:
         present: the names in the sweep's folder. List it before: whoever makes a run's folder has written its spec.
@@ -43,7 +44,7 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], fault
     told = {**hardware, **dict.fromkeys((*ledger.waiting, *ledger.refused), "?")}
     lost = {run_id: name for run_id, name in told.items() if run_id not in specs}
     listed = (read_json(sweep.sweep, Faults()) or {}).get("run_ids")
-    names = (each for each in listed if isinstance(each, str)) if isinstance(listed, list) else ()
+    names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
     lost |= {name: lost.get(name, "?") for name in names if name not in specs and is_run_id(name)}
     lost |= dict.fromkeys(_run_folders(sweep, present, specs.keys() | lost.keys(), damage), "?")
     if lost and not damage:
@@ -51,7 +52,16 @@ def known_specs(sweep: SweepPaths, ledger: Ledger, present: Iterable[str], fault
     # A damaged line says no more whose it was, perhaps: where every run has its spec, it was written anew.
     faults += damage if lost else [each for each in damage if not each.endswith(NAMELESS)]
     faults.refusal = faults.refusal or damage.refusal
-    return specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}
+    return _as_in_the_grid(specs | {run_id: lost_spec(run_id, name) for run_id, name in lost.items()}, names)
+
+
+def _as_in_the_grid(specs: dict[str, RunSpec], names: Sequence[str]) -> dict[str, RunSpec]:
+    """In the order of the newest grid, if it has all runs: one that grew has those that came later between the others.
+
+    Else they stay in order of submission: a `submit` of some of the runs moves none.
+    """
+    is_whole = len(names) >= len(specs) and specs.keys() <= set(names)
+    return {name: specs[name] for name in names if name in specs} if is_whole else specs
 
 
 def _run_folders(sweep: SweepPaths, present: Iterable[str], known: Collection[str], faults: Faults) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.cli.common import counts_line, print_json, print_table, say, short_number
+from hpc_trainer.cli.common import counts_line, print_json, print_next, print_table, say, short_number
 from hpc_trainer.cli.given import resolve_runs_dir
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
@@ -52,6 +52,8 @@ def run_report(
     for note in report.notes:
         say(f"Note: {note}")
     say(f"Page: {page}")
+    if report.next is not None:
+        print_next(report.next)
 
 
 def report_json(report: Report, page: Path) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def _print_scaling(scaling: Scaling) -> None:
             ]
             for point in scaling.points
         ],
+        least=("MFU", "BATCH", "DATA WAIT", "STEP"),
     )  # fmt: skip
 
 

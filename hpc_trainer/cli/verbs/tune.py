@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.markup import escape
 
 from hpc_trainer.cli.common import print_json, print_next, say, state_markup, warn
 from hpc_trainer.cli.given import resolve_runs_dir
-from hpc_trainer.operate.advice.advised import Tuned, alike, tune
+from hpc_trainer.operate.advice.advised import Tuned, alike, next_words, tune
 from hpc_trainer.operate.find import select
 from hpc_trainer.runs.states import RunState
 
@@ -54,20 +53,8 @@ def _print_one(tuned: Tuned, sweep: str) -> None:
         say("Nothing stands out.")
         if tuned.state in _UNDONE:
             print_next(f"why {tuned.run_id}")
-    else:
-        _print_next(tuned, sweep)
-
-
-def _print_next(tuned: Tuned, sweep: str) -> None:
-    """The run's own command with the first advice that a key can follow; nothing where there is none."""
-    advice = next((each for each in tuned.advice if each.set), None)
-    if advice is not None and tuned.words:
-        words = [*advice.set]
-        if advice.is_same_run and tuned.state is RunState.COMPLETED:  # nothing is left to do of it in its own sweep
-            words.append(f"sweep_name={sweep}-tuned")
-        changed = {word.partition("=")[0] for word in words}
-        kept = [word for word in tuned.words if word.lstrip("+").partition("=")[0] not in changed]
-        print_next(f"plan {shlex.join([*kept, *words])}")
+    elif (words := next_words(tuned, sweep)) is not None:
+        print_next(words)
 
 
 def _print_many(tuned: Sequence[Tuned]) -> None:

@@ -15,7 +15,7 @@ from hpc_trainer.cli.terminal import as_typed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import select
 from hpc_trainer.operate.inside.page import render_run_page
-from hpc_trainer.operate.inside.told import flights_of, gather_page, with_flights
+from hpc_trainer.operate.inside.told import explain_hang, flights_of, gather_page
 from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.files import write_atomic
 from hpc_trainer.runs.modes import set_umask
@@ -41,7 +41,7 @@ def run_why(
     if len(run_ids) == 1:
         run = status.run(run_ids[0])
         flights = flights_of(status, run)
-        why = with_flights(explain(status, run), flights)
+        why = explain_hang(status, run, flights)
         warn(status)
         if page is not None:
             set_umask(status.sweep.is_group_readable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,27 @@ def alike(tuned: Sequence[Tuned]) -> list[Alike]:
 def sweep_lines(tuned: Sequence[Tuned]) -> list[str]:
     """A line for each piece of advice, with how many runs it is for and one of them."""
     return [f"{len(each.run_ids)} run(s), as {each.run_ids[0]}: {each.advice.line}" for each in alike(tuned)]
+
+
+def next_words(tuned: Tuned, sweep: str) -> str | None:
+    """`plan ..`, the run's own command with the first advice that a key can follow; None where there is none."""
+    advice = next((each for each in tuned.advice if each.set), None)
+    if advice is None or not tuned.words:
+        return None
+    words = [*advice.set]
+    if advice.is_same_run and tuned.state is RunState.COMPLETED:  # nothing is left to do of it in its own sweep
+        words.append(f"sweep_name={sweep}-tuned")
+    changed = {word.partition("=")[0] for word in words}
+    kept = [word for word in tuned.words if word.lstrip("+").partition("=")[0] not in changed]
+    return f"plan {shlex.join([*kept, *words])}"
+
+
+def next_of_sweep(tuned: Sequence[Tuned], sweep: str) -> str | None:
+    """As `next_words`, of the first run of `sweep_lines` that has such a command; else what tells more of the first."""
+    groups = alike(tuned)
+    runs = {each.run_id: each for each in tuned}
+    told = (next_words(runs[group.run_ids[0]], sweep) for group in groups if group.advice.set)
+    return next((each for each in told if each is not None), f"tune {groups[0].run_ids[0]}" if groups else None)
 
 
 def count_of(status: SweepStatus, run: RunStatus) -> int:

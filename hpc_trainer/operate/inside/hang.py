@@ -20,10 +20,14 @@ _DID = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """`says`: in a sentence; None: the records tell nothing. `lines`: what each rank did last, a line each."""
+    """`says`: in a sentence; None: the records tell nothing. `lines`: what each rank did last, a line each.
+
+    `rank`: the one to look at; None where it is no single one.
+    """
 
     says: str | None
     lines: Sequence[str]
+    rank: int | None = None
 
 
 def join(flights: Mapping[int, Flight]) -> Joined:
@@ -34,13 +38,15 @@ def join(flights: Mapping[int, Flight]) -> Joined:
     lines = [_last_words(flight) for flight in list(flights.values())[:_LISTED]]
     if len(flights) > _LISTED:
         lines.append(f"and {len(flights) - _LISTED} more ranks; hpc-trainer why RUN --html FILE shows all")
-    return Joined(says=_verdict(flights, world), lines=lines)
+    says, rank = _verdict(flights, world)
+    return Joined(says=says, lines=lines, rank=rank)
 
 
-def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
+def _verdict(flights: Mapping[int, Flight], world: int) -> tuple[str | None, int | None]:
+    """The sentence, and the rank to look at."""
     if world == 1:
         flight = flights[min(flights)]
-        return None if flight.error is not None else f"{_name(flight)}: {_doing(flight)}."
+        return (None if flight.error is not None else f"{_name(flight)}: {_doing(flight)}."), flight.rank
     waited = _waited_in(flights)
     silent = [rank for rank in range(world) if rank not in flights]
     behind = _behind(flights)
@@ -50,22 +56,20 @@ def _verdict(flights: Mapping[int, Flight], world: int) -> str | None:
         if others:
             entered = _entered(others[0], group, seq)
             assert entered is not None
-            return (
-                f"{_name(flight)} never entered {_told(entered)}, in which {_listed(others)} waited: {_doing(flight)}."
-            )
+            waiting = f"{_told(entered)}, in which {_listed(others)} waited"
+            return f"{_name(flight)} never entered {waiting}: {_doing(flight)}.", flight.rank
     if silent:
         left = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {_numbers(silent)}"
         wait = "" if waited is None else f" {_listed(waited[1])} waited in {_told(waited[0])}."
         why = "killed, lost with the node, with Python's lock held, or damaged"
-        return f"{left} left no record that can be read: {why}.{wait}"
+        return f"{left} left no record that can be read: {why}.{wait}", silent[0] if len(silent) == 1 else None
     mixed = _mixed_up(flights)
     if mixed is not None:
-        return mixed
+        return mixed, None
     if waited is not None and len(waited[1]) == len(flights):
-        return (
-            f"all {world} ranks are in {_told(waited[0])}: the network, or the library that moves the data, is stuck."
-        )
-    return None
+        stuck = "the network, or the library that moves the data, is stuck"
+        return f"all {world} ranks are in {_told(waited[0])}: {stuck}.", None
+    return None, None
 
 
 def _behind(flights: Mapping[int, Flight]) -> tuple[Flight, str, int] | None:

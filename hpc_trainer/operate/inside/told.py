@@ -11,7 +11,7 @@ from hpc_trainer.operate.inside.page import Log, RunPage
 from hpc_trainer.operate.logs import log_files
 from hpc_trainer.operate.report.data import curves_of
 from hpc_trainer.operate.report.telemetry import charts_of
-from hpc_trainer.operate.why import Why
+from hpc_trainer.operate.why import Why, explain
 from hpc_trainer.runs.beat import read_heartbeat
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.flight import Flight, read_flights
@@ -38,12 +38,11 @@ def flights_of(status: SweepStatus, run: RunStatus) -> dict[int, Flight]:
     return {rank: flight for rank, flight in found.items() if flight.time > beat - _CLOCKS_S}
 
 
-def with_flights(why: Why, flights: Mapping[int, Flight]) -> Why:
-    """The answer, with what the ranks did last before all else that it rests on."""
+def explain_hang(status: SweepStatus, run: RunStatus, flights: Mapping[int, Flight]) -> Why:
+    """As `explain`, with what the ranks did last before all else it rests on, and the log of the one to read."""
     joined = join(flights)
-    if joined.says is None:
-        return why
-    return dataclasses.replace(why, evidence=[joined.says, *why.evidence])
+    why = explain(status, run, rank=joined.rank)
+    return why if joined.says is None else dataclasses.replace(why, evidence=[joined.says, *why.evidence])
 
 
 def gather_page(status: SweepStatus, run: RunStatus, why: Why, flights: Mapping[int, Flight]) -> RunPage:

@@ -46,12 +46,12 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = 3) -> str:
     """A tick's or a point's label: three digits, `12k`, `1.5M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+            return f"{value / size:.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
 
 
 def percent(value: float) -> str:
@@ -59,12 +59,27 @@ def percent(value: float) -> str:
     return f"{round(100 * value, 1):g}%"
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round figures (1, 2 or 5 times a power of ten) from at most `low` to at least `high`."""
+def _labels(ticks: Sequence[float], words: Callable[[float], str]) -> list[str]:
+    """Of each tick, with as many digits as tell it from the others; one alone has four."""
+    if words is number:
+        shown = ([number(tick, digits) for tick in ticks] for digits in range(3 if len(ticks) > 1 else 4, 12))
+        return next((each for each in shown if len(set(each)) == len(ticks)), [*map(number, ticks)])
+    return [*map(words, ticks)]
+
+
+def _is_one(low: float, high: float) -> bool:
+    """True for values that are alike, as far as a figure tells."""
+    return not high - low > max(5 / _FARTHEST, 1e-9 * max(abs(low), abs(high)))
+
+
+def nice_ticks(low: float, high: float, count: int = 5, *, least: float = 0.0) -> list[float]:
+    """Round figures (1, 2 or 5 times a power of ten) from at most `low` to at least `high`, at least `least` apart; of
+    values that are alike the one.
+    """
     low, high = max(low, -_FARTHEST), min(high, _FARTHEST)
-    if not high - low > max(count / _FARTHEST, 1e-9 * max(abs(low), abs(high))):  # alike, as far as a figure tells
-        low, high = (low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1))
-    rough = (high - low) / count
+    if _is_one(low, high):
+        return [low]
+    rough = max((high - low) / count, least)
     exponent = math.floor(math.log10(rough))
     power = 10.0**exponent
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -110,19 +125,24 @@ def _scale(values: Sequence[float], start: float, end: float, *, is_log: bool, t
     if ticks:
         margin = 0.06 * ((max(ticks) - min(ticks)) or 1)
         return Scale(low=min(low, *ticks) - margin, high=max(high, *ticks) + margin, start=start, end=end, ticks=ticks)
-    found = nice_ticks(low, high)
+    # Between two steps there is none.
+    found = nice_ticks(low, high, least=1.0 if all(isinstance(value, int) for value in values) else 0.0)
+    if len(found) == 1:  # in the middle; 0 at the bottom, as what is counted from it
+        margin = 0.5 * abs(found[0])
+        low, high = (found[0] - margin, found[0] + margin) if margin else (0.0, 1.0)
+        return Scale(low=low, high=high, start=start, end=end, ticks=found)
     return Scale(low=found[0], high=found[-1], start=start, end=end, ticks=found)
 
 
 def _grid(across: Scale, upward: Scale, x_label: str, y_label: str, y_words: Callable[[float], str]) -> list[str]:
     parts = []
-    for tick in upward.ticks:
+    for tick, words in zip(upward.ticks, _labels(upward.ticks, y_words), strict=True):
         y = f"{upward.place(tick):.1f}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.35em">{html.escape(y_words(tick))}</text>')
-    for tick in across.ticks:
+        parts.append(f'<text class="tick end" x="{_LEFT - 8}" y="{y}" dy="0.35em">{html.escape(words)}</text>')
+    for tick, words in zip(across.ticks, _labels(across.ticks, number), strict=True):
         x = f"{across.place(tick):.1f}"
-        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{html.escape(number(tick))}</text>')
+        parts.append(f'<text class="tick mid" x="{x}" y="{_HEIGHT - _BOTTOM + 18}">{words}</text>')
     bottom = _HEIGHT - _BOTTOM
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
     middle, height = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + bottom) / 2

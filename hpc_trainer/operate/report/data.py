@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_trainer.operate.advice.advised import sweep_lines, tune
+from hpc_trainer.operate.advice.advised import next_of_sweep, sweep_lines, tune
 from hpc_trainer.operate.axes import find_axes
 from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.telemetry import Chart
@@ -110,6 +110,8 @@ class Report:
     """What else the page shows: exports that somebody named."""
     advice: Sequence[str] = ()
     """What `tune` says of these runs, alike lines once."""
+    next: str | None = None
+    """The words after `hpc-trainer` that follow the first of them."""
     telemetry: Sequence[Chart] = ()
     """What GPUs and hosts did."""
 
@@ -142,9 +144,10 @@ def build_report(status: SweepStatus, *, warmup_steps: int = WARMUP_STEPS) -> Re
             "left out. Train longer, log more often (monitor.log_every_steps), or give --warmup-steps."
         )
     notes += [_other_gpus(each, runs) for each in scaling if len(_gpus(each, runs)) > 1]
-    advice = sweep_lines(tune(status, [*status.specs])[0])
+    tuned = tune(status, [*status.specs])[0]
     return Report(
-        sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes, advice=advice
+        sweep=status.sweep.name, counts=status.counts, runs=runs, scaling=scaling, notes=notes,
+        advice=sweep_lines(tuned), next=next_of_sweep(tuned, status.sweep.name),
     )  # fmt: skip
 
 

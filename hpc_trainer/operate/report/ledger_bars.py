@@ -43,12 +43,12 @@ LEDGER_STYLE = (
 
 
 def ledger_section(runs: Sequence[RunReport]) -> str:
-    """A bar for each run that has a ledger, the one that held its nodes longest first; "" if none has."""
+    """A bar for each run that has a ledger, of too many those that held their nodes longest; "" if none has."""
     found = [(run.run_id, run.ledger) for run in runs if run.ledger is not None and run.ledger.elapsed_s > 0]
-    found.sort(key=lambda each: -each[1].elapsed_s)
     if not found:
         return ""
-    shown = found[:_MOST_RUNS]
+    longest = {name for name, _ in sorted(found, key=lambda each: -each[1].elapsed_s)[:_MOST_RUNS]}
+    shown = [(name, ledger) for name, ledger in found if name in longest]
     kinds = [kind for kind in WORDS if any(kind in ledger.seconds for _, ledger in shown)]
     is_unknown = any(ledger.unknown_s > 0 for _, ledger in shown)
     rows = "".join(_row(run_id, ledger) for run_id, ledger in shown)

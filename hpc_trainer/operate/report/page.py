@@ -39,7 +39,8 @@ body{margin:0 auto;max-width:1240px;padding:24px 20px 60px;background:var(--bg);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 h1{font-size:26px;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
 h2{font-size:19px;margin:36px 0 8px}h3{font-size:15px;margin:0 0 6px;overflow-wrap:anywhere}
-p{margin:4px 0 12px}.soft{color:var(--soft)}.note{border-left:3px solid var(--wait);padding:2px 0 2px 12px}
+p{margin:4px 0 12px}code{overflow-wrap:anywhere}
+.soft{color:var(--soft)}.note{border-left:3px solid var(--wait);padding:2px 0 2px 12px}
 .wide{overflow-x:auto;border:1px solid var(--line);border-radius:8px;position:relative;left:50%;
 transform:translateX(-50%);width:max-content;min-width:100%;max-width:calc(100vw - 56px);font-size:14px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
@@ -81,9 +82,8 @@ def render_page(report: Report, now: float | None = None) -> str:
     return whole_page(
         report.sweep,
         f'<h1>{name}</h1><p class="soft">{html.escape(counts)} · made {made} by hpc-trainer report</p>{notes}\n'
-        f"{scaling}{_exports(report.exports)}{_charts(report.runs)}{ledger_section(report.runs)}"
-        f"{render_telemetry(report.telemetry)}"
-        f"{_advice(report.advice)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
+        f"{_advice(report.advice, report.next)}{scaling}{_exports(report.exports)}{_charts(report.runs)}"
+        f"{ledger_section(report.runs)}{render_telemetry(report.telemetry)}<h2>Runs</h2>{_runs_table(report.runs)}\n",
     )
 
 
@@ -265,9 +265,10 @@ def _label(run: RunReport) -> str:
 # --- advice ---
 
 
-def _advice(lines: Sequence[str]) -> str:
+def _advice(lines: Sequence[str], command: str | None) -> str:
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
-    return f"<h2>Advice</h2><ul>{items}</ul>\n" if items else ""
+    typed = "" if command is None else f"<p>Next: <code>{html.escape(f'hpc-trainer {command}')}</code></p>"
+    return f"<h2>Advice</h2><ul>{items}</ul>{typed}\n" if items else ""
 
 
 # --- runs ---

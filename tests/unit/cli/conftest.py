@@ -9,6 +9,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 if str(_ROOT) not in sys.path:  # plain "pytest" does not put the project's folder there
     sys.path.insert(0, str(_ROOT))
 
+from tests.unit.cli.screens import on_terminal  # noqa: E402
 from tests.unit.slurm.fake_slurm import alone, fake_slurm, no_slurm  # noqa: E402
 
-__all__ = ["alone", "fake_slurm", "no_slurm"]
+__all__ = ["alone", "fake_slurm", "no_slurm", "on_terminal"]

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import re
-import struct
-import sys
-import termios
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +13,7 @@ from hpc_trainer.operate import waits
 from hpc_trainer.runs.files import append_lines, read_json, write_json
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, read_status
+from tests.unit.cli.screens import Screen
 from tests.unit.runs.builders import make_specs
 from tests.unit.slurm.fake_slurm import FakeSlurm
 from tests.unit.state.sweeps import SweepOnDisk
@@ -139,6 +132,11 @@ def test_of_more_runs_than_lines_those_at_work_are_shown(tmp_path: Path, fake_sl
     assert lines[-1] == "and 20 more: 20 PENDING"
 
 
+def test_small_losses_have_digits_in_a_table_of_many(sweep: SweepOnDisk) -> None:
+    sweep.beat(1, step=50, loss=4.2e-5)
+    assert "loss 4.2e-05" in _lines(_runs(sweep), width=80)[1]
+
+
 def test_remarks_and_ends_are_shown(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -> None:
     slow = "rank 1 on n1 takes 1.8 times as long as the others"
     _beat(sweep, 0, 60, remarks={"stragglers": slow})
@@ -148,70 +146,6 @@ def test_remarks_and_ends_are_shown(sweep: SweepOnDisk, fake_slurm: FakeSlurm) -
     assert _lines(runs[:1], width=120)[-1] == slow
     failed = next(line for line in _lines(runs, width=160) if "FAILED" in line)
     assert "ValueError: a\\x1b[2J" in failed
-
-
-class Screen:
-    """A terminal that knows what rich uses: text, colours, lines, and to erase and go up."""
-
-    def __init__(self, width: int) -> None:
-        self.width, self.lines, self.row, self.column, self.num_wraps = width, [""], 0, 0, 0
-
-    def feed(self, text: str) -> None:
-        for part in re.findall(r"\x1b\[\??[\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+|\x1b", text):
-            if part == "\r":
-                self.column = 0
-            elif part == "\n":
-                self.row += 1
-                self.lines += [""] * (self.row + 1 - len(self.lines))
-            elif not part.startswith("\x1b"):
-                line = self.lines[self.row].ljust(self.column)
-                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
-                self.column += len(part)
-                self.num_wraps += self.column > self.width
-            elif part.endswith("A"):
-                self.row -= int(part[2:-1] or 1)
-            elif part.endswith("K"):
-                self.lines[self.row] = ""
-            else:
-                assert part[-1] in "mlh", repr(part)
-
-
-@pytest.fixture
-def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Callable[[], str]]]:
-    """Puts standard output on a pseudo-terminal of some width; what is returned gives what it got, and closes it."""
-    opened: list[int] = []
-
-    def open_one(width: int) -> Callable[[], str]:
-        ours, theirs = pty.openpty()
-        opened.append(ours)
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-        for name in ("COLUMNS", "LINES", "NO_COLOR"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("TERM", "xterm")
-        got = bytearray()
-
-        def read() -> None:
-            try:
-                while data := os.read(ours, 65536):
-                    got.extend(data)
-            except OSError:  # how Linux says that the other end is closed
-                return
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        monkeypatch.setattr(sys, "stdout", os.fdopen(theirs, "w"))
-
-        def close() -> str:
-            sys.stdout.close()
-            monkeypatch.undo()
-            reader.join()
-            return got.decode().replace("\r\n", "\n\r")
-
-        return close
-
-    yield open_one
-    for each in opened:
-        os.close(each)
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -253,12 +187,13 @@ def test_a_pipe_gets_lines(
         for index in range(3):
             sweep.done(index)
 
+    sweep.beat(1, step=50, loss=4.2e-5)
     monkeypatch.setattr(waits, "_sleep", sleep)
     live.watch(sweep.paths, {spec.run_id for spec in sweep.specs})
     first, second, third, *ends = capsys.readouterr().out.splitlines()
     ids, steps = [spec.run_id for spec in sweep.specs], sweep.specs[0].num_steps
     assert first == f"{ids[0]}  RUNNING  50/{steps}  ETA 30s  loss 1.235"
-    assert second.startswith(f"{ids[1]}  RUNNING")
+    assert second == f"{ids[1]}  RUNNING  50/{steps}  ETA 30s  loss 4.2e-05"
     assert third.startswith(f"{ids[2]}  PENDING")
     assert [line.split()[:2] for line in ends] == [[run_id, "COMPLETED"] for run_id in ids]
 

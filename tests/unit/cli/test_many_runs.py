@@ -158,7 +158,10 @@ def test_the_best_of_many_results(sweep: SweepOnDisk, capsys: pytest.CaptureFixt
     few = capsys.readouterr().out.splitlines()
     best = sweep.specs[DONE_RUNS - 1].run_id
     assert few[1].startswith(best)
-    assert f"of {DONE_RUNS + 3} runs; a line for each: hpc-trainer results --all many" in "\n".join(few)
+    assert (
+        f"of {DONE_RUNS + 3} runs, the first by eval_accuracy; a line for each: hpc-trainer results --all many"
+        in "\n".join(few)
+    )
     run_results("many", folder, sort="eval_accuracy", as_json=False, every_run=True)
     every = capsys.readouterr().out.splitlines()
     assert len(every) > DONE_RUNS + 3 > len(few)
@@ -168,7 +171,7 @@ def test_cancel_of_many_marks_each_and_counts_them(
     sweep: SweepOnDisk, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_cancel(["many"], None, sweep.paths.folder.parent, save=False, as_json=False)
-    assert "2 run(s) of many cancelled" in capsys.readouterr().out
+    assert "Cancelled the sweep many: 2 run(s);" in capsys.readouterr().out
     marked = [spec.run_id for spec in sweep.specs if sweep.paths.run(spec.run_id).marker(CANCEL).exists()]
     assert marked == [spec.run_id for spec in sweep.specs[-2:]]
     assert fake_slurm.calls("scancel") == [f"scancel --quiet 500_[{DONE_RUNS + 1}-{DONE_RUNS + 2}]"]

@@ -88,6 +88,18 @@ def test_runs_of_a_sweep_with_the_same_advice_stand_together(cli: Cli, tmp_path:
     assert "<h2>Advice</h2><ul><li>2 run(s), as" in page
 
 
+def test_a_report_ends_with_the_command_of_its_first_advice(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = _sweep(tmp_path, [0.5, 0.75], ("experiment=digits", "data.num_workers=0"))
+    _, tuned = cli("tune", sweep.specs[1].run_id)
+    _, out = cli("report", "s")
+    command = out.splitlines()[-1]
+    assert command.startswith("Next: hpc-trainer plan experiment=digits data.num_workers=")
+    assert command == tuned.splitlines()[-1]
+    assert command.removeprefix("Next: ") in (sweep.paths.folder / "report.html").read_text()
+    text = cli("report", "s", "--json")[1]
+    assert "Next" not in text
+
+
 def test_a_healthy_run_is_told_nothing(cli: Cli, tmp_path: Path, fake_slurm: FakeSlurm) -> None:
     sweep = _sweep(tmp_path, [0.02])
     run_id = sweep.specs[0].run_id

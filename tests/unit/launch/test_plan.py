@@ -73,6 +73,14 @@ def test_specs_are_written_once_and_again_when_they_ask_for_something_else(tmp_p
     assert specs_to_write(make_plan(tmp_path, longer), {spec.run_id: spec for spec in specs}) == longer
 
 
+def test_specs_are_written_in_the_order_of_the_grid_whichever_array_has_them(tmp_path: Path) -> None:
+    shapes = ("hardware=cpu_x1", "hardware=cpu_x2")
+    specs = [make_spec(*SLURM, shape, seed=seed) for seed in range(2) for shape in shapes]
+    plan = make_plan(tmp_path, specs)
+    assert [spec.run_id for array in plan.arrays for spec in array.specs] != [spec.run_id for spec in specs]
+    assert specs_to_write(plan, {}) == specs
+
+
 def test_a_run_that_ran_out_of_memory_is_submitted_with_more(tmp_path: Path) -> None:
     """What `why` advises: it is the same run, whatever it asks Slurm for."""
     (before,) = make_specs(1, *SLURM)

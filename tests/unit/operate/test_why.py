@@ -49,7 +49,7 @@ def test_every_state_has_a_verdict_and_something_to_do() -> None:
         assert verdict.says.endswith(".")
         assert verdict.advice
         for advice in verdict.advice:
-            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job", "flag"}
+            assert set(re.findall(r"\{(\w+)\}", advice)) <= {"run", "sweep", "job", "flag", "logs", "idle"}
 
 
 def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
@@ -60,7 +60,32 @@ def test_an_exception_is_shown_with_its_place(sweep: SweepOnDisk) -> None:
     assert why.evidence[:3] == [
         "rank 1 on n2: ValueError: a batch of -1", '  File "net.py", line 7, in forward', "    raise ValueError(n)",
     ]  # fmt: skip
-    assert f"hpc-trainer logs {why.run_id} --all-ranks" in why.advice
+    assert f"hpc-trainer logs {why.run_id}" in why.advice, "it has one rank"
+
+
+@pytest.mark.parametrize(
+    ("cause", "found", "advised", "log"),
+    [
+        ("exception", None, "--rank 1", 1),
+        ("stuck", None, "--all-ranks: it ends with the stack of each thread; the rank that is not in a collective", 1),
+        ("stuck", 0, "--rank 0: it ends with the stack of each thread", 0),
+    ],
+)
+def test_the_log_of_the_rank_to_look_at(
+    cause: str, found: int | None, advised: str, log: int, tmp_path: Path, fake_slurm: FakeSlurm
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm", "hardware=cpu_x2"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    sweep.start(resumed=0)
+    sweep.end(state=RunState.FAILED, cause=cause, error=ERROR)
+    write_json(sweep.run().failure(0), ERROR)
+    for rank in (0, 1):
+        sweep.run().log(0, rank).write_text("")
+    status = read_status(sweep.paths)
+    why = explain(status, status.runs[0], rank=found)
+    assert why.advice[0].startswith(f"hpc-trainer logs {why.run_id} {advised}")
+    assert f"log: {sweep.run().log(0, log)}" in why.evidence
 
 
 def test_an_attempt_that_ran_with_something_else_is_told(sweep: SweepOnDisk) -> None:
@@ -149,8 +174,8 @@ def test_the_story_has_every_attempt(sweep: SweepOnDisk) -> None:
     assert story == [
         "attempt 0 began from step 0, job 500_0 on n1",
         "attempt 0 ended: REQUEUED, preempted, SIGTERM, saved step 40, requeue",
-        "attempt 1 began before its first step, job 500_0 on n1",
-    ]
+        "attempt 1 began, job 500_0 on n1",
+    ], "a program, and an attempt that has not come so far, has no first step to tell of"
 
 
 def test_skipped_spikes_and_rollbacks_are_told(sweep: SweepOnDisk) -> None:

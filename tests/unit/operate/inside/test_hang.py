@@ -63,6 +63,20 @@ def test_the_sentence(flights: tuple[Flight, ...], says: str | None) -> None:
     assert _joined(*flights) == says
 
 
+@pytest.mark.parametrize(
+    ("flights", "rank"),
+    [
+        ((*IN_A_LOOP.values(), flight(3, 811, kind="data_wait")), 3),
+        (tuple(IN_A_LOOP.values()), 3),
+        ((*IN_A_LOOP.values(), flight(3, 812, is_open=True)), None),
+        ((IN_A_LOOP[0],), None),
+        ((flight(0, 0, world=1),), 0),
+    ],
+)
+def test_the_rank_to_look_at(flights: tuple[Flight, ...], rank: int | None) -> None:
+    assert join({each.rank: each for each in flights}).rank == rank
+
+
 def test_no_records_say_nothing() -> None:
     assert join({}).says is None
 

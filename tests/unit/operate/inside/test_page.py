@@ -173,6 +173,7 @@ def test_the_command_writes_it_of_one_run(
     code, out, _ = cli("why", run_id, "--html", str(page))
     assert code == 0
     assert "rank 1 on node01 never entered the 812th collective" in out
+    assert "--all-ranks" not in out, "the rank is known"
     assert out.rstrip().endswith(f"Page: {page}")
     text = Outline(page.read_text()).text
     assert HOSTILE in text

@@ -1,0 +1,142 @@
+"""What `status`, `results` and `cancel` print of runs that are over: nothing old as if it were new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status, status_json
+from hpc_trainer.cli.verbs.report import run_report
+from hpc_trainer.errors import RunStateError
+from hpc_trainer.runs.files import append_lines, write_json
+from hpc_trainer.runs.states import CANCEL, RunState
+from hpc_trainer.state.status import read_status
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """Two runs; the first was cancelled at step 128, after a heartbeat at step 100."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_1|PENDING||Priority|x\n")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    sweep.beat(step=100, eval_accuracy=0.5, loss=2.0, lr=0.1)
+    sweep.mark(CANCEL)
+    sweep.end(state=RunState.CANCELLED, cause="cancelled", saved_step=128)
+    return sweep
+
+
+def _shown(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> str:
+    run_status("sweep", sweep.paths.folder.parent, watch=False, as_json=False)
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(sweep.specs[0].run_id))
+
+
+def test_a_stopped_run_shows_its_newest_metrics_and_their_step(
+    sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluations = [{"step": step, "eval_accuracy": step / 1000, "time": 1.0} for step in (100, 120, 140)]
+    append_lines(sweep.run().metrics, [*evaluations[:2], {"step": 125, "loss": 1.0, "lr": 0.1}, evaluations[2]])
+    assert "eval_accuracy=0.12 (of step 120)" in _shown(sweep, capsys)
+    told = status_json(read_status(sweep.paths))["runs"][0]
+    assert (told["metrics"], told["metrics_step"]) == ({"eval_accuracy": 0.12, "loss": 2.0, "lr": 0.1}, 120)
+
+
+def test_metrics_of_the_step_that_a_stopped_run_is_at_need_no_step(
+    sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_lines(sweep.run().metrics, [{"step": 128, "eval_accuracy": 0.75}])
+    assert "eval_accuracy=0.75  " in f"{_shown(sweep, capsys)}  "
+    assert "of step" not in _shown(sweep, capsys)
+
+
+def test_an_evaluation_long_before_the_end_is_found(sweep: SweepOnDisk, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = [{"step": 3, "loss": 1.0, "lr": 0.1, "grad_norm": 0.5}] * 400
+    append_lines(sweep.run().metrics, [{"step": 2, "eval_accuracy": 0.25}, *losses])
+    assert "eval_accuracy=0.25 (of step 2)" in _shown(sweep, capsys)
+
+
+def test_a_run_without_evaluations_shows_the_newest_loss(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    sweep.beat(step=100, loss=2.0)
+    sweep.end(state=RunState.PREEMPTED, cause="preempted", saved_step=128)
+    append_lines(
+        sweep.run().metrics, [{"step": 100, "loss": 2.0}, {"step": 110, "loss": 1.5}, {"step": 130, "loss": 1.0}]
+    )
+    assert "loss=1.5 (of step 110)" in _shown(sweep, capsys)
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A grid that has grown: the third run was submitted last, and is the best, and the second began last."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=local"))
+    for index, accuracy in enumerate((0.5, 0.7, 0.9)):
+        sweep.start(index, executor="local", age_s=(100.0, 50.0, 70.0)[index])
+        sweep.end(index, state=RunState.COMPLETED, cause="done")
+        sweep.done(index, eval_accuracy=accuracy)
+    ids = [spec.run_id for spec in sweep.specs]
+    grid = [ids[0], ids[2], ids[1]]
+    write_json(sweep.paths.sweep, {"run_ids": grid})
+    folder = sweep.paths.folder.parent
+
+    def shown(text: str) -> list[str]:
+        places = {
+            run_id: [line.split()[0] for line in text.splitlines() if line.split()].index(run_id) for run_id in ids
+        }
+        return sorted(ids, key=lambda run_id: places[run_id])
+
+    run_status("sweep", folder, watch=False, as_json=False)
+    assert shown(capsys.readouterr().out) == grid
+    run_results("sweep", folder, sort=None, as_json=False)
+    out = capsys.readouterr().out
+    assert shown(out) == grid
+    assert f"Best eval_accuracy: 0.9 ({ids[2]})" in out
+    run_results("sweep", folder, sort="eval_accuracy", as_json=False)
+    assert shown(capsys.readouterr().out) == ids[::-1], "asked for, best first"
+    run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=True)
+    assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == grid
+    write_json(sweep.paths.sweep, {"run_ids": ids[1:2]})
+    assert [*read_status(sweep.paths).specs] == ids, "a submit of some of the runs moves none"
+
+
+def test_cancel_says_what_it_cancelled_and_what_goes_on(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(4, "cluster=slurm"))
+    sweep.submit()
+    sweep.start(0)
+    sweep.done(0, eval_loss=1.0)
+    rows = ("500_1|RUNNING|n1|None|x", "500_2|RUNNING|n1|None|x", "500_3|PENDING||Priority|x")
+    fake_slurm.answer("squeue", "".join(f"{row}\n" for row in rows))
+    fake_slurm.answer("sacct", "")
+    fake_slurm.print("scancel", "")
+    sweep.start(1)
+    sweep.start(2)
+    ids = [spec.run_id for spec in sweep.specs]
+
+    def told(*names: str) -> list[str]:
+        run_cancel([*names], None, sweep.paths.folder.parent, save=False, as_json=False)
+        return capsys.readouterr().out.splitlines()[:-1]
+
+    assert told("sweep", ids[1]) == [
+        f"cancelled {ids[1]}",
+        "Cancelled 1 of the 4 runs of sweep; its other runs go on: 1 PENDING, 1 RUNNING.",
+    ]
+    assert told("sweep", ids[0], ids[2], ids[3]) == [
+        f"cancelled {ids[2]}", f"cancelled {ids[3]}",
+        "Cancelled 2 of the 4 runs of sweep; 1 had ended before; none of its other runs waits or works.",
+    ]  # fmt: skip
+    assert told("sweep")[-1:] == ["Cancelled the sweep sweep: 2 run(s); 2 had ended before."]
+    with pytest.raises(RunStateError, match="no run of sweep is named 'nope'"):
+        told("sweep", "nope")

@@ -1,0 +1,120 @@
+"""Tables on a terminal: never wider than it is; in a pipe as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_trainer.cli.common import print_table
+from hpc_trainer.cli.fit_table import cut, fit_table
+from hpc_trainer.cli.run_verbs import run_results, run_status
+from hpc_trainer.runs.states import RunState
+from tests.unit.cli.screens import Screen
+from tests.unit.runs.builders import make_specs
+from tests.unit.slurm.fake_slurm import FakeSlurm
+from tests.unit.state.sweeps import SweepOnDisk
+
+Terminal = Callable[[int], Callable[[], str]]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, fake_slurm: FakeSlurm) -> SweepOnDisk:
+    """A run that is complete, one that has failed with much to say, and one at work."""
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(3, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_2|RUNNING|a-node-of-a-long-name|None|x\n")
+    fake_slurm.answer("sacct", "")
+    for index in range(3):
+        sweep.start(index, node="a-node-of-a-long-name", resumed=0)
+    sweep.beat(2, step=50, eval_loss=1.5, eval_accuracy=0.123456, samples_per_s=123456.0, data_wait_share=0.5)
+    sweep.done(0, eval_loss=0.25, eval_accuracy=0.987654, samples_per_s=123456.0)
+    error = {"type": "ValueError", "message": "words and " * 20}
+    sweep.end(1, state=RunState.FAILED, cause="exception", error=error)
+    return sweep
+
+
+def _shown(screen_of: Terminal, width: int, sweep: SweepOnDisk, verb: Callable[..., None]) -> Screen:
+    close = screen_of(width)
+    try:
+        verb("sweep", sweep.paths.folder.parent)
+    finally:
+        got = close()
+    screen = Screen(width)
+    screen.feed(re.split("Sweep sweep:|Best eval", got)[0])  # sentences go on in the next line
+    return screen
+
+
+def _status(name: str, folder: Path) -> None:
+    run_status(name, folder, watch=False, as_json=False)
+
+
+def _results(name: str, folder: Path) -> None:
+    run_results(name, folder, sort=None, as_json=False)
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 100, 140])
+@pytest.mark.parametrize("verb", [_status, _results])
+def test_no_line_of_a_table_is_wider_than_the_terminal(
+    width: int, verb: Callable[..., None], sweep: SweepOnDisk, on_terminal: Terminal
+) -> None:
+    screen = _shown(on_terminal, width, sweep, verb)
+    assert screen.num_wraps == 0
+    lines = [line for line in screen.lines if line.strip()]
+    assert max(map(len, lines)) <= width
+    if width >= 60:
+        for line, spec, state in zip(lines[1:], sweep.specs, ("COMPLETED", "FAILED", "RUNNING"), strict=False):
+            assert line.split()[0].endswith(spec.run_id[-10:]), "what one may type"
+            assert state in line
+    if width >= 80 and verb is _status:
+        assert "STEP" in lines[0]
+        assert "eval_loss=" in lines[1]
+        assert "ValueError: words" in lines[2]
+
+
+def test_what_is_left_out_is_said(sweep: SweepOnDisk, on_terminal: Terminal) -> None:
+    lines = [line for line in _shown(on_terminal, 100, sweep, _status).lines if line.strip()]
+    head, told = lines[0].split(), lines[4]
+    assert told.startswith("No room for ")
+    left_out = told.removeprefix("No room for ").partition(":")[0].split(", ")
+    assert "JOB" in left_out
+    assert {*head} & {*left_out} == set()
+    assert {*head} | {*left_out} == {
+        "RUN", "STATE", "STEP", "ETA", "SPEED", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE",
+    }  # fmt: skip
+
+
+def test_a_wide_terminal_and_a_pipe_have_all(
+    sweep: SweepOnDisk, on_terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _status("sweep", sweep.paths.folder.parent)
+    piped = capsys.readouterr().out.splitlines()[:4]
+    assert max(map(len, piped)) > 200
+    screen = _shown(on_terminal, 400, sweep, _status)
+    assert [line.rstrip() for line in screen.lines if line.strip()] == piped
+
+
+def test_what_tells_least_goes_first_and_what_has_room_after_all_comes_back() -> None:
+    columns, rows = ["RUN", "A", "WIDE", "B"], [["r" * 10, "aaa", "w" * 30, "bbb"]]
+    assert fit_table(columns, rows, 52) == ([0, 1, 2, 3], [10, 3, 30, 3])
+    assert fit_table(columns, rows, 51, ("B", "A", "WIDE")) == ([0, 1, 2], [10, 3, 30])
+    assert fit_table(columns, rows, 30, ("B", "WIDE", "A")) == ([0, 1, 3], [10, 3, 3]), "B fits once WIDE is gone"
+    assert fit_table(columns, rows, 40) == ([0, 1, 2, 3], [10, 3, 18, 3]), "cut where nothing may be left out"
+    assert fit_table(columns, rows, 8) == ([0], [8])
+
+
+def test_a_cut_id_keeps_its_end() -> None:
+    assert cut("mlp-digits-lr0.001-s0-9702569a43", 16) == "…1-s0-9702569a43"
+    assert cut("mlp-digits-lr0.001-s0-9702569a43", 28) == "mlp-digi…0.001-s0-9702569a43"
+    assert cut("ValueError: words", 12) == "ValueError:…"
+    assert cut("short", 12) == "short"
+
+
+def test_colours_go_with_their_columns(on_terminal: Terminal) -> None:
+    close = on_terminal(20)
+    print_table(["RUN", "JOB", "STATE"], [["a", "j" * 30, RunState.FAILED]], least=("JOB",))
+    got = close()
+    assert "\x1b[31mFAILED" in got
+    assert "jjj" not in got
