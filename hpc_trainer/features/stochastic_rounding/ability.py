@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.tensors import in_pieces, is_sharded, local_tensor
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.shards import Box, local_box
 from hpc_trainer.training.optim.build import Group, Recipe, step_some
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.tensors import in_pieces, is_sharded, local_tensor
 
 PIECE = 16 << 20
 """Bytes of weights on this rank whose copies live at a time; one weight at least."""

@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_map
 
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.checkpoint.shards import Box, local_box, runs
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES
-from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 # A piece is summed while it is in the processor's cache, then written.
 _PIECE_BYTES = 1 << 22

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 
 def are_alike(weights: Sequence[nn.Parameter]) -> bool:

@@ -15,8 +15,8 @@ from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig, Strate
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.tensors import local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
