@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,16 +45,14 @@ def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
 class BatchIterator(Iterator[Batch]):
     """Iterates over batches; `close` stops the workers. Also a context manager.
 
-    `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
-    types, on no device; None before the first. `copy`: brings each to the device (`device_batches`); None: it stays.
-    `spans`: has the same seconds as `data_wait`.
+    `example`: a batch's shapes and types, on no device; None before the first. `copy`: brings each to the device
+    (`device_batches`); None: it stays. `spans`: take the time in which the step waits for a batch, or makes it itself.
     """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
         self._batches = [batches]  # empty once closed
         self._ahead: deque[Batch] = deque()
         self.workers = workers
-        self.wait_s = 0.0
         self.example: Batch | None = None
         self.copy: Callable[[Batch], Batch] | None = None
         self.spans = Spans()
@@ -82,12 +79,15 @@ class BatchIterator(Iterator[Batch]):
         if not self._batches:
             raise StopIteration
         with self.spans.within(Kind.data_wait):
-            begin = time.perf_counter()
             batch = next(self._batches[0])
-            self.wait_s += time.perf_counter() - begin
         if isinstance(batch, Caught):
             raise batch.error
         return batch
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds so far in which the step waited: all of the `data_wait` of `spans`."""
+        return self.spans.seconds()[Kind.data_wait]
 
     @property
     def tokens_per_sample(self) -> int | None:
