@@ -13,8 +13,6 @@ from typing import Any
 
 from hpc_trainer.errors import LoopError, NoProgressError
 from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runs.monitoring.ledger import spent_so_far
-from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
@@ -197,8 +195,7 @@ class RunContext(RankView):
 
     def spent(self, step: int) -> dict[str, Any]:
         """What this rank spent so far, as files have it (`runs.monitoring.ledger`); it is at this step now."""
-        done = self._done_before + step - self.first_step
-        return spent_so_far(self.spans.seconds().items(), steps_done=done, allocated_time=job_start_time())
+        return self.spans.spent(self._done_before + step - self.first_step)
 
     def _begin_at(self, step: int) -> None:
         self._done_before = self.steps_done

@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,11 +19,11 @@ from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
+from hpc_trainer.runs.monitoring.ledger import keep_spent
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.runtime.pace import job_end_time, job_start_time
+from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
@@ -38,7 +38,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main
-from hpc_trainer.worker.conclude import Spent, Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.flight_recorder import FlightRecorder
@@ -64,10 +64,8 @@ def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFl
         keep_spent(paths, attempt)
     run: RunContext | None = None
 
-    def spent() -> Spent:
-        if run is None:
-            return 0, spent_so_far(spans.seconds().items(), steps_done=0, allocated_time=job_start_time())
-        return run.step, run.spent(run.step)
+    def spent() -> tuple[int, Mapping[str, Any]]:
+        return (0, spans.spent(0)) if run is None else (run.step, run.spent(run.step))
 
     def ended(saved_step: int | None) -> Stop:
         return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step, spent=spent)

@@ -21,10 +21,9 @@ from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
+from hpc_trainer.runs.monitoring.ledger import keep_spent
 from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
@@ -127,8 +126,7 @@ class _Rank:
         )  # fmt: skip
 
     def _spent(self) -> dict[str, Any]:
-        done = 0 if self._story is None else self._story.steps_done
-        return spent_so_far(self._spans.seconds().items(), steps_done=done, allocated_time=job_start_time())
+        return self._spans.spent(0 if self._story is None else self._story.steps_done)
 
     @property
     def _step(self) -> int | None:
