@@ -33,8 +33,9 @@ from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
 from hpc_trainer.worker.call_main import run_main

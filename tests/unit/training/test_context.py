@@ -22,7 +22,8 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import SupersededError
