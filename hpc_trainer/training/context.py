@@ -11,6 +11,7 @@ from hpc_trainer.errors import LoopError, NoProgressError
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.stop_poll import StopPoll
 from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.training.checkpoint.objects import load_objects
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
@@ -20,7 +21,6 @@ from hpc_trainer.training.progress import RankProgress
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.saver import Saver
-from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
 from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
