@@ -90,7 +90,7 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
 def to_json(value: Any) -> str:
     """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
 
-    As in protobuf's JSON. Of metrics `reading.metric_values` makes them numbers again.
+    As in protobuf's JSON. Of metrics `record_values.metric_values` makes them numbers again.
     """
     try:
         return json.dumps(value, allow_nan=False)

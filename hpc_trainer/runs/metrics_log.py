@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
-from hpc_trainer.runs.reading import Faults, as_count, metric_values, records, tell
+from hpc_trainer.runs.reading import Faults, records, tell
+from hpc_trainer.runs.record_values import as_count, metric_values
 
 _LOG = logging.getLogger(__name__)
 # Lines that wait for room on a full disk; of more, the oldest are lost.

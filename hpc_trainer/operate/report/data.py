@@ -20,7 +20,7 @@ from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.signs import last_lines, meaning_of
 from hpc_trainer.runs.metrics_log import SPEED, read_metrics
 from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
-from hpc_trainer.runs.reading import is_number
+from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
 from hpc_trainer.state.monitoring.ledger import RunLedger

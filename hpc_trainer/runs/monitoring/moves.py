@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning
-from hpc_trainer.runs.reading import Faults, Kinds, as_text, as_time, read_json, tell, typed
+from hpc_trainer.runs.reading import Faults, read_json, tell
+from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 
 OVERHEATED, DEVICE_FAILED = "overheated", "device_failed"
 CAUSES = frozenset((OVERHEATED, DEVICE_FAILED))
