@@ -55,7 +55,7 @@ def write_move(paths: RunPaths, attempt: int, move: Move) -> None:
 
 def read_move(paths: RunPaths, attempt: int, faults: Faults | None = None) -> Move | None:
     """That of an attempt; None if there is none, or it cannot be read."""
-    path = paths.at(f"{paths.telemetry.name}/{paths.move(attempt).name}")
+    path = paths.move(attempt)
     found = read_json(path, faults)
     if found is None:
         return None
