@@ -22,6 +22,7 @@ from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.runs.layout import is_run_id
+from hpc_trainer.runs.metrics_log import WORK
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
 from hpc_trainer.state.status import SweepStatus
@@ -122,8 +123,7 @@ def state_style(state: RunState) -> str:
 
 def throughput_words(speed: Mapping[str, float]) -> str | None:
     """`482k tokens/s`; samples/s or steps/s where there are no tokens; None if nobody knows."""
-    units = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
-    return next((f"{short_number(speed[key])} {unit}" for key, unit in units.items() if key in speed), None)
+    return next((f"{short_number(speed[key])} {unit}" for key, unit in WORK.items() if key in speed), None)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]) -> None:

@@ -20,6 +20,8 @@ SPEED = (
     "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
 """Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
+WORK = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
+"""Of `SPEED` what counts as the work of a second, the best word first, with its unit."""
 
 
 def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:
