@@ -19,7 +19,6 @@ from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import keep_spent
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.runtime.devices import kind_of
@@ -38,6 +37,7 @@ from hpc_trainer.training.contract import ResumeContract
 from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
+from hpc_trainer.worker.begin import begin_attempt
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.environment import recording
@@ -51,18 +51,7 @@ from hpc_trainer.worker.tracker import build_tracker
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
     """Trains as one rank and returns the exit code; an error ends the process here, the other ranks follow."""
-    journal = Journal(paths)
-    if env.rank == 0:
-        journal.start(
-            attempt,
-            job_id=env.job_id,
-            restart_count=env.restart_count,
-            node=env.node,
-            pid=os.getpid(),
-            executor=env.launcher,
-            world_size=env.world_size,
-        )
-        keep_spent(paths, attempt)
+    journal = begin_attempt(paths, env, attempt)
     run: RunContext | None = None
 
     def spent() -> tuple[int, Mapping[str, Any]]:
