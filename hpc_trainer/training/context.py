@@ -328,7 +328,7 @@ class RunContext(RankProgress):
 
     @property
     def cause(self) -> str:
-        """Of a run that has finished, as the journal has it (`logged.cause_of_end`)."""
+        """Of a run that has finished, as the journal has it (`cause_of_end`)."""
         return cause_of_end(self._result or {}, self.early_reason)
 
     def conclude(self, name: str) -> Outcome:
