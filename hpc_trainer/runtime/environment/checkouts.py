@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runs.monitoring.secret_names import is_secret
+from hpc_trainer.runtime.code_digests import spec_of
 from hpc_trainer.runtime.environment.git import git_says
 
 LONGEST_DIFF = 1_000_000
@@ -23,10 +23,7 @@ def places_of(packages: Iterable[str]) -> dict[str, str]:
     """Top-level package or module -> the folder that it was found in. Imports nothing; leaves out what is not found."""
     found = {}
     for name in packages:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
+        spec = spec_of(name)
         if spec is None:
             continue
         inside = list(spec.submodule_search_locations or ())
