@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from hpc_trainer.errors import LoopError, NoProgressError
+from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.runtime.stop import StopFlag
@@ -353,18 +354,10 @@ class RunContext(RankProgress):
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
             return outcome
         if self.is_rank_zero:
-            self._reporter.conclude(
-                {
-                    "run_id": self.paths.run_id,
-                    "step": self.step,
-                    "num_steps": self.num_steps,
-                    "attempts": self.attempt + 1,
-                    "world_size": self.world_size,
-                    "cause": self.cause,
-                    "reason": self.early_reason,
-                    "metrics": self._result,
-                }
-            )
+            write_result(
+                self.paths, step=self.step, num_steps=self.num_steps, attempt=self.attempt, world_size=self.world_size,
+                cause=self.cause, reason=self.early_reason, metrics=self._result,
+            )  # fmt: skip
         self.group.barrier()
         return outcome
 
