@@ -30,6 +30,16 @@ class Recipe:
     groups: list[Group]
     make: Callable[[list[Group]], torch.optim.Optimizer]
 
+    def then(self, change: Callable[[torch.optim.Optimizer], None]) -> Recipe:
+        """The same, whose optimizer is changed in place when it is made."""
+
+        def make(groups: list[Group]) -> torch.optim.Optimizer:
+            optimizer = self.make(groups)
+            change(optimizer)
+            return optimizer
+
+        return Recipe(self.groups, make)
+
 
 def build_optimizer(
     config: OptimConfig, model: nn.Module, *, decays: Collection[bool] | None = None,
