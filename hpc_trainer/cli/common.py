@@ -24,6 +24,7 @@ from hpc_trainer.cli.terminal import as_typed, one_line, unfiltered, visible
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep, list_sweeps
 from hpc_trainer.runs.layout import is_run_id
+from hpc_trainer.runs.metrics_log import WORK
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.lost import told_few
 from hpc_trainer.state.status import SweepStatus
@@ -124,8 +125,7 @@ def state_style(state: RunState) -> str:
 
 def throughput_words(speed: Mapping[str, float]) -> str | None:
     """`482k tokens/s`; samples/s or steps/s where there are no tokens; None if nobody knows."""
-    units = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
-    return next((f"{short_number(speed[key])} {unit}" for key, unit in units.items() if key in speed), None)
+    return next((f"{short_number(speed[key])} {unit}" for key, unit in WORK.items() if key in speed), None)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]], *, least: Sequence[str] = ()) -> None:
@@ -161,8 +161,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]
                 if isinstance(cell, RunState) and cell in styles:
                     line[index] = styles[cell].render(line[index], color_system=system)
     if left_out:
-        told = f"No room for {', '.join(left_out)}: a wider terminal, or | cat, shows all."
-        lines += [[line] for line in textwrap.wrap(told, room)]
+        hint = f"No room for {', '.join(left_out)}: a wider terminal, or | cat, shows all."
+        lines += [[line] for line in textwrap.wrap(hint, room)]
     out.file.write("".join("".join(line).rstrip() + "\n" for line in lines))
 
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import SilentError
 from hpc_trainer.launch.lock import age_on_disk
-from hpc_trainer.runs.clocks import CLOCKS_S
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.local_process import find_process, pid_of
-from hpc_trainer.slurm.queue import array_of, cluster_name, find_by_uuid, find_ended, read_queue
+from hpc_trainer.slurm.queue import CLOCKS_S, array_of, cluster_name, find_by_uuid, find_ended, read_queue
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.state.submissions import (
     SUCCESSOR,

@@ -13,8 +13,9 @@ from hpc_trainer.config.schema.cluster import Executor
 from hpc_trainer.errors import ConfigError, NoRoomError, RefusedError, SilentError
 from hpc_trainer.launch.arrays import ArrayPlan
 from hpc_trainer.launch.batch_job import BatchJob, worker_command
+from hpc_trainer.launch.frozen_code.archive import archive_of, store_code
 from hpc_trainer.launch.frozen_code.provenance import code_revision
-from hpc_trainer.launch.frozen_code.snapshot import Snapshot, archive_of, store_code
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot
 from hpc_trainer.launch.lock import SubmitLock
 from hpc_trainer.launch.plan import SweepPlan, specs_to_write
 from hpc_trainer.launch.top_up import TopUpJob

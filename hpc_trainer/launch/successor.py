@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpc_trainer.errors import HpcTrainerError, SlurmError
 from hpc_trainer.launch.batch_job import BatchJob, worker_command
-from hpc_trainer.launch.frozen_code.snapshot import archive_of
+from hpc_trainer.launch.frozen_code.archive import archive_of
 from hpc_trainer.launch.plan import clear_exit_codes
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.spec import read_spec

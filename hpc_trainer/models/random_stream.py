@@ -53,7 +53,7 @@ def _forked(kind: type[nn.Module]) -> type[nn.Module]:
 def in_own_stream(layer: Any, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """`forward` of `layer`, which draws from a stream of this rank; the common one goes on after it.
 
-    It reads a number, so torch.compile must leave it out (training/compiled.py), though not `forward`.
+    It reads a number, so torch.compile must leave it out (features/compile/graphs.py), though not `forward`.
     """
     drawn = int(torch.randint(2**62, ())) + layer.own_stream_rank
     before, devices = torch.get_rng_state(), [(kind, kind.rng_state()) for kind in kinds_in_use()]

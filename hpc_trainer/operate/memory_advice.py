@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_trainer.config.rules.memory_ways import may_be_auto, smaller_batch, ways
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.runs.reading import is_number
+from hpc_trainer.runs.record_values import is_number
 
 PARTS = ("weights", "gradients", "optimizer", "average", "activations")
 _FRAGMENTED = 0.1  # of what the allocator has reserved: above, another way of reserving helps

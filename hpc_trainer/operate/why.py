@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from hpc_trainer.operate.verdicts import BY_CAUSE, BY_STATE, REFUSALS, Verdict, 
 from hpc_trainer.runs.files import read_json
 from hpc_trainer.runs.first_weights import read_first_weights
 from hpc_trainer.runs.monitoring.environment import changes_of
-from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
+from hpc_trainer.runs.monitoring.moves import Move
+from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, straggler_lines
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.pace import grace_warning
 from hpc_trainer.slurm.preemption import OFF, show_preemption
@@ -68,6 +69,8 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     """
     rank = _rank_to_read(run) if rank is None else rank
     verdict, memory = _verdict(status, run), _memory(status, run)
+    slow = read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id))
+    moves = moves_of(status, run)
     meaning = meaning_of(run) if memory is None else None
     words = {
         "run": run.run_id, "sweep": status.sweep.name, "job": run.job_id or "JOB", "flag": _flag(run),
@@ -75,7 +78,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         "logs": _logs(run, rank), "idle": _IDLE if rank is None else "",
     }  # fmt: skip
     told = (*meaning.advice, *verdict.advice) if meaning else verdict.advice
-    evidence, advice = list(_evidence(status, run, rank)), [each.format(**words) for each in told]
+    evidence, advice = list(_evidence(status, run, rank, slow)), [each.format(**words) for each in told]
     if memory is not None:
         evidence[1:1] = memory_evidence(memory)
         with contextlib.suppress(ConfigError):  # of another version: the advice for all stays
@@ -89,7 +92,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
     if warning is not None:
         evidence.append(warning)
         advice.append("checkpoint.every=auto, or a partition with more grace")
-    of_devices, for_devices = device_evidence(status, run)
+    of_devices, for_devices = device_evidence(status, run, moves)
     evidence += of_devices
     advice += for_devices
     return Why(
@@ -101,7 +104,7 @@ def explain(status: SweepStatus, run: RunStatus, *, asks_slurm: bool = True, ran
         frame=_frame(run),
         evidence=evidence,
         advice=advice,
-        timeline=_timeline(status, run),
+        timeline=_timeline(status, run, slow, moves),
         ledger=ledger,
     )
 
@@ -159,7 +162,7 @@ def _frame(run: RunStatus) -> str | None:
     return None if frame is None else str(frame).partition("\n")[0]
 
 
-def _evidence(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterator[str]:
+def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Sequence[Straggler]) -> Iterator[str]:
     error = run.error
     if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY) and error:
         where = f"rank {error['rank']} on {error.get('node')}: {error.get('type')}" if "rank" in error else run.cause
@@ -175,11 +178,11 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterator
     elif run.reason is not None and run.state is not RunState.COMPLETED:
         yield run.reason
     yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")
-    paths, faults = status.sweep.run(run.run_id), status.faults_of(run.run_id)
-    first_weights = read_first_weights(paths, faults)
+    paths = status.sweep.run(run.run_id)
+    first_weights = read_first_weights(paths, status.faults_of(run.run_id))
     if first_weights is not None:
         yield first_weights.line()
-    yield from straggler_lines(read_stragglers(paths, faults))
+    yield from straggler_lines(slow)
     yield from changes_of(paths, len(run.attempts))
     if run.state is not RunState.COMPLETED:
         yield from (f"log: {path}" for path in _newest_log(status, run, rank))
@@ -222,20 +225,19 @@ def _grace(run: RunStatus) -> str | None:
     return grace_warning(run.stop_s, partition, found.grace_s, found.kill_wait_s)
 
 
-def _timeline(status: SweepStatus, run: RunStatus) -> list[str]:
+def _timeline(
+    status: SweepStatus, run: RunStatus, slow: Sequence[Straggler], moves: Sequence[tuple[int, Move]]
+) -> list[str]:
     told = [(attempt.start_time, list(_story(attempt))) for attempt in run.attempts]
     told += [
         (each.time, [f"{_clock(each.time)}  {each.user} changed {' '.join(each.changes)}"])
         for each in status.ledger.changes
         if run.run_id in each.run_ids
     ]
-    told += [
-        (each.time, [f"{_clock(each.time)}  attempt {number}: {each.text}"]) for number, each in moves_of(status, run)
-    ]
-    slow = read_stragglers(status.sweep.run(run.run_id), status.faults_of(run.run_id))[-_MOST_SLOW:]
+    told += [(each.time, [f"{_clock(each.time)}  attempt {number}: {each.text}"]) for number, each in moves]
     told += [
         (each.time, [f"{_clock(each.time)}  attempt {each.attempt}, step {each.step}: {each.in_words()}"])
-        for each in slow
+        for each in slow[-_MOST_SLOW:]
     ]
     return [line for _, lines in sorted(told, key=lambda each: each[0]) for line in lines]
 

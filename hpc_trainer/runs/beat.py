@@ -9,17 +9,8 @@ from typing import Any
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import (
-    Faults,
-    Place,
-    as_count,
-    as_text,
-    as_time,
-    is_number,
-    metric_values,
-    read_json,
-    tell,
-)
+from hpc_trainer.runs.reading import Faults, Place, read_json, tell
+from hpc_trainer.runs.record_values import as_count, as_text, as_time, is_number, metric_values
 from hpc_trainer.runs.states import DONE
 
 _MOST_REMARKS, _MAX_REMARK = 8, 2_000
@@ -51,9 +42,18 @@ def read_result(path: Place, faults: Faults | None = None) -> dict[str, Any]:
     return {**known, **_with_metrics(result)}
 
 
-def write_result(paths: RunPaths, result: Mapping[str, Any]) -> None:
-    """The run is done, with this result."""
-    write_json(paths.result, dict(result))
+def write_result(
+    paths: RunPaths, *, step: int, num_steps: int, attempt: int, world_size: int, cause: str, reason: str | None,
+    metrics: Mapping[str, float] | None,
+) -> None:  # fmt: skip
+    """The run is done. `attempt`: the number of the last one; `reason`: why it ended before `num_steps`."""
+    write_json(
+        paths.result,
+        {
+            "run_id": paths.run_id, "step": step, "num_steps": num_steps, "attempts": attempt + 1,
+            "world_size": world_size, "cause": cause, "reason": reason, "metrics": metrics,
+        },
+    )  # fmt: skip
     # DONE last: who sees it may count on the result.
     write_json(paths.marker(DONE), {"time": time.time()})
 

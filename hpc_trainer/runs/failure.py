@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, read_json
+from hpc_trainer.runs.reading import Faults, read_json
+from hpc_trainer.runs.record_values import as_count, as_text, as_time
 
 _FIELDS = {
     "rank": as_count, "node": as_text, "exit_code": as_count, "type": as_text, "message": as_text,

@@ -90,7 +90,7 @@ def write_marker(path: Path, *, sync: bool = True) -> None:
 def to_json(value: Any) -> str:
     """A line of JSON. Numbers that are not finite, which JSON has not, are the texts NaN, Infinity and -Infinity in it.
 
-    As in protobuf's JSON. Of metrics `reading.metric_values` makes them numbers again.
+    As in protobuf's JSON. Of metrics `record_values.metric_values` makes them numbers again.
     """
     try:
         return json.dumps(value, allow_nan=False)
@@ -175,7 +175,7 @@ def _append(descriptor: int, path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes written; is the disk full?", str(path))
 
 
-def check_trusted(path: Path, group_may_write: bool = False) -> None:
+def check_trusted(path: Path) -> None:
     """Refuses a file or folder that another user owns or that others may write, as ssh does with keys.
 
     Raises:
@@ -190,8 +190,7 @@ def check_trusted(path: Path, group_may_write: bool = False) -> None:
         raise UntrustedFileError(f"{path} is a symbolic link; it must be the file itself.")
     if info.st_uid not in (os.getuid(), 0):
         raise UntrustedFileError(f"{path} belongs to user {info.st_uid}, and only yours (or root's) is read.")
-    others = stat.S_IWOTH | (0 if group_may_write else stat.S_IWGRP)
-    if info.st_mode & others:
+    if info.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         # A default ACL has spoiled more than this one file, and what we write from now on is right.
         by_acl = has_default_acl(path if stat.S_ISDIR(info.st_mode) else path.parent)
         what = f"-R go-w {path if stat.S_ISDIR(info.st_mode) else path.parent}" if by_acl else f"go-w {path}"

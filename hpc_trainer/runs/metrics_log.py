@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.files import append_lines, is_storage_error, to_json, write_atomic
-from hpc_trainer.runs.reading import Faults, as_count, metric_values, parse_record, read_ends, records, tell
+from hpc_trainer.runs.reading import Faults, parse_record, read_ends, records, tell
+from hpc_trainer.runs.record_values import as_count, metric_values
 
 _LOG = logging.getLogger(__name__)
 # Some twenty lines: of 10,000 runs nobody reads whole files to say how each stands.
@@ -22,6 +23,8 @@ SPEED = (
     "tokens_per_s", "data_wait_s", "data_wait_share", "mfu",
 )  # fmt: skip
 """Metrics that say how fast steps go: never the same twice, and no outcome of a run."""
+WORK = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
+"""Of `SPEED` what counts as the work of a second, the best word first, with its unit."""
 
 
 def read_metrics(path: Path, faults: Faults | None = None) -> list[dict[str, Any]]:

@@ -16,19 +16,8 @@ from hpc_trainer.runs.files import append_texts, is_ours
 from hpc_trainer.runs.frozen_config import LateConfig
 from hpc_trainer.runs.layout import SweepPaths, is_run_id
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import (
-    TORN,
-    Faults,
-    Line,
-    as_count,
-    as_text,
-    has_seal,
-    is_torn,
-    parse_record,
-    raw_lines,
-    seal,
-    tell,
-)
+from hpc_trainer.runs.reading import TORN, Faults, Line, has_seal, is_torn, parse_record, raw_lines, seal, tell
+from hpc_trainer.runs.record_values import as_count, as_text
 
 if TYPE_CHECKING:
     from hpc_trainer.config.schema.train import TrainConfig

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_trainer.runs.files import to_json
-from hpc_trainer.runs.reading import as_count, metric_values, parse_record
+from hpc_trainer.runs.reading import parse_record
+from hpc_trainer.runs.record_values import as_count, metric_values
 
 VARIABLE = "HPC_TRAINER_METRICS"
 # A line is one write, and read whole: names and numbers of some hundred metrics.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 # A package of more files is data too, or half an environment: its digest would cost seconds on a shared file system.
@@ -19,11 +20,16 @@ def code_digests(packages: Iterable[str]) -> dict[str, str]:
     return {name: _code_digest(name) for name in packages}
 
 
-def _code_digest(name: str) -> str:
+def spec_of(name: str) -> ModuleSpec | None:
+    """How Python would import a top-level package or module; None if it would not. Imports nothing."""
     try:
-        spec = importlib.util.find_spec(name)
+        return importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        spec = None
+        return None
+
+
+def _code_digest(name: str) -> str:
+    spec = spec_of(name)
     if spec is None:
         return "not found"
     if not spec.submodule_search_locations:

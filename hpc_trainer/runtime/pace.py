@@ -80,11 +80,10 @@ def job_end_time(time_limit_min: int, environ: Mapping[str, str] | None = None) 
     return float(start) + 60.0 * time_limit_min if start.isdecimal() else None
 
 
-def job_start_time(environ: Mapping[str, str] | None = None) -> float | None:
+def job_start_time() -> float | None:
     """Seconds since the epoch at which Slurm gave this job its nodes, as near as Slurm or its script tells."""
-    environ = os.environ if environ is None else environ
-    told = environ.get("SLURM_JOB_START_TIME") or environ.get(JOB_START, "")
-    return float(told) if "SLURM_JOB_ID" in environ and told.isdecimal() else None
+    told = os.environ.get("SLURM_JOB_START_TIME") or os.environ.get(JOB_START, "")
+    return float(told) if "SLURM_JOB_ID" in os.environ and told.isdecimal() else None
 
 
 def must_stop(pace: Pace, end_time: float | None, now: float | None = None) -> bool:

@@ -16,6 +16,10 @@ import os
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
+
+from hpc_trainer.runs.monitoring.ledger import spent_so_far
+from hpc_trainer.runtime.pace import job_start_time
 
 _RECENT = 4096
 
@@ -96,6 +100,10 @@ class Spans:
         found, span, since = dict(self._total), self._open, self._since
         found[span.kind] += max(0.0, time.monotonic() - since)
         return found
+
+    def spent(self, steps_done: int) -> dict[str, Any]:
+        """`seconds` as files have them (`runs.monitoring.ledger`), beside the optimizer steps that they went to."""
+        return spent_so_far(self.seconds().items(), steps_done=steps_done, allocated_time=job_start_time())
 
     def recent(self) -> list[tuple[Kind, float, float, int | None]]:
         """(kind, begin, end, step) of the newest spans by their end, at most 4096, then those still open up to now.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
-from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
-from hpc_trainer.runs.clocks import CLOCKS_S
+from hpc_trainer.errors import UnclearError
 from hpc_trainer.runs.monitoring.ledger import Allocation
-from hpc_trainer.slurm.commands import run_slurm
+from hpc_trainer.slurm.queue import ask_accounting
 
 _FIELDS = ("JobID", "Start", "End", "ElapsedRaw", "State")
 
@@ -27,15 +25,9 @@ def read_allocations(job_ids: Iterable[str], since: float, *, timeout_s: float =
     ids = sorted(set(job_ids))
     if not ids:
         return []
-    start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
     # -D: also of the starts before the newest one.
-    argv = ["sacct", "-p", "-X", "-D", "-S", start, "-o", ",".join(_FIELDS), "-j", ",".join(ids)]
-    try:
-        return parse_allocations(run_slurm(argv, timeout_s=timeout_s))
-    except SlurmError as error:
-        if isinstance(error, MissingCommandError) or (isinstance(error, RefusedError) and "disabled" in error.said):
-            return []
-        raise
+    told = ask_accounting(["-D", "-o", ",".join(_FIELDS), "-j", ",".join(ids)], since, timeout_s)
+    return [] if told is None else parse_allocations(told)
 
 
 def parse_allocations(text: str) -> list[Allocation]:

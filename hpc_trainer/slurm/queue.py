@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_trainer.errors import MissingCommandError, RefusedError, SlurmError, UnclearError
-from hpc_trainer.runs.clocks import CLOCKS_S
 from hpc_trainer.slurm.commands import run_slurm
 
 # A header, and a mark at the end of each row: without them an empty answer, and one that was cut, would look whole.
@@ -18,6 +17,8 @@ _QUEUE_FORMAT = f"%i|%T|%N|%r|%k|%j{_END}"
 _ACCOUNTING_FIELDS = "JobID,State,ExitCode,NodeList,JobName,Comment"
 _ACCOUNTING_END = "|"
 """What `sacct -p` puts there by itself."""
+CLOCKS_S = 600.0
+"""By this much clocks of login nodes and nodes may differ; no controller comes to the same job id again as soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +134,24 @@ def read_accounting(job_ids: Iterable[str], since: float, *, timeout_s: float = 
 
 
 def _accounting(words: list[str], since: float, timeout_s: float) -> dict[str, AccountingEntry]:
+    told = ask_accounting(["-o", _ACCOUNTING_FIELDS, *words], since, timeout_s)
+    return {} if told is None else parse_accounting(told)
+
+
+def ask_accounting(words: Sequence[str], since: float, timeout_s: float) -> str | None:
+    """What `sacct -p -X` with these words prints of jobs since then; None where the site keeps no accounting.
+
+    Raises:
+        SlurmError: there is accounting, or may be, and it did not answer.
+    """
     # So many seconds ago, not a time of the wall clock: that comes twice in the night in which summer time ends. With
     # -S also beside -j: what sacct takes without it has changed.
     start = f"now-{max(0, int(time.time() - since)) + CLOCKS_S:.0f}seconds"
-    argv = ["sacct", "-p", "-X", "-S", start, "-o", _ACCOUNTING_FIELDS, *words]
     try:
-        return parse_accounting(run_slurm(argv, timeout_s=timeout_s))
+        return run_slurm(["sacct", "-p", "-X", "-S", start, *words], timeout_s=timeout_s)
     except SlurmError as error:
         if isinstance(error, MissingCommandError) or _is_disabled(error):
-            return {}
+            return None
         raise
 
 

@@ -13,18 +13,8 @@ from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import ATTEMPTS, RunPaths
 from hpc_trainer.runs.local_process import process_name
 from hpc_trainer.runs.monitoring.moves import CAUSES
-from hpc_trainer.runs.reading import (
-    Faults,
-    Kinds,
-    as_count,
-    as_text,
-    as_time,
-    open_file,
-    read_lines,
-    records,
-    tell,
-    typed,
-)
+from hpc_trainer.runs.reading import Faults, open_file, read_lines, records, tell
+from hpc_trainer.runs.record_values import Kinds, as_count, as_text, as_time, typed
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.submissions import SUCCESSOR, read_ledger
 

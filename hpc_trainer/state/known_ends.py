@@ -16,7 +16,8 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted, is_ours
 from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.reading import Faults, Kinds, as_text, as_time, records, tell, typed
+from hpc_trainer.runs.reading import Faults, records, tell
+from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.run_folder import RunFolder, journal_settles
 from hpc_trainer.state.run_state import End, SchedulerView

@@ -9,11 +9,11 @@ from typing import Any
 
 from hpc_trainer.errors import UntrustedFileError
 from hpc_trainer.runs.beat import read_heartbeat, read_result
-from hpc_trainer.runs.clocks import CLOCKS_S
 from hpc_trainer.runs.layout import HEARTBEAT, RESULT, RunPaths
 from hpc_trainer.runs.reading import Faults, exists
 from hpc_trainer.runs.states import CANCEL, DONE, RunState
 from hpc_trainer.runtime.decide import UNEXPLAINED
+from hpc_trainer.slurm.queue import CLOCKS_S
 from hpc_trainer.state.journal import Attempt, Journal
 from hpc_trainer.state.lost import is_of_unknown_job, submission_told_by
 from hpc_trainer.state.submissions import Ledger, Submission, Waiting, newest_in, read_ledger

@@ -13,7 +13,8 @@ from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.metrics_log import SPEED
 from hpc_trainer.runs.monitoring.moves import CAUSES, read_move
 from hpc_trainer.runs.monitoring.warnings import read_warnings
-from hpc_trainer.runs.reading import Faults, FaultsOf, is_number
+from hpc_trainer.runs.reading import Faults, FaultsOf
+from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.spec import RunSpec
 from hpc_trainer.runs.states import NOT_FINITE, OUT_OF_MEMORY, RunState
 from hpc_trainer.slurm.reasons import explain_reason

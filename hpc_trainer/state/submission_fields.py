@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hpc_trainer.runs.layout import is_run_id
-from hpc_trainer.runs.reading import as_count, as_text, as_time
+from hpc_trainer.runs.record_values import as_count, as_text, as_time
 
 
 def as_run_ids(value: object) -> tuple[str, ...]:

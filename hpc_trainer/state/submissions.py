@@ -21,18 +21,8 @@ from hpc_trainer.errors import RunStateError, UntrustedFileError
 from hpc_trainer.runs.files import append_lines, is_ours, to_json, write_atomic
 from hpc_trainer.runs.layout import SUBMISSIONS, RunPaths, SweepPaths
 from hpc_trainer.runs.modes import make_folder, user_name
-from hpc_trainer.runs.reading import (
-    Faults,
-    as_text,
-    as_time,
-    is_number,
-    list_folder,
-    read_json,
-    records,
-    seal,
-    tell,
-    typed,
-)
+from hpc_trainer.runs.reading import Faults, list_folder, read_json, records, seal, tell
+from hpc_trainer.runs.record_values import as_text, as_time, is_number, typed
 from hpc_trainer.state.submission_fields import CHANGE, INTENT, MAY_INTENT, as_digest, as_job_id, as_run_ids
 
 TOP_UP = "top-up"

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
-from hpc_trainer.training.memory import RankMemory, Shares
+from hpc_trainer.runtime.rank_memory import RankMemory, Shares
 
 if TYPE_CHECKING:
     from hpc_trainer.datasets.protocol import MapDataset, Split
@@ -193,7 +193,7 @@ class Ability:
     def close(self, error: BaseException | None) -> None:
         """At the run's end, also where it could not be built; `error` is what ends it, None if it ends well."""
 
-    # When weights are taken out of a run (`training/deployed.py`): nothing of the above has been called, nobody trains.
+    # When weights are taken out of a run (`worker/deploy/deployed.py`): no hook above was called, and nobody trains.
 
     def fit_weights(self, model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What `model`, whole and on the CPU as its class builds it, is about to be given: `weights`, its state in a

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import enum
-import operator
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from hpc_trainer.errors import LoopError, NoProgressError
+from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.metrics_log import read_metrics
-from hpc_trainer.runs.monitoring.ledger import spent_so_far
-from hpc_trainer.runtime.pace import job_start_time
-from hpc_trainer.runtime.spans import Kind, Spans
+from hpc_trainer.runtime.spans import Kind
 from hpc_trainer.runtime.stop import StopFlag
+from hpc_trainer.runtime.stop_poll import StopPoll
 from hpc_trainer.state.journal import Journal, restarts_without_progress, successor_jobs
 from hpc_trainer.training.checkpoint.objects import load_objects
 from hpc_trainer.training.checkpoint.store import CheckpointInfo, CheckpointStore, find_start
 from hpc_trainer.training.contract import ResumeContract
-from hpc_trainer.training.rank_view import RankView
+from hpc_trainer.training.ending import Outcome, agree_on_end
+from hpc_trainer.training.progress import RankProgress
 from hpc_trainer.training.rng import rng_for_world, set_rng_state
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.saver import Saver
-from hpc_trainer.training.stop_poll import StopPoll
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
 from hpc_trainer.training.telemetry.metrics import RESERVED, cause_of_end, read_numbers
 from hpc_trainer.training.telemetry.reporter import NoTracker, Reporter, Tracker
 
 # How long after a stop signal the last evaluation may go on: well inside the 30 s of Slurm's default KillWait.
 _LAST_EVALUATION_S = 15.0
-_KEPT_STEPS = 256
-
-
-class Outcome(enum.Enum):
-    """How a loop ended."""
-
-    done = "done"
-    stopped = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +45,11 @@ def _no_watchdog() -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class RunContext(RankView):
+class RunContext(RankProgress):
     """One rank of one attempt. Methods marked collective must be called by all ranks, at the same step.
 
-    `attempt` counts the starts of this run from 0; `num_steps` is where it ends; `step` is the last that was heard of.
-    Steps that methods are given never go down.
+    `attempt` counts the starts of this run from 0; `num_steps` is where it ends. Steps that methods are given never go
+    down.
     """
 
     stop: StopFlag
@@ -80,16 +68,9 @@ class RunContext(RankView):
     max_no_progress: int = 3
     beat: Callable[[], None] = _no_watchdog
     """Says that this rank lives. Every method that is given a step does; a loop may call it in a long evaluation."""
-    spans: Spans = field(default_factory=Spans)
-    """Where this rank's time goes: `with run.spans.within(Kind.evaluation):`."""
-    step_ends: deque[tuple[float, int]] = field(default_factory=partial(deque, maxlen=_KEPT_STEPS))
-    """When the newest steps ended on this rank, seconds since the epoch, and which; first, where it began."""
-    step: int = 0
     stop_step: int | None = None
-    first_step: int = 0
     early_reason: str | None = None
     saver: Saver = field(init=False)
-    _done_before: int = 0
     _names: frozenset[str] | None = None
     _rng: dict[str, Any] | None = None
     _result: dict[str, float] | None = None
@@ -190,20 +171,8 @@ class RunContext(RankView):
         self._rng = rng_for_world(rng, seed=self.seed, rank=self.contract.stream(self.rank), step=step)
         return Restored(step, values)
 
-    @property
-    def steps_done(self) -> int:
-        """Optimizer steps of this attempt, also those that `rewind` went back behind."""
-        return self._done_before + self.step - self.first_step
-
-    def spent(self, step: int) -> dict[str, Any]:
-        """What this rank spent so far, as files have it (`runs.monitoring.ledger`); it is at this step now."""
-        done = self._done_before + step - self.first_step
-        return spent_so_far(self.spans.seconds().items(), steps_done=done, allocated_time=job_start_time())
-
     def _begin_at(self, step: int) -> None:
-        self._done_before = self.steps_done
-        self.step = self.first_step = step
-        self._see(step)
+        self._count_from(step)
         self._signs.start(step)
         self.saves.start(step)
 
@@ -360,7 +329,7 @@ class RunContext(RankView):
 
     @property
     def cause(self) -> str:
-        """Of a run that has finished, as the journal has it (`logged.cause_of_end`)."""
+        """Of a run that has finished, as the journal has it (`cause_of_end`)."""
         return cause_of_end(self._result or {}, self.early_reason)
 
     def conclude(self, name: str) -> Outcome:
@@ -374,37 +343,23 @@ class RunContext(RankView):
         """
         with self.spans.within(Kind.save_stall):
             self.saver.finish()
-        mine = "finished" if self._result is not None else "left early" if self.stop_step is None else "stopped"
-        ends = self.group.gather([mine, self.step])
-        if len({how for how, _ in ends}) > 1:
-            listed = ", ".join(f"rank {rank} {how} at step {step}" for rank, (how, step) in enumerate(ends))
-            raise LoopError(f"{name}: all ranks must finish, or all must stop, and {listed}.")
-        if mine == "left early":
-            raise LoopError(
-                f"{name} returned at step {self.step} of {self.num_steps}, neither finished nor stopped. Call "
-                "run.finish(metrics) when all steps are done; before, return only after run.should_stop(step) is True."
-            )
-        if mine == "stopped":
+        outcome = agree_on_end(
+            name, self.group, has_finished=self._result is not None, has_stopped=self.stop_step is not None,
+            step=self.step, num_steps=self.num_steps,
+        )  # fmt: skip
+        if outcome is Outcome.stopped:
             assert self.stop_step is not None
             is_saved = self.saver.stop_is_covered or (self.saved_step is not None and self.saved_step >= self.stop_step)
             if self.is_rank_zero and not is_saved:
                 print(f"{name} stopped at step {self.step} and did not save it: run.save(step, ...) before you return.")
-            return Outcome.stopped
+            return outcome
         if self.is_rank_zero:
-            self._reporter.conclude(
-                {
-                    "run_id": self.paths.run_id,
-                    "step": self.step,
-                    "num_steps": self.num_steps,
-                    "attempts": self.attempt + 1,
-                    "world_size": self.world_size,
-                    "cause": self.cause,
-                    "reason": self.early_reason,
-                    "metrics": self._result,
-                }
-            )
+            write_result(
+                self.paths, step=self.step, num_steps=self.num_steps, attempt=self.attempt, world_size=self.world_size,
+                cause=self.cause, reason=self.early_reason, metrics=self._result,
+            )  # fmt: skip
         self.group.barrier()
-        return Outcome.done
+        return outcome
 
     def close(self) -> None:
         """Writes what the tracker holds back: the worker leaves without Python's clean-up."""
@@ -417,13 +372,4 @@ class RunContext(RankView):
                 "run.restore(...) must be called before the first step: a run that comes back would start anew. "
                 "Without anything to restore: run.restore()."
             )
-        step = operator.index(step)
-        if step < self.step:
-            raise LoopError(f"step {step} comes after step {self.step}: steps never go down. Count optimizer steps.")
-        self.step = step
-        self._see(step)
-        return step
-
-    def _see(self, step: int) -> None:
-        if not self.step_ends or self.step_ends[-1][1] != step:
-            self.step_ends.append((time.time(), step))
+        return self._count(step)

@@ -20,7 +20,7 @@ from hpc_trainer import __version__
 from hpc_trainer.config.load import to_plain
 from hpc_trainer.config.mesh import MeshShape, mesh_shape
 from hpc_trainer.config.resume_contract import compare, default_facts, lines_of, refusal
-from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.rules.code_names import packages_of
 from hpc_trainer.config.schema.key import Effect
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import IncompatibleResumeError, LoopError
@@ -59,7 +59,7 @@ class ResumeContract:
         if group.is_rank_zero:
             contract.facts = {
                 **{name: value for name, value in to_plain(config).items() if name not in _NOT_KEPT},
-                "code": code_digests(_packages(config)),
+                "code": code_digests(packages_of(config)),
                 "versions": _versions(group.device),
                 "device": {"type": group.device.type, "name": kind_of(group.device).name(group.device)},
                 "world_size": group.world_size,
@@ -150,11 +150,6 @@ def fingerprint(value: Any) -> Any:
     if callable(own):
         facts["digest"] = own()
     return facts or value
-
-
-def _packages(config: TrainConfig) -> list[str]:
-    named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
-    return sorted({"hpc_trainer", *named, *config.snapshot.packages})
 
 
 def _versions(device: torch.device) -> dict[str, Any]:

@@ -27,10 +27,7 @@ def seed_everything(seed: int, rank: int | str | None = None) -> None:
     neighbouring seeds and ranks have nothing in common, and (seed 0, rank 1) is not (seed 1, rank 0). torch's
     CPU generator takes 32 bits of it (at::mt19937): of 1,000 ranks, two share a stream with probability 1e-4.
     """
-    random.seed(_mix(seed, rank, "python"))
-    words = _mix(seed, rank, "numpy").to_bytes(32, "little")
-    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # the global one is meant
-    number = _mix(seed, rank, "torch") % 2**63
+    number = _seed_python(seed, rank)
     torch.manual_seed(number)
     for kind in kinds_in_use():  # torch does so by itself, but for XLA
         kind.seed(number)
@@ -41,10 +38,7 @@ def seed_step(seed: int, rank: int, step: int) -> None:
 
     Two of a million steps may share a stream of torch's CPU generator, as in `seed_everything`; they see other samples.
     """
-    place = f"{rank} {step}"
-    random.seed(_mix(seed, place, "python"))
-    np.random.seed(np.frombuffer(_mix(seed, place, "numpy").to_bytes(32, "little"), dtype="<u4").astype(np.uint32))
-    number = _mix(seed, place, "torch") % 2**63
+    number = _seed_python(seed, f"{rank} {step}")
     torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.2 ms where there is no CUDA
     for kind in kinds_in_use():
         kind.seed(number)
@@ -111,6 +105,14 @@ def set_rng_state(state: dict[str, Any]) -> None:
     for kind in kinds_in_use():
         if kind.type != "cuda" and kind.type in state:
             kind.set_rng_state(state[kind.type])
+
+
+def _seed_python(seed: int, place: int | str | None) -> int:
+    """Seeds Python and numpy, and returns what to seed torch with."""
+    random.seed(_mix(seed, place, "python"))
+    words = _mix(seed, place, "numpy").to_bytes(32, "little")
+    np.random.seed(np.frombuffer(words, dtype="<u4").astype(np.uint32))  # the global one is meant
+    return _mix(seed, place, "torch") % 2**63
 
 
 def _mix(seed: int, rank: int | str | None, generator: str) -> int:

@@ -15,6 +15,7 @@ from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.datasets.batch_trees import map_tensors
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import Groups, target_shares
@@ -25,7 +26,6 @@ from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_
 from hpc_trainer.training.parallel.share import StopVote, for_evaluation
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.tensors import is_sharded
 
 
 @dataclass(slots=True, kw_only=True)

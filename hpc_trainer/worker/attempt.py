@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,11 +19,10 @@ from hpc_trainer.config.table.declarations import num_threads
 from hpc_trainer.errors import ConfigError, ExitCode, HpcTrainerError, PeerLostError, StuckError
 from hpc_trainer.runs.failure import read_failure
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
 from hpc_trainer.runs.states import CANCEL, DONE, OUT_OF_MEMORY, RunState
 from hpc_trainer.runtime.device_memory import is_out_of_memory
 from hpc_trainer.runtime.devices import kind_of
-from hpc_trainer.runtime.pace import job_end_time, job_start_time
+from hpc_trainer.runtime.pace import job_end_time
 from hpc_trainer.runtime.process_group import StoppedWhileStarting, process_group
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.rank_group import RankGroup, is_lost_peer
@@ -33,12 +32,14 @@ from hpc_trainer.runtime.watchdog import Watchdog
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.training.telemetry.life_signs import SupersededError
+from hpc_trainer.worker.begin import begin_attempt
 from hpc_trainer.worker.call_main import run_main
-from hpc_trainer.worker.conclude import Spent, Stop, conclude_start, conclude_stop
+from hpc_trainer.worker.conclude import Stop, conclude_start, conclude_stop
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, record_of_error
 from hpc_trainer.worker.flight_recorder import FlightRecorder
@@ -50,24 +51,11 @@ from hpc_trainer.worker.tracker import build_tracker
 
 def run_attempt(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
     """Trains as one rank and returns the exit code; an error ends the process here, the other ranks follow."""
-    journal = Journal(paths)
-    if env.rank == 0:
-        journal.start(
-            attempt,
-            job_id=env.job_id,
-            restart_count=env.restart_count,
-            node=env.node,
-            pid=os.getpid(),
-            executor=env.launcher,
-            world_size=env.world_size,
-        )
-        keep_spent(paths, attempt)
+    journal = begin_attempt(paths, env, attempt)
     run: RunContext | None = None
 
-    def spent() -> Spent:
-        if run is None:
-            return 0, spent_so_far(spans.seconds().items(), steps_done=0, allocated_time=job_start_time())
-        return run.step, run.spent(run.step)
+    def spent() -> tuple[int, Mapping[str, Any]]:
+        return (0, spans.spent(0)) if run is None else (run.step, run.spent(run.step))
 
     def ended(saved_step: int | None) -> Stop:
         return Stop(config=config, paths=paths, env=env, flag=stop, attempt=attempt, saved_step=saved_step, spent=spent)

@@ -12,7 +12,8 @@ from hpc_trainer.config.targets import locate
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runs.lr_range import VARIABLE
 from hpc_trainer.runtime.spans import Kind
-from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.context import RunContext
+from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
 

@@ -56,10 +56,6 @@ _ASK_AGAIN_S = (0.3, 0.6, 1.2)
 _DAY_S = 86_400.0
 
 
-Spent = tuple[int, Mapping[str, Any]]
-"""The step of an attempt, and `runs.monitoring.ledger.spent_so_far`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """One attempt that was asked to stop: who, and what is saved (None: nothing yet)."""
@@ -70,8 +66,8 @@ class Stop:
     flag: StopFlag
     attempt: int
     saved_step: int | None
-    spent: Callable[[], Spent] | None = None
-    """What rank 0 has spent so far; None: nobody counts."""
+    spent: Callable[[], tuple[int, Mapping[str, Any]]] | None = None
+    """(the step that rank 0 is at, what it has spent: `Spans.spent`); None: nobody counts."""
 
     def tell_spent(self) -> None:
         """The run's ledger gets the line of this attempt. Before anything that may end the process."""

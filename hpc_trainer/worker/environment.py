@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_trainer import __version__
-from hpc_trainer.config.rules.code_names import targets_of
+from hpc_trainer.config.rules.code_names import packages_of
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.layout import RunPaths, SweepPaths
 from hpc_trainer.runs.monitoring.environment import write_environment
@@ -118,8 +118,7 @@ def _commands(paths: RunPaths, redaction: Redaction) -> dict[str, Any]:
 
 def _code(config: TrainConfig, paths: RunPaths, facts: Mapping[str, Any], redaction: Redaction) -> dict[str, Any]:
     """Digests of packages; the frozen code and its revision, or the checkouts that nothing was frozen of."""
-    named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
-    packages = sorted({_OURS, *named, *config.snapshot.packages})
+    packages = packages_of(config)
     digests = dict(facts.get("code") or code_digests(packages))
     frozen = _frozen()
     if frozen is not None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint.shards import Shard
-from hpc_trainer.training.tensors import local_tensor
 
 _MAX_DEPTH = 3
 # Of one attribute: a vocabulary must not hide the counter beside it.

@@ -6,7 +6,6 @@ everything else has failed. No torch: a program in another framework shares its 
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -21,15 +20,14 @@ from hpc_trainer.runs.failure import own_frame
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.monitoring.ledger import keep_spent, spent_so_far
 from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runs.states import CANCEL, RunState
-from hpc_trainer.runtime.pace import job_start_time
 from hpc_trainer.runtime.rank_env import RankEnv
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.runtime.stop import STOP_SIGNALS, StopFlag
 from hpc_trainer.state.journal import Attempt, Journal, newest_chain, successor_jobs
 from hpc_trainer.training.telemetry.life_signs import SupersededError
+from hpc_trainer.worker.begin import begin_attempt
 from hpc_trainer.worker.conclude import Stop, conclude_start
 from hpc_trainer.worker.environment import recording
 from hpc_trainer.worker.failure import conclude_error, exit_code_of, record_of, record_of_error
@@ -59,13 +57,7 @@ class _PeerFailed(Exception):  # noqa: N818  (no error of this rank)
 
 def run_program(config: TrainConfig, paths: RunPaths, env: RankEnv, stop: StopFlag, attempt: int, spans: Spans) -> int:
     """Runs the program as one rank and returns the exit code of this rank."""
-    journal = Journal(paths)
-    if env.rank == 0:
-        journal.start(
-            attempt, job_id=env.job_id, restart_count=env.restart_count, node=env.node, pid=os.getpid(),
-            executor=env.launcher, world_size=env.world_size,
-        )  # fmt: skip
-        keep_spent(paths, attempt)
+    journal = begin_attempt(paths, env, attempt)
     rank = _Rank(config, paths, env, stop, attempt, spans)
     try:
         if env.rank == 0:
@@ -127,8 +119,7 @@ class _Rank:
         )  # fmt: skip
 
     def _spent(self) -> dict[str, Any]:
-        done = 0 if self._story is None else self._story.steps_done
-        return spent_so_far(self._spans.seconds().items(), steps_done=done, allocated_time=job_start_time())
+        return self._spans.spent(0 if self._story is None else self._story.steps_done)
 
     @property
     def _step(self) -> int | None:

@@ -68,10 +68,8 @@ class Story:
     def conclude(self) -> str:
         """The program is done on all ranks: writes result.json and DONE, and returns the cause of the journal."""
         cause = cause_of_end(self._metrics, None)
-        result: dict[str, Any] = {
-            "run_id": self._paths.run_id, "step": self.step or 0, "num_steps": self._signs.num_steps,
-            "attempts": self._attempt + 1, "world_size": self._world_size, "cause": cause, "reason": None,
-            "metrics": self._metrics,
-        }  # fmt: skip
-        write_result(self._paths, result)
+        write_result(
+            self._paths, step=self.step or 0, num_steps=self._signs.num_steps, attempt=self._attempt,
+            world_size=self._world_size, cause=cause, reason=None, metrics=self._metrics,
+        )  # fmt: skip
         return cause

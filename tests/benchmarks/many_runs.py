@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 from hpc_trainer.launch.freeze import Grid, freeze_grid
-from hpc_trainer.launch.frozen_code.snapshot import read_code, store_code
+from hpc_trainer.launch.frozen_code.archive import store_code
+from hpc_trainer.launch.frozen_code.snapshot import read_code
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder, set_umask
 from hpc_trainer.runs.spec import append_specs

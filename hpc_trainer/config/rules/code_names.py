@@ -24,6 +24,12 @@ def targets_of(config: TrainConfig | Mapping[str, Any]) -> dict[str, str]:
     return {key: str(target) for key, target in found.items() if target is not None}
 
 
+def packages_of(config: TrainConfig) -> list[str]:
+    """The top-level packages whose sources decide what a run does: ours, and those that it names."""
+    named = {target.partition(".")[0] for target in targets_of(config).values()} - {"torch"}
+    return sorted({"hpc_trainer", *named, *config.snapshot.packages})
+
+
 def target_problems(config: TrainConfig) -> Iterator[str]:
     """Names of code that are not on the allow-list."""
     for key, target in targets_of(config).items():

@@ -19,9 +19,9 @@ from torch import nn
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.devices import kind_of
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.checkpoint.model_parts import find_whole, set_whole
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
-from hpc_trainer.training.tensors import local_tensor
 
 
 class AveragedWeights(nn.Module):

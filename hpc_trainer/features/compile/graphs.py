@@ -14,9 +14,9 @@ from torch import nn
 
 from hpc_trainer.config.schema.train import CompileMode, CompileScope, LoopConfig, Recompute
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.blocks import blocks
 from hpc_trainer.models.random_stream import in_own_stream
 from hpc_trainer.runtime.devices import kinds_in_use
-from hpc_trainer.training.parallel.fully_sharded import blocks
 
 # torch.compile's own words.
 _MODES = {

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from hpc_trainer.training.late_flag import read_late
-from hpc_trainer.training.tensors import is_sharded, local_tensor
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor, read_late
 
 # Of a group: weights are put back by themselves, and the loop sets the rate before each step.
 _NOT_STATE = ("params", "lr")

@@ -7,7 +7,7 @@ from torch import nn
 
 from hpc_trainer.config.packages import missing
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.parallel.fully_sharded import blocks
+from hpc_trainer.models.blocks import blocks
 
 _MULTIPLE = 16
 """Both sides of a weight: what the kernels of torch._scaled_mm take."""

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.parallel import Strategy
+from hpc_trainer.runtime.rank_memory import RankMemory
+from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.memory import RankMemory
-from hpc_trainer.training.optim.build import Group, Recipe, step_some
+from hpc_trainer.training.optim.build import Recipe, step_some
 from hpc_trainer.training.parallel.fully_sharded import bytes_gathered
-from hpc_trainer.training.tensors import num_bytes
 
 
 class InBackwardAbility(Ability):
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """An estimate takes the step by itself."""
-        return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
+        return recipe if building.run is None else recipe.then(step_in_backward)
 
     def memory(self, held: RankMemory, building: Building) -> None:
         """Each gradient is there until its weight is updated; FSDP's until all of the block's are."""
@@ -33,12 +33,6 @@ class InBackwardAbility(Ability):
         held.has_gradients = parallel.strategy is Strategy.fsdp
         if held.has_gradients:
             held.gradients = max([held.gradients, *(bytes_gathered(size, self.config) for size in held.blocks[:1])])
-
-
-def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:
-    optimizer = recipe.make(groups)
-    step_in_backward(optimizer)
-    return optimizer
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> None:

@@ -24,7 +24,7 @@ from hpc_trainer.runs.first_weights import FirstWeights
 from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.checkpoint.tensor_files import FileRecord, SavedTensor, open_files
+from hpc_trainer.training.checkpoint.tensor_files import FileRecord, OpenFiles, SavedTensor
 
 Found = FirstWeights | str
 """What was loaded, or what is wrong: an error that all ranks meet alike is raised where no rank waits for another."""
@@ -89,7 +89,7 @@ def _from_files(place: Path, group: RankGroup, take: Callable[[Mapping[str, Any]
         paths = {path.name: path for path in where.values()}
         records = [FileRecord(name, path.stat().st_size, 0) for name, path in paths.items()]
         folder = place.parent if place.is_file() else place
-        with open_files(folder, records, _open) as files:
+        with OpenFiles(folder, records, _open) as files:
             tensors = {name: tensor for file in paths for name, tensor in files.tensors(file).items() if name in where}
             return take(tensors), None
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from hpc_trainer.config.schema.optim import LionConfig
+from hpc_trainer.runtime.tensors import in_pieces, local_tensor
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.optim.build import Group, Recipe
 from hpc_trainer.training.optim.own_step import OwnStep
-from hpc_trainer.training.tensors import in_pieces, local_tensor
 
 _PIECE = 64 << 20
 """Bytes of weights on this rank that are stepped at a time: so long a step's copies of them live."""

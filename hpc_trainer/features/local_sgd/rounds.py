@@ -22,14 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.errors import DivergedError
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import LateFlag, in_pieces
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.guard import StepGuard
-from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.parallel.fully_sharded import broadcast
 from hpc_trainer.training.parallel.share import StopVote
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensors import in_pieces
 
 # Bytes of weights that are averaged in one message.
 _MESSAGE = 25 << 20

@@ -15,8 +15,8 @@ from hpc_trainer.config.name_patterns import there_are
 from hpc_trainer.config.packages import optional
 from hpc_trainer.config.schema.features.lora import LoraConfig
 from hpc_trainer.errors import ConfigError
-from hpc_trainer.training.optim.weight_names import match_weights
-from hpc_trainer.training.parallel.fully_sharded import blocks
+from hpc_trainer.models.blocks import blocks
+from hpc_trainer.models.weight_names import match_weights
 
 _CONV1D = "Conv1D"
 """transformers' own linear layer, whose weight is [in, out]; GPT-2 has it."""

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 from hpc_trainer.config.schema.parallel import Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.datasets.batch_trees import map_tensors, tensors_of
-from hpc_trainer.training.memory import Shares
-from hpc_trainer.training.parallel.fully_sharded import blocks, gathered_dtype
+from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.rank_memory import Shares
+from hpc_trainer.training.parallel.fully_sharded import gathered_dtype
 from hpc_trainer.training.precision.formats import autocast
 
 

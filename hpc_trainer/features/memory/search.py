@@ -31,6 +31,7 @@ from hpc_trainer.errors import ConfigError, TooLargeError
 from hpc_trainer.features.memory.probe import MemoryProbe, probe_of
 from hpc_trainer.runs.states import OUT_OF_MEMORY
 from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory
+from hpc_trainer.runtime.tensors import num_bytes
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.ability import Building
 from hpc_trainer.training.context import RunContext
@@ -41,7 +42,6 @@ from hpc_trainer.training.hooks import overridden
 from hpc_trainer.training.parallel.share import VotingLoss
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.rng import rng_state, set_rng_state
-from hpc_trainer.training.tensors import num_bytes
 
 if TYPE_CHECKING:
     from hpc_trainer.features.memory.estimate import MemoryEstimate

@@ -13,12 +13,12 @@ from torch import nn
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runtime.device_memory import device_name, is_out_of_memory, profile_bytes
+from hpc_trainer.runtime.tensors import local_tensor, num_bytes
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.optim.build import inner_of
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.tensors import local_tensor, num_bytes
 
 HELD = ("weights", "gradients", "optimizer", "average")
 

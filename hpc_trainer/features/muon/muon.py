@@ -12,12 +12,12 @@ from torch import nn
 
 from hpc_trainer.config.schema.optim import MuonConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.optim.build import Group, Recipe, fastest
 from hpc_trainer.training.optim.decay import decaying
 from hpc_trainer.training.optim.own_step import OwnStep
-from hpc_trainer.training.parallel.fully_sharded import blocks
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.tensors import local_tensor
 
 
 class MuonWithAdamw(OwnStep):

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.features.muon.whole_matrices import WholeMatrices, num_flops
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.optim.own_step import OwnStep
-from hpc_trainer.training.tensors import local_tensor
 
 try:
     from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz

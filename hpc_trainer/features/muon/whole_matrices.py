@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.checkpoint.shards import Box, local_box
-from hpc_trainer.training.tensors import is_sharded
 
 Work = Callable[[torch.Tensor], torch.Tensor]
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.runtime.rank_memory import RankMemory
+from hpc_trainer.runtime.tensors import in_pieces, local_tensor, with_local
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.optimizers import keep_in_host
-from hpc_trainer.training.memory import RankMemory
-from hpc_trainer.training.optim.build import Group, Recipe, step_some
-from hpc_trainer.training.tensors import in_pieces, local_tensor, with_local
+from hpc_trainer.training.optim.build import Recipe, step_some
 
 # Bytes of weights on this rank whose moments are on the device at a time; one weight at least.
 PIECE = 64 << 20
@@ -27,7 +27,7 @@ PIECE = 64 << 20
 class OffloadAbility(Ability):
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         """Before ZeRO-1 shares it out: its step calls that of a rank's own part. An estimate knows of it itself."""
-        return recipe if building.run is None else Recipe(recipe.groups, partial(_make, recipe))
+        return recipe if building.run is None else recipe.then(offload)
 
     def memory(self, held: RankMemory, building: Building) -> None:
         """Moments of one piece of weights are on the device at a time."""
@@ -37,12 +37,6 @@ class OffloadAbility(Ability):
             host = Fraction(sum(1 << (size - 1).bit_length() for size in sizes if size), max(1, sum(sizes)))
         held.most_moments = int(max(PIECE, *sizes) * (held.moments / max(1, held.trained)))
         held.host_share = host
-
-
-def _make(recipe: Recipe, groups: list[Group]) -> torch.optim.Optimizer:
-    optimizer = recipe.make(groups)
-    offload(optimizer)
-    return optimizer
 
 
 def offload(optimizer: torch.optim.Optimizer) -> None:

@@ -27,6 +27,7 @@ from torch import nn
 from hpc_trainer.config.schema.precision import PrecisionConfig
 from hpc_trainer.errors import LoopError
 from hpc_trainer.features.pipeline.cut import Between, Stage
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.tasks.pairs import PairTask
 from hpc_trainer.training.data.loader import Batch
 from hpc_trainer.training.data.target_shares import by_share
@@ -35,7 +36,6 @@ from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_
 from hpc_trainer.training.precision.formats import autocast
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 _LOSS, _VOTE, _OVERFLOW, _NORMS = range(4)
 """Where things are in the vector that ranks add up: three numbers, then a norm for each weight of the whole model."""

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack_sharded, unpack
-from hpc_trainer.training.tensors import is_sharded
 
 Form = tuple[torch.dtype, tuple[int, ...]]
 

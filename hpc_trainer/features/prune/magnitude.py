@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.tensors import is_sharded, local_tensor
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 
 _LARGEST = 2**31 - 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_trainer.training.tensors import local_tensor
+from hpc_trainer.runtime.tensors import local_tensor
 
 
 class Masks:

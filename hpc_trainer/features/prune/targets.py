@@ -10,8 +10,8 @@ from hpc_trainer.config.name_patterns import fits_any
 from hpc_trainer.config.schema.features.compress import PruneConfig
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.models.channels import Group, groups_of, tensors_of
+from hpc_trainer.models.weight_names import match_weights
 from hpc_trainer.training.optim.decay import decaying
-from hpc_trainer.training.optim.weight_names import match_weights
 
 
 def weights_to_prune(model: nn.Module, prune: PruneConfig) -> tuple[list[str], list[str]]:

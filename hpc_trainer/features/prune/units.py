@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hpc_trainer.models.channels import Group
-from hpc_trainer.training.tensors import is_sharded
+from hpc_trainer.runtime.tensors import is_sharded
 
 
 def whole(tensor: Any) -> torch.Tensor:

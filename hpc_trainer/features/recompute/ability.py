@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from hpc_trainer.features.recompute.checkpointed_blocks import recompute_blocks
+from hpc_trainer.models.blocks import check_has_blocks
 from hpc_trainer.training.ability import Ability, Building
-from hpc_trainer.training.parallel.fully_sharded import check_has_blocks
 
 
 class RecomputeAbility(Ability):

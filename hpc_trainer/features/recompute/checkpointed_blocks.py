@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hpc_trainer.config.schema.train import Recompute
-from hpc_trainer.training.parallel.fully_sharded import blocks
+from hpc_trainer.models.blocks import blocks
 
 _ATEN = torch.ops.aten
 KEPT = frozenset((

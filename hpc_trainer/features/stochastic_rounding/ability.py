@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.tensors import in_pieces, is_sharded, local_tensor
 from hpc_trainer.training.ability import Ability, Building
 from hpc_trainer.training.checkpoint.shards import Box, local_box
-from hpc_trainer.training.optim.build import Group, Recipe, step_some
+from hpc_trainer.training.optim.build import Recipe, step_some
 from hpc_trainer.training.state import TrainState
-from hpc_trainer.training.tensors import in_pieces, is_sharded, local_tensor
 
 PIECE = 16 << 20
 """Bytes of weights on this rank whose copies live at a time; one weight at least."""
@@ -54,15 +54,14 @@ class StochasticRoundingAbility(Ability):
 
     def around_optimizer(self, recipe: Recipe, model: nn.Module, building: Building) -> Recipe:
         names = {id(weight): name for name, weight in model.named_parameters()}
-        return Recipe(recipe.groups, partial(self._make, recipe, names))
+
+        def key_of(weight: torch.Tensor) -> str:
+            return f"{self.config.seed} {self._step} {names[id(weight)]}"
+
+        return recipe.then(partial(round_updates, key_of=key_of))
 
     def on_state(self, state: TrainState, module: nn.Module, building: Building) -> None:
         self._state = state
-
-    def _make(self, recipe: Recipe, names: Mapping[int, str], groups: list[Group]) -> torch.optim.Optimizer:
-        optimizer = recipe.make(groups)
-        round_updates(optimizer, lambda weight: f"{self.config.seed} {self._step} {names[id(weight)]}")
-        return optimizer
 
     @property
     def _step(self) -> int:

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_trainer.models.blocks import blocks
 from hpc_trainer.runtime.devices import DeviceKind
-from hpc_trainer.training.parallel.fully_sharded import blocks, is_fully_sharded
+from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded
 from hpc_trainer.training.parallel.share import VotingLoss
 
 MOST_STEPS = 16

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hpc_trainer.training.optim.clip import agree_on_overflow, clip_grad_norm, counts_here, place_gradients
+from hpc_trainer.features.tensor_parallel.clip import agree_on_overflow, clip_grad_norm
+from hpc_trainer.training.optim.clip import counts_here, place_gradients
 from hpc_trainer.training.parallel.fully_sharded import share_buffers
 from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.state import TrainState

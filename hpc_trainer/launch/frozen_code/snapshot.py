@@ -1,4 +1,4 @@
-"""Freezes the code at submit: runs/<sweep>/code/<digest>.zip, from which waiting and requeued runs start.
+"""Reads the code that is frozen at submit, from which waiting and requeued runs start (`archive.py` writes it).
 
 Frozen is what a person edits: the checkout or folder that holds the packages which the runs' `_target_` and
 `train.main` name, or the scripts that `train.command` runs, and hpc_trainer itself where it runs from a checkout. What
@@ -11,17 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import io
 import json
 import os
 import re
-import shutil
 import stat
 import sys
 import sysconfig
-import time
-import uuid
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -32,7 +27,7 @@ import hpc_trainer
 from hpc_trainer.config.program import module_names, script_files, split_words
 from hpc_trainer.config.rules.code_names import targets_of
 from hpc_trainer.config.schema.snapshot import SnapshotMode
-from hpc_trainer.errors import ConfigError, SubmitError
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.launch.frozen_code import frozen_worker
 from hpc_trainer.launch.frozen_code.code_files import (
     MODULES,
@@ -46,23 +41,10 @@ from hpc_trainer.launch.frozen_code.code_files import (
     too_many,
 )
 from hpc_trainer.launch.frozen_code.code_owners import check_owners, places_of
-from hpc_trainer.launch.frozen_code.frozen_worker import (
-    LINK,
-    MAIN,
-    MANIFEST,
-    RefusedCodeError,
-    manifest_digest,
-    member,
-    read_archive,
-)
-from hpc_trainer.runs.files import check_trusted, fsync_folder
-from hpc_trainer.runs.layout import SweepPaths
-from hpc_trainer.runs.modes import make_folder
+from hpc_trainer.launch.frozen_code.frozen_worker import LINK, manifest_digest
 from hpc_trainer.runs.spec import RunSpec
 
 _FORMAT = 1
-# What a killed submit left half written is removed once no living one can still be at it.
-_STALE_S = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,11 +87,6 @@ class Snapshot:
             "num_bytes": sum(len(content) for _, content in self.contents.values()),
             "left_out": list(self.left_out),
         }
-
-
-def archive_of(paths: SweepPaths, digest: str) -> Path:
-    """Where the code of this digest (64 hex digits) lies in a sweep's folder."""
-    return paths.code / f"{digest[:12]}.zip"
 
 
 def read_code(specs: Sequence[RunSpec], runs_dir: Path, *, is_look: bool = False) -> Snapshot | None:
@@ -284,7 +261,7 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
         left_out += [f"{root.source}/{name}" for name in root.secrets]
     manifest = {
         "format": _FORMAT,
-        "main": hashlib.sha256(_main()).hexdigest(),
+        "main": hashlib.sha256(worker_code()).hexdigest(),
         "roots": [{"name": root.name, "source": root.source, "packages": root.packages} for root in roots],
         "files": {name: [mode, hashlib.sha256(content).hexdigest()] for name, (mode, content) in contents.items()},
     }
@@ -298,7 +275,8 @@ def _read(roots: Sequence[Root], config: Mapping[str, Any]) -> Snapshot:
     )
 
 
-def _main() -> bytes:
+def worker_code() -> bytes:
+    """What an archive starts with: the file that opens it on the node."""
     return Path(frozen_worker.__file__).read_bytes()
 
 
@@ -347,60 +325,3 @@ def _check_size(roots: Sequence[Root], config: Mapping[str, Any]) -> None:
             f"is no code: 'snapshot.exclude=[{json.dumps(biggest[0][1])}]', or .gitignore; or raise snapshot.max_mb; "
             "or snapshot=off."
         )
-
-
-def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
-    """Writes the archive into the sweep's folder, unless it is there, and returns it. Workers start from it.
-
-    It appears whole, by a rename, flushed to the disk: killed in the middle, there is none.
-
-    Raises:
-        SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
-    """
-    archive = archive_of(paths, snapshot.digest)
-    make_folder(paths.code)
-    check_trusted(paths.code)
-    if archive.exists():
-        check_trusted(archive)
-        try:
-            manifest, _ = read_archive(archive)
-            if manifest != snapshot.manifest:
-                raise RefusedCodeError(f"{archive} holds other code of the same short digest")
-        except RefusedCodeError as error:
-            raise SubmitError(
-                f"{error}. Runs that wait refuse to start from it. Move it away and submit again: that writes it anew."
-            ) from error
-        return archive
-    _remove_stale(paths.code)
-    temporary = paths.code / f".{archive.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        # Read-only: nothing has a reason to write it again.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_pack(snapshot))
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(archive)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_folder(paths.code)
-    fsync_folder(paths.folder)
-    return archive
-
-
-def _pack(snapshot: Snapshot) -> bytes:
-    packed = io.BytesIO()
-    # Stored, not compressed: 0.4 MB of Python in 100 files take 15 ms to deflate, and 1 ms to write.
-    with zipfile.ZipFile(packed, "w") as file:
-        for name, content in ((MAIN, _main()), (MANIFEST, json.dumps(snapshot.manifest, indent=1).encode())):
-            file.writestr(zipfile.ZipInfo(name), content)
-        for number, (name, (_, content)) in enumerate(snapshot.contents.items()):
-            file.writestr(zipfile.ZipInfo(member(number, name)), content)
-    return packed.getvalue()
-
-
-def _remove_stale(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _STALE_S:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()

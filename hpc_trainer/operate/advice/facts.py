@@ -13,7 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.metrics_log import read_metrics
 from hpc_trainer.runs.monitoring.stragglers import Straggler, read_stragglers, slow_at_end
 from hpc_trainer.runs.monitoring.telemetry import Sample, mean_of, newest_of_ranks, summary
-from hpc_trainer.runs.reading import is_number, read_json
+from hpc_trainer.runs.reading import read_json
+from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.runtime.pace import nearest_rank
 from hpc_trainer.state.monitoring.ask_ledger import ledger_of_run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hpc_trainer.runs.monitoring.moves import CAUSES, Move, read_move
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning, Trouble, read_warnings
 from hpc_trainer.state.status import RunStatus, SweepStatus
@@ -17,12 +19,17 @@ _ADVICE = {
 _SAME = {Trouble.hot: Trouble.slowed, Trouble.xid: Trouble.ecc, Trouble.lost: Trouble.ecc}
 
 
-def device_evidence(status: SweepStatus, run: RunStatus) -> tuple[list[str], list[str]]:
-    """(evidence, advice) of the newest attempt; of a run that has failed, too, what its device had before."""
+def device_evidence(
+    status: SweepStatus, run: RunStatus, moves: Sequence[tuple[int, Move]]
+) -> tuple[list[str], list[str]]:
+    """(evidence, advice) of the newest attempt; of a run that has failed, too, what its device had before.
+
+    Args:
+        moves: `moves_of` it.
+    """
     if not run.attempts:
         return [], []
     found = read_warnings(status.sweep.run(run.run_id), run.attempts[-1].attempt, status.faults_of(run.run_id))
-    moves = moves_of(status, run)
     lines = [f"attempt {number}: {move.text}" for number, move in moves]
     lines += [each.text for each in found[:_MOST_LINES]]
     if len(found) > _MOST_LINES:

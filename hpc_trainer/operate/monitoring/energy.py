@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_trainer.runs.monitoring.telemetry import J_PER_KWH, newest_energy_j
-from hpc_trainer.runs.reading import is_number
+from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.state.status import RunStatus, SweepStatus
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 import os
-import re
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +14,7 @@ from numpy.typing import NDArray
 
 from hpc_trainer.config.packages import check_installed
 from hpc_trainer.config.schema.data.images import EVAL_FOLDERS
-from hpc_trainer.datasets.images.pictures import EXTENSIONS, decode
-from hpc_trainer.datasets.images.pictures import FORMATS as PILLOW
+from hpc_trainer.datasets.images.pictures import EXTENSIONS
 from hpc_trainer.datasets.images.shard_index import (
     ABOUT as INDEX,
 )
@@ -32,7 +27,8 @@ from hpc_trainer.datasets.images.shard_index import (
     read_index,
     write_index,
 )
-from hpc_trainer.errors import BrokenPictureError, ConfigError, DataError
+from hpc_trainer.errors import ConfigError, DataError
+from hpc_trainer.operate.prepare.image_shards import CHANNELS, FORMATS, LEVELS, ImageMaker
 from hpc_trainer.operate.prepare.job import (
     EVAL,
     TRAIN,
@@ -45,29 +41,22 @@ from hpc_trainer.operate.prepare.job import (
     check_apart,
     check_fraction,
     check_parts,
-    commit,
     make_missing,
     part_of,
     remove_temporaries,
     shuffled,
     tell_broken,
-    temporary_of,
-    write_record,
 )
-from hpc_trainer.operate.prepare.pool import Piece, Tell
+from hpc_trainer.operate.prepare.pool import Piece
 from hpc_trainer.runs.files import write_json
 
 STATISTICS = "statistics.json"
-FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _READ = (*(f".{each}" for each in EXTENSIONS), ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-_FORMATS_READ = (*PILLOW, "BMP", "GIF", "TIFF", "PPM")
 _QUALITY = 90
 _MIB = 1 << 20
 # Small sets are cut into smaller shards, so that some 32 cores have work; below 4 MiB files are many and small.
 _FEWEST_SHARDS, _SMALLEST_MIB = 32, 4
 _SAMPLED = 32  # pictures that are packed to find out how large they are
-_TOLD_EVERY = 32
-_CHANNELS, _LEVELS = 3, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,121 +227,6 @@ def _pieces(parts: Mapping[str, Sequence[str]], labels: Mapping[str, int], per_s
             yield Piece(name=f"{part}-{index:06d}", items=[[name, labels[name]] for name in mine], amount=len(mine))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageMaker:
-    """Makes shards. `folder`: the prepared one; `source`: of the pictures."""
-
-    folder: str
-    source: str
-    size: int
-    format: str
-    quality: int
-
-    def make(self, piece: Piece, tell: Tell) -> None:
-        """Writes one shard and its record. A picture that cannot be read is left out, and told in the record."""
-        part, _, number = piece.name.partition("-")
-        file = f"{part}/shard-{number}.tar"
-        path = Path(self.folder, file)
-        temporary = temporary_of(path)
-        rows: list[tuple[int, int, int]] = []
-        broken: list[tuple[str, str]] = []
-        levels = np.zeros(_CHANNELS * _LEVELS, dtype=np.int64)
-        with temporary.open("wb") as out:
-            hashed = _Hashed(out)
-            tar = tarfile.open(fileobj=hashed, mode="w", format=tarfile.USTAR_FORMAT)  # type: ignore[call-overload]  # noqa: SIM115
-            for index, (name, label) in enumerate(piece.items):
-                tar.members.clear()  # else it keeps all of them  # type: ignore[attr-defined]
-                try:
-                    data, histogram = self._pack(name)
-                except BrokenPictureError as error:
-                    broken.append((name, str(error)))
-                else:
-                    key = _key(name)
-                    _add(tar, f"{key}.{self.format}", data)
-                    rows.append((tar.offset - _padded(len(data)), len(data), label))
-                    _add(tar, f"{key}.cls", str(label).encode())
-                    if part == TRAIN:
-                        levels += histogram
-                if index % _TOLD_EVERY == _TOLD_EVERY - 1:
-                    tell(_TOLD_EVERY)
-            tar.close()
-            out.flush()
-            os.fsync(out.fileno())
-        tell(len(piece.items) % _TOLD_EVERY)
-        if rows:
-            commit(temporary, path)
-        else:
-            temporary.unlink()
-        record = {
-            "files": {file: hashed.size} if rows else {}, "sha256": hashed.digest.hexdigest(), "rows": rows,
-            "broken": broken, "levels": levels.tolist(),
-        }  # fmt: skip
-        write_record(Path(self.folder), piece.name, record)
-
-    def size_of(self, name: str) -> int:
-        """Bytes of one picture once it is packed; 0 of a broken one."""
-        try:
-            return len(self._pack(name)[0])
-        except BrokenPictureError:
-            return 0
-
-    def _pack(self, name: str) -> tuple[bytes, NDArray[np.int64]]:
-        """A picture as it is kept, and how often each channel [3] has each level [256], one after the other."""
-        from PIL import Image
-
-        try:
-            data = Path(self.source, name).read_bytes()
-        except PermissionError as error:  # other errors are the file system's, and pass
-            raise BrokenPictureError(f"it cannot be read: {error.strerror}") from error
-        # Twice as large as it becomes: from there Lanczos gives nearly what it gives from the whole picture.
-        image: Any = decode(data, "it", _CHANNELS, least=2 * self.size, formats=_FORMATS_READ)
-        is_plain = image.format == FORMATS[self.format]  # a picture that was converted or turned has none
-        if (shorter := min(image.size)) > self.size:
-            scale = self.size / shorter
-            image.thumbnail(tuple(round(side * scale) for side in image.size), Image.Resampling.LANCZOS)
-            is_plain = False
-        histogram = np.array(image.histogram(), dtype=np.int64)
-        if is_plain:
-            return data, histogram  # what is as it should be loses nothing
-        image.info = {}  # profiles and the like, which some formats would keep
-        out = io.BytesIO()
-        image.save(out, FORMATS[self.format], **({} if self.format == "png" else {"quality": self.quality}))
-        return out.getvalue(), histogram
-
-
-def _key(name: str) -> str:
-    """Of a sample in a shard: tells its file, is no other's, and has no dot, at which readers cut."""
-    label, _, rest = name.rpartition("/")
-    plain = [re.sub(r"[^A-Za-z0-9_-]+", "_", text) for text in (label, os.path.splitext(rest)[0])]  # noqa: PTH122
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return f"{plain[0][:24]}/{plain[1][:40]}-{digest}"
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)  # nobody's, and of no time: the same input makes the same bytes
-    info.size = len(data)
-    tar.addfile(info, io.BytesIO(data))
-
-
-def _padded(size: int) -> int:
-    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-
-
-class _Hashed:
-    """A file that is written in order, with its SHA-256."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self.digest, self.size = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> int:
-        self.digest.update(data)
-        self.size += len(data)
-        return self._file.write(data)  # type: ignore[no-any-return]
-
-    def tell(self) -> int:
-        return self.size
-
-
 # --- the end ---
 
 
@@ -403,8 +277,8 @@ def _counts(pieces: Sequence[Piece], records: Sequence[Mapping[str, Any]], part:
 
 def _statistics(levels: NDArray[np.int64], num_samples: int) -> dict[str, Any]:
     """Per channel, over all pixels of the training pictures, 0..1."""
-    table = levels.reshape(_CHANNELS, _LEVELS).astype(np.float64)
-    values = np.arange(_LEVELS) / (_LEVELS - 1)
+    table = levels.reshape(CHANNELS, LEVELS).astype(np.float64)
+    values = np.arange(LEVELS) / (LEVELS - 1)
     pixels = table.sum(axis=1)
     mean = table @ values / pixels
     std = np.sqrt(np.maximum(table @ values**2 / pixels - mean**2, 0.0))

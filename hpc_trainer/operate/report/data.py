@@ -18,9 +18,9 @@ from hpc_trainer.operate.report.exports import ExportReport
 from hpc_trainer.operate.report.telemetry import Chart
 from hpc_trainer.operate.results import newest_metrics
 from hpc_trainer.operate.signs import last_lines, meaning_of
-from hpc_trainer.runs.metrics_log import SPEED, read_metrics
+from hpc_trainer.runs.metrics_log import SPEED, WORK, read_metrics
 from hpc_trainer.runs.monitoring.stragglers import read_stragglers, straggler_lines
-from hpc_trainer.runs.reading import is_number
+from hpc_trainer.runs.record_values import is_number
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.monitoring.ask_ledger import ask_ledgers
 from hpc_trainer.state.monitoring.ledger import RunLedger
@@ -33,8 +33,6 @@ _POINTS_A_CURVE = 200
 _LAST_LINES = 4
 _MOST_STRAGGLERS = 20
 _NOT_DRAWN = frozenset(("step", "time", "lr", "grad_norm", "skipped_steps", *SPEED))
-# What counts as the work of a second, the best word first.
-_UNITS = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "steps_per_s": "steps/s"}
 # Axes that a scaling study moves: the machine, and how the batch goes with it.
 _SCALED = ("hardware", "train.global_batch_size", "train.micro_batch_size", "train.grad_accum_steps")
 
@@ -249,7 +247,7 @@ def find_scaling(runs: Sequence[RunReport]) -> list[Scaling]:
     """
     groups: dict[tuple[tuple[str, str], ...], list[RunReport]] = {}
     for run in runs:
-        if any(run.speed.get(key) for key in _UNITS):
+        if any(run.speed.get(key) for key in WORK):
             axes = {key: value for key, value in run.axes.items() if not _is_scaled(key)}
             groups.setdefault(tuple(sorted(axes.items())), []).append(run)
     found = (_scaling(dict(axes), group) for axes, group in groups.items() if len({run.ranks for run in group}) > 1)
@@ -261,7 +259,7 @@ def _is_scaled(axis: str) -> bool:
 
 
 def _scaling(axes: Mapping[str, str], group: list[RunReport]) -> Scaling | None:
-    key = next((unit for unit in _UNITS if all(run.speed.get(unit) for run in group)), None)
+    key = next((unit for unit in WORK if all(run.speed.get(unit) for run in group)), None)
     if key is None:
         return None
     ordered = sorted(group, key=lambda run: run.ranks)
@@ -286,7 +284,7 @@ def _scaling(axes: Mapping[str, str], group: list[RunReport]) -> Scaling | None:
         )
         for run in ordered
     ]
-    return Scaling(kind=kind, unit=_UNITS[key], axes=axes, points=points)
+    return Scaling(kind=kind, unit=WORK[key], axes=axes, points=points)
 
 
 def _gpus(scaling: Scaling, runs: Sequence[RunReport]) -> set[str | None]:

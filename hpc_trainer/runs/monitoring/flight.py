@@ -9,7 +9,8 @@ from typing import Any
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, list_folder, read_json, tell, typed
+from hpc_trainer.runs.reading import Faults, list_folder, read_json, tell
+from hpc_trainer.runs.record_values import as_count, as_text, as_time, typed
 
 MAX_KEPT = 256
 """Spans, and collectives, of a file: 40 kB."""

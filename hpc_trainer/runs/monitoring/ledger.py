@@ -17,7 +17,8 @@ from typing import Any
 from hpc_trainer.errors import HpcTrainerError
 from hpc_trainer.runs.files import append_lines, check_trusted
 from hpc_trainer.runs.layout import HEARTBEAT, RunPaths
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, read_json, records, tell, typed
+from hpc_trainer.runs.reading import Faults, read_json, records, tell
+from hpc_trainer.runs.record_values import as_count, as_text, as_time, typed
 
 Seconds = Mapping[str, float]
 """Kind (`runtime.spans.Kind`) -> seconds."""

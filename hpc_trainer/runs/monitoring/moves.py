@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.monitoring.warnings import DeviceWarning
-from hpc_trainer.runs.reading import Faults, Kinds, as_text, as_time, read_json, tell, typed
+from hpc_trainer.runs.reading import Faults, read_json, tell
+from hpc_trainer.runs.record_values import Kinds, as_text, as_time, typed
 
 OVERHEATED, DEVICE_FAILED = "overheated", "device_failed"
 CAUSES = frozenset((OVERHEATED, DEVICE_FAILED))
@@ -54,7 +55,7 @@ def write_move(paths: RunPaths, attempt: int, move: Move) -> None:
 
 def read_move(paths: RunPaths, attempt: int, faults: Faults | None = None) -> Move | None:
     """That of an attempt; None if there is none, or it cannot be read."""
-    path = paths.at(f"{paths.telemetry.name}/{paths.move(attempt).name}")
+    path = paths.move(attempt)
     found = read_json(path, faults)
     if found is None:
         return None

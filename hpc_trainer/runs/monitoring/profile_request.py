@@ -11,7 +11,8 @@ from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import check_trusted, write_json
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.modes import make_folder
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, read_json, typed
+from hpc_trainer.runs.reading import Faults, read_json
+from hpc_trainer.runs.record_values import as_count, as_text, as_time, typed
 
 MAX_STEPS = 1000
 """A step of a large model leaves 1 MB of spans."""

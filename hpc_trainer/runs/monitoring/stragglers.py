@@ -12,7 +12,8 @@ from typing import Any
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import append_lines
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, as_count, as_text, as_time, is_number, records, tell, typed
+from hpc_trainer.runs.reading import Faults, records, tell
+from hpc_trainer.runs.record_values import as_count, as_text, as_time, is_number, typed
 
 MOST_LINES = 1_000
 """Of one attempt; who is slow time and again is known by then."""

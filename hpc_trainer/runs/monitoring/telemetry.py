@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from hpc_trainer.runs.files import append_lines, to_json, write_atomic
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, as_count, as_time, is_number, list_folder, parse_record, read_ends, records
+from hpc_trainer.runs.reading import Faults, list_folder, parse_record, read_ends, records
+from hpc_trainer.runs.record_values import as_count, as_time, is_number
 
 MAX_LINES, _DENSE = 2_048, 256
 """A file never has more lines: below 2 MB. When it is full it is thinned out to half, but for the newest `_DENSE`."""

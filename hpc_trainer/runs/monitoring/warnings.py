@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from hpc_trainer.runs.files import write_json
 from hpc_trainer.runs.layout import RunPaths
-from hpc_trainer.runs.reading import Faults, Kinds, as_count, as_text, as_time, list_folder, read_json, tell, typed
+from hpc_trainer.runs.reading import Faults, list_folder, read_json, tell
+from hpc_trainer.runs.record_values import Kinds, as_count, as_text, as_time, typed
 
 _NAME = re.compile(r"attempt-(\d{3,9})\.rank-(\d{1,9})\.warnings\.json")
 

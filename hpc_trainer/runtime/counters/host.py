@@ -38,17 +38,14 @@ class _Tree:
 
 
 class HostCounters:
-    """Of the process `pid` and all that it started. The first call of `read` knows no busy cores yet."""
+    """Of this process and all that it started. The first call of `read` knows no busy cores yet."""
 
-    def __init__(
-        self, notes: Notes, *, pid: int | None = None, has_energy: bool = True, root: Path = Path("/"),
-    ) -> None:  # fmt: skip
+    def __init__(self, notes: Notes, *, has_energy: bool = True, root: Path = Path("/")) -> None:
         """
         Args:
             has_energy: this rank tells the node's energy: one of a node does.
             root: where /proc and /sys lie.
         """
-        self._pid = os.getpid() if pid is None else pid
         self._notes, self._root = notes, root
         self._energy = HostEnergy(notes, root) if has_energy else None
         self._first = self._tree()
@@ -88,7 +85,7 @@ class HostCounters:
 
     def _tree(self) -> _Tree:
         found = _Tree()
-        for pid in _descendants(self._pid):
+        for pid in _descendants(os.getpid()):
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
                 words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
                 found.cpu_s += sum(map(int, words[11:15])) / _TICK
@@ -116,7 +113,7 @@ class HostCounters:
         return limit, max(0, min(int(node.available), limit - self._group.used()))
 
     def _cpus_allowed(self) -> float:
-        allowed = float(len(os.sched_getaffinity(self._pid)))
+        allowed = float(len(os.sched_getaffinity(0)))
         quota = _cpu_quota(self._root)
         return allowed if quota is None else min(allowed, quota)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from hpc_trainer.runs.monitoring.redaction import Redaction
 from hpc_trainer.runs.monitoring.secret_names import is_secret
+from hpc_trainer.runtime.code_digests import spec_of
+from hpc_trainer.runtime.environment.git import git_says
 
 LONGEST_DIFF = 1_000_000
 """Bytes of a difference that are kept as text; of a longer one its digest alone."""
@@ -23,10 +23,7 @@ def places_of(packages: Iterable[str]) -> dict[str, str]:
     """Top-level package or module -> the folder that it was found in. Imports nothing; leaves out what is not found."""
     found = {}
     for name in packages:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
+        spec = spec_of(name)
         if spec is None:
             continue
         inside = list(spec.submodule_search_locations or ())
@@ -100,12 +97,6 @@ def _as_new(top: str, name: str) -> str:
 
 
 def _git(folder: str, *argv: str) -> str | None:
-    """What git prints; None if it fails. No program that the configuration names is run: it may be a team's."""
-    # Nor is its index refreshed: a lock on that would stop the person's own git.
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "diff.autoRefreshIndex=false"]
-    command += ["-C", folder, *argv]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None
+    # The index is not refreshed: a lock on that would stop the person's own git.
+    said = git_says("--no-optional-locks", "-c", "diff.autoRefreshIndex=false", "-C", folder, *argv)
+    return None if said is None else said.decode(errors="surrogateescape")

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,7 +15,6 @@ from hpc_trainer.training.checkpoint.shards import Box, find_fault
 from hpc_trainer.training.checkpoint.tensor_files import FileRecord
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, pack, pack_sharded
 
-T = TypeVar("T")
 NAME = "manifest.json"
 STATE_FILE = "state.safetensors"
 FORMAT = 2  # 1 had no shards, and optimizer state by number of the weight instead of by its name
@@ -30,11 +29,6 @@ def rank_file(rank: int) -> str:
 def shard_file(rank: int) -> str:
     """`shard-000.safetensors`: a rank's pieces of the tensors that ranks hold together; only where it has any."""
     return f"shard-{rank:03d}.safetensors"
-
-
-def own_part(per_rank: Sequence[T], rank: int) -> T | None:
-    """What `rank` takes of the parts that each rank saved: its own; None where fewer ranks saved."""
-    return per_rank[rank] if rank < len(per_rank) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from hpc_trainer.training.tensors import is_sharded, local_tensor
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 
 _ATTRIBUTE = "whole_model"
 

@@ -31,12 +31,12 @@ import torch
 from torch import nn
 
 from hpc_trainer.errors import CheckpointError
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.checkpoint.compare import RESUME, check_form, check_forms, check_keys, outline
 from hpc_trainer.training.checkpoint.model_parts import find_whole, module_state
 from hpc_trainer.training.checkpoint.optimizers import Names, load_optimizer, optimizer_tree, weight_names
 from hpc_trainer.training.checkpoint.tensor_files import fill, like, whole_tree
 from hpc_trainer.training.rng import arrays_to_tensors, tensors_to_arrays
-from hpc_trainer.training.tensors import is_sharded
 
 
 def to_trees(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -22,12 +22,12 @@ from torch import nn
 
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.checkpoint.compare import RESUME, check_forms, check_keys
 from hpc_trainer.training.checkpoint.model_parts import WholeModel, find_whole
 from hpc_trainer.training.checkpoint.shards import Box, Shard
 from hpc_trainer.training.checkpoint.tensor_files import SavedTensor, fill, whole_tree
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES, pack, unpack
-from hpc_trainer.training.tensors import is_sharded
 
 
 class Names(dict[int, str]):

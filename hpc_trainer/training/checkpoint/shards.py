@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.tensors import local_tensor
+from hpc_trainer.runtime.tensors import local_tensor
 
 # Cells of the grid that pieces of one tensor make: their number for FSDP or a mesh, its square at the very worst.
 _MAX_CELLS = 10_000_000

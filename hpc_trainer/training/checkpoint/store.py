@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +17,11 @@ from hpc_trainer.runs import checkpoint_folders as folders
 from hpc_trainer.runs.files import check_trusted
 from hpc_trainer.runtime.rank_errors import on_each_rank, on_rank_zero
 from hpc_trainer.runtime.rank_group import RankGroup
-from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, own_part, rank_file, shard_file
+from hpc_trainer.training.checkpoint.manifest import NAME, STATE_FILE, Manifest, rank_file, shard_file
 from hpc_trainer.training.checkpoint.retention import Retention
 from hpc_trainer.training.checkpoint.tensor_files import (
     OpenFiles,
     SavedTensor,
-    open_files,
     open_trusted,
     read_bytes,
     verify,
@@ -59,7 +57,6 @@ class CheckpointStore:
         attempt: number of this start of the run, ≥ 0; higher than that of any attempt before.
         retention: what else is kept; its `keep_last` is the argument's.
         warn: takes one line about what was found damaged or not deleted, on rank 0; default: logging.
-        allow_group_write: accept files that the group may write.
         read_only: another run's: nothing is swept or renamed, and nothing may be saved.
 
     Not collective to build; rank 0 deletes what dead attempts left behind.
@@ -74,12 +71,10 @@ class CheckpointStore:
         attempt: int,
         retention: Retention | None = None,
         warn: Callable[[str], None] | None = None,
-        allow_group_write: bool = False,
         read_only: bool = False,
     ) -> None:
         self.folder = folder
         self._group = group
-        self._allow_group_write = allow_group_write
         self._read_only = read_only
         # Read through by this process: retention must not read the kept ones again after every save.
         self._verified: set[Path] = set()
@@ -195,7 +190,7 @@ class CheckpointStore:
     def _scan(self, only: int | None) -> dict[str, Any] | None:
         if not self.folder.exists():
             return None
-        check_trusted(self.folder.resolve(), self._allow_group_write)
+        check_trusted(self.folder.resolve())
         for step, path in folders.committed(self.folder):
             manifest = self._inspect(path) if only in (None, step) else None
             if manifest is not None:
@@ -212,7 +207,7 @@ class CheckpointStore:
         try:
             manifest = self._read_manifest(path)
             for record in manifest.files:
-                verify(path / record.name, record, allow_group_write=self._allow_group_write)
+                verify(path / record.name, record)
         except CorruptCheckpointError as error:
             self._quarantine(path, str(error))
             return None
@@ -231,8 +226,8 @@ class CheckpointStore:
         self._warn(f"checkpoint {path} is damaged and not used; it is now {target.name}: {reason}")
 
     def _read_manifest(self, path: Path) -> Manifest:
-        check_trusted(path, self._allow_group_write)
-        manifest = Manifest.from_bytes(read_bytes(path / NAME, allow_group_write=self._allow_group_write))
+        check_trusted(path)
+        manifest = Manifest.from_bytes(read_bytes(path / NAME))
         if folders.step_name(manifest.step) != path.name:
             raise CorruptCheckpointError(f"{path} holds step {manifest.step}; it was renamed or copied.")
         return manifest
@@ -243,13 +238,12 @@ class CheckpointStore:
         for record in manifest.files:
             # What this rank reads to the end. Parts of other ranks' files count on `newest_valid`, moments ago.
             if record.name in mine:
-                verify(info.path / record.name, record, allow_group_write=self._allow_group_write)
-        with open_files(
-            info.path, manifest.files, partial(open_trusted, allow_group_write=self._allow_group_write)
-        ) as files:
+                verify(info.path / record.name, record)
+        with OpenFiles(info.path, manifest.files, open_trusted) as files:
             shared = unpack(files.tensors(STATE_FILE), manifest.replicated, _sharded(manifest, files))
-            structure = own_part(manifest.per_rank, rank)
-            own = None if structure is None else unpack(files.tensors(rank_file(rank)), structure)
+            own = None
+            if rank < len(manifest.per_rank):
+                own = unpack(files.tensors(rank_file(rank)), manifest.per_rank[rank])
             return take(shared, own)
 
 

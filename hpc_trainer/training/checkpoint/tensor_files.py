@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_map
 
 from hpc_trainer.errors import CorruptCheckpointError
 from hpc_trainer.runs.files import check_trusted
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.training.checkpoint.shards import Box, local_box, runs
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, DTYPES
-from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 # A piece is summed while it is in the processor's cache, then written.
 _PIECE_BYTES = 1 << 22
@@ -86,16 +86,13 @@ def write_tensors(
     return write_bytes(path, _safetensors_pieces(tensors), advance=advance)
 
 
-def read_bytes(path: Path, *, allow_group_write: bool = False) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """A whole file. Raises CorruptCheckpointError if it is missing, UntrustedFileError, OSError."""
-    with (
-        open_trusted(path, allow_group_write) as descriptor,
-        os.fdopen(descriptor, "rb", closefd=False) as file,
-    ):
+    with open_trusted(path) as descriptor, os.fdopen(descriptor, "rb", closefd=False) as file:
         return file.read()
 
 
-def verify(path: Path, record: FileRecord, *, allow_group_write: bool = False) -> None:
+def verify(path: Path, record: FileRecord) -> None:
     """Reads a file through and compares size and checksum.
 
     Raises:
@@ -105,7 +102,7 @@ def verify(path: Path, record: FileRecord, *, allow_group_write: bool = False) -
     """
     size = checksum = 0
     buffer = memoryview(bytearray(_PIECE_BYTES))
-    with open_trusted(path, allow_group_write) as descriptor:
+    with open_trusted(path) as descriptor:
         size = os.fstat(descriptor).st_size
         check_size(path, record, size)
         while count := os.readv(descriptor, [buffer]):
@@ -135,11 +132,11 @@ def _safetensors_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryv
 
 
 @contextmanager
-def open_trusted(path: Path, allow_group_write: bool) -> Iterator[int]:
+def open_trusted(path: Path) -> Iterator[int]:
     """A descriptor for reading. Raises CorruptCheckpointError: missing, or a folder; UntrustedFileError, OSError."""
     try:
         os.lstat(path)
-        check_trusted(path, allow_group_write)
+        check_trusted(path)
         # O_NONBLOCK: a named pipe put in the file's place must not hold us up.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -222,7 +219,13 @@ class TensorFile:
 
 
 class OpenFiles:
-    """Files of one checkpoint, each opened when it is first needed."""
+    """The files of the checkpoint in `folder`, or others of this format, each opened when it is first needed.
+
+    A context manager: what was not read by its end cannot be read any more.
+
+    Args:
+        opener: a descriptor for reading a file.
+    """
 
     def __init__(
         self, folder: Path, records: Sequence[FileRecord], opener: Callable[[Path], AbstractContextManager[int]]
@@ -247,25 +250,11 @@ class OpenFiles:
             found[tensor] = SavedTensor(tensor, shape, dtype, ((Box.whole(shape), name),), self)
         return found
 
-    def close(self) -> None:
-        """What was not read by now cannot be read any more."""
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self._stack.close()
-
-
-@contextmanager
-def open_files(
-    folder: Path, records: Sequence[FileRecord], opener: Callable[[Path], AbstractContextManager[int]]
-) -> Iterator[OpenFiles]:
-    """The files of the checkpoint in `folder`, or others of this format, closed at the end.
-
-    Args:
-        opener: a descriptor for reading a file.
-    """
-    files = OpenFiles(folder, records, opener)
-    try:
-        yield files
-    finally:
-        files.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

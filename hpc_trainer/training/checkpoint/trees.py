@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.checkpoint.shards import Shard, shard_of
-from hpc_trainer.training.tensors import is_sharded
 
 # Every element type that safetensors 0.8 both writes and reads back (it writes F4 and F8_E8M0, too).
 DTYPE_NAMES = {

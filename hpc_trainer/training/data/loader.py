@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import signal
-import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from hpc_trainer.datasets.augment import Seeded, by_epoch
 from hpc_trainer.datasets.batch_trees import map_tensors
+from hpc_trainer.datasets.loader_processes import Caught, start_processes, stop_processes
 from hpc_trainer.datasets.protocol import MapDataset
-from hpc_trainer.errors import ConfigError, HpcTrainerError
+from hpc_trainer.errors import ConfigError
 from hpc_trainer.runtime.spans import Kind, Spans
 from hpc_trainer.training.data.order import BatchOrder
 
 Batch = Any
 """Inputs and targets, two tensors; of a task that takes others, tensors in any form (`batch_trees`)."""
-# Slurm signals every process of a step. A worker that died of it would take the last save with it.
-_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-_KILL_WAIT_S = 5.0
 
 
 def shares_of(rank: int, world_size: int, num_shares: int) -> range:
@@ -53,21 +45,19 @@ def eval_indices(num_samples: int, rank: int, world_size: int) -> range:
 class BatchIterator(Iterator[Batch]):
     """Iterates over batches; `close` stops the workers. Also a context manager.
 
-    `wait_s`: seconds so far in which the step waited for a batch, or made it itself. `example`: a batch's shapes and
-    types, on no device; None before the first. `copy`: brings each to the device (`device_batches`); None: it stays.
-    `spans`: has the same seconds as `data_wait`.
+    `example`: a batch's shapes and types, on no device; None before the first. `copy`: brings each to the device
+    (`device_batches`); None: it stays. `spans`: take the time in which the step waits for a batch, or makes it itself.
     """
 
     def __init__(self, batches: Iterator[Batch], workers: list[BaseProcess]) -> None:
         self._batches = [batches]  # empty once closed
         self._ahead: deque[Batch] = deque()
         self.workers = workers
-        self.wait_s = 0.0
         self.example: Batch | None = None
         self.copy: Callable[[Batch], Batch] | None = None
         self.spans = Spans()
         # Also at interpreter exit: multiprocessing would wait for ever for a worker that ignores SIGTERM.
-        self._stop = weakref.finalize(self, _stop_workers, self._batches, workers)
+        self._stop = weakref.finalize(self, stop_processes, self._batches, workers)
 
     def __next__(self) -> Batch:
         """Raises StopIteration at the end and after `close`."""
@@ -89,12 +79,15 @@ class BatchIterator(Iterator[Batch]):
         if not self._batches:
             raise StopIteration
         with self.spans.within(Kind.data_wait):
-            begin = time.perf_counter()
             batch = next(self._batches[0])
-            self.wait_s += time.perf_counter() - begin
-        if isinstance(batch, _Caught):
+        if isinstance(batch, Caught):
             raise batch.error
         return batch
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds so far in which the step waited: all of the `data_wait` of `spans`."""
+        return self.spans.seconds()[Kind.data_wait]
 
     @property
     def tokens_per_sample(self) -> int | None:
@@ -166,7 +159,7 @@ def train_batches(
     source: Any = dataset if changing is None else Seeded(changing, order.seed)
     if num_workers == 0:
         return BatchIterator((source.__getitems__(each) for each in indices), [])
-    return _start_workers(source, indices, num_workers)
+    return BatchIterator(*start_processes(source, indices, num_workers))
 
 
 def stream_batches(
@@ -216,84 +209,3 @@ class _Indices:
                 ).tolist()
                 epoch = step // self._order.steps_per_epoch
                 yield [(epoch, each) for each in found] if self._with_epoch else found
-
-
-def _start_workers(dataset: Any, indices: Any, num_workers: int) -> BatchIterator:
-    source: Any = _Catching(dataset)  # torch's Dataset is nominal; it uses __getitems__ only
-    loader: DataLoader[Any] = DataLoader(
-        source,
-        batch_sampler=indices,
-        num_workers=num_workers,
-        collate_fn=_identity,
-        worker_init_fn=_init_worker,
-        # Without one of its own, the loader draws a seed from the global generator, and shifts every dropout mask.
-        generator=torch.Generator().manual_seed(0),
-        # A forked worker inherits the blocked signals below: there is no instruction at which one could kill it.
-        multiprocessing_context="fork",
-    )
-    before = set(multiprocessing.active_children())
-    with _blocked_signals(), warnings.catch_warnings():
-        # Python 3.12 warns of any fork beside threads; torch forks its workers by default all the same.
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-        batches = iter(loader)
-    return BatchIterator(batches, [child for child in multiprocessing.active_children() if child not in before])
-
-
-@contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Holds signals back until the end; none is lost. For this thread and what it forks."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _nothing() -> None:
-    """In place of what a plain generator has not."""
-
-
-class _Caught:
-    """An error of ours on its way out of a loader process."""
-
-    def __init__(self, error: HpcTrainerError) -> None:
-        self.error = error
-
-
-class _Catching:
-    """A data set whose errors that are raised on purpose come out of loader processes as they are: torch would put its
-    own words before theirs, and the first line is what `status` shows.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, indices: list[Any]) -> Any:
-        try:
-            return self._dataset.__getitems__(indices)
-        except HpcTrainerError as error:
-            return _Caught(error)
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
-def _init_worker(worker: int) -> None:
-    del worker
-    torch.set_num_threads(1)
-    for number in _IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
-
-
-def _stop_workers(batches: list[Iterator[Batch]], workers: list[BaseProcess]) -> None:
-    while batches:
-        # Private, and the one way: torch stops its workers when the iterator is deleted, but the traceback of an
-        # error keeps it alive, and a worker that is killed before raises a second error over the first.
-        getattr(batches.pop(), "_shutdown_workers", _nothing)()
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()
-    for worker in workers:
-        worker.join(_KILL_WAIT_S)

@@ -14,9 +14,9 @@ from torch import nn
 from hpc_trainer.config.schema.optim import AdamwConfig, OptimConfig, SgdConfig
 from hpc_trainer.config.store import VARIANTS
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.optim.decay import decay_groups, decaying
 from hpc_trainer.training.optim.sharded_sgd import ShardedSgd
-from hpc_trainer.training.tensors import is_sharded
 
 Group = dict[str, Any]
 LR_FACTOR = "lr_factor"
@@ -29,6 +29,16 @@ class Recipe:
 
     groups: list[Group]
     make: Callable[[list[Group]], torch.optim.Optimizer]
+
+    def then(self, change: Callable[[torch.optim.Optimizer], None]) -> Recipe:
+        """The same, whose optimizer is changed in place when it is made."""
+
+        def make(groups: list[Group]) -> torch.optim.Optimizer:
+            optimizer = self.make(groups)
+            change(optimizer)
+            return optimizer
+
+        return Recipe(self.groups, make)
 
 
 def build_optimizer(

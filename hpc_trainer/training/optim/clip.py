@@ -1,4 +1,4 @@
-"""Clipping where all weights are alike; clipping and overflow where they lie on a mesh: no rank's norm is the whole."""
+"""Clipping where all weights are alike; and where they lie on a mesh, which of them count on a rank."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.tensors import is_sharded, local_tensor
 
 
 def are_alike(weights: Sequence[nn.Parameter]) -> bool:
@@ -60,39 +59,6 @@ def place_gradients(weights: Sequence[nn.Parameter]) -> None:
             weight.grad = gradient.redistribute(placements=weight.placements)  # type: ignore[attr-defined]
 
 
-def clip_grad_norm(weights: Sequence[nn.Parameter], counted: Sequence[bool], max_norm: float | None) -> torch.Tensor:
-    """Scales the gradients down to `max_norm` (None: leaves them) and returns their L2 norm before, a plain scalar, the
-    same bits on all ranks. Collective: one all-reduce of one number.
-
-    torch's clip_grad_norm_ takes one mesh and fetches each norm that is placed otherwise than the first alone.
-
-    Args:
-        counted: of each weight, `counts_here`.
-    """
-    gradients = [local_tensor(weight.grad) for weight in weights if weight.grad is not None]
-    mine = [
-        local_tensor(weight.grad)
-        for weight, is_mine in zip(weights, counted, strict=True)
-        if is_mine and weight.grad is not None
-    ]
-    norm = nn.utils.get_total_norm(mine) if mine else torch.zeros((), device=weights[0].device)
-    square = norm.double().square()  # in fp32 a norm of 1e20, which clipping can mend, would be infinite
-    dist.all_reduce(square)
-    total = square.sqrt().to(norm.dtype)
-    if max_norm is not None:
-        scale_down(gradients, total, max_norm)
-    return total
-
-
 def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
     """Plain tensors of any shapes, whose `norm` (a scalar) all ranks know: as torch does, without looking at it."""
     torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-
-
-def agree_on_overflow(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """An overflow on one rank is one on all, after `unscale_`. Collective.
-
-    torch 2.13 agrees as the first weight is placed: of a copied one (a norm, say) not with tensor-parallel neighbours.
-    """
-    for value in scaler._found_inf_per_device(optimizer).values():
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.optim.sgd import sgd
 
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.optim.own_step import OwnStep
-from hpc_trainer.training.tensors import local_tensor
 
 
 class ShardedSgd(OwnStep, torch.optim.SGD):

@@ -14,8 +14,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from hpc_trainer.config.schema.parallel import FsdpDtype, ParallelConfig, Strategy
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import ConfigError
+from hpc_trainer.models.blocks import blocks
+from hpc_trainer.runtime.tensors import local_tensor
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.tensors import local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -139,33 +140,6 @@ def broadcast(tensors: list[torch.Tensor], ranks: dist.ProcessGroup | None = Non
         dist.broadcast(values, group=ranks, group_src=0)
         for tensor, part in zip(group, torch.split(values, [tensor.numel() for tensor in group]), strict=True):
             tensor.copy_(part.view(tensor.shape))
-
-
-def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost items of lists and sequences that consist of modules themselves: layers of a transformer or ResNet.
-
-    A sequence of plain layers (an MLP) has none.
-    """
-    for child in module.children():
-        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
-        is_block = is_list and not isinstance(child, (nn.ModuleList, nn.Sequential))
-        if is_block and any(True for _ in child.children()) and any(True for _ in child.parameters()):
-            yield child
-        else:
-            yield from blocks(child)
-
-
-def check_has_blocks(model: nn.Module, what: str, use: str) -> None:
-    """Of a whole model; a stage of one may have none.
-
-    Raises:
-        ConfigError: `what` does something to blocks, and there are none; `use` is the way out.
-    """
-    if not any(True for _ in blocks(model)):
-        raise ConfigError(
-            f"{what}, and {type(model).__name__} has none: layers that are modules with layers of their own, in "
-            f"an nn.ModuleList or nn.Sequential. Use {use}."
-        )
 
 
 def is_fully_sharded(module: nn.Module) -> bool:

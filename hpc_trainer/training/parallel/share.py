@@ -14,12 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_trainer.config.schema.parallel import ParallelConfig, Strategy
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import LateFlag, local_tensor
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.data.target_shares import by_share
-from hpc_trainer.training.late_flag import LateFlag
 from hpc_trainer.training.parallel.fully_sharded import is_fully_sharded, share_among_data_ranks
 from hpc_trainer.training.parallel.mesh import Mesh
-from hpc_trainer.training.tensors import local_tensor
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 SYNC_BUFFERS = "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers"

@@ -39,7 +39,7 @@ class LifeSigns:
     saves: SaveTimer
     stop: StopFlag
     spent: Callable[[int], Mapping[str, Any]] = lambda step: {}
-    """What was spent up to this step (`runs.monitoring.ledger.spent_so_far`)."""
+    """What was spent up to this step (`Spans.spent`)."""
     _first_step: int = 0
     _start_time: float = field(default_factory=time.time)
     _last_time: float = 0.0

@@ -1,15 +1,14 @@
-"""What rank 0 writes of a run for others to read: metrics.jsonl, the tracker, heartbeat.json, result.json."""
+"""What rank 0 writes of a run for others to read while it trains: metrics.jsonl, the tracker, heartbeat.json."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from hpc_trainer.runs.beat import write_result
 from hpc_trainer.runs.layout import RunPaths
 from hpc_trainer.runs.metrics_log import MetricsLog
 from hpc_trainer.training.telemetry.life_signs import LifeSigns
@@ -69,10 +68,6 @@ class Reporter:
             self._give_up(error)
         shown = "  ".join(f"{key}={value:.4g}" for key, value in numbers.items())
         print(f"step {step}/{self.signs.num_steps}  {shown}", flush=True)
-
-    def conclude(self, result: Mapping[str, Any]) -> None:
-        """The run is done."""
-        write_result(self.paths, result)
 
     def close(self) -> None:
         """Writes what the tracker holds back."""

@@ -26,7 +26,7 @@ class Speed:
 
     Args:
         step: optimizer steps done before the first that counts.
-        batches: has counted the seconds that this rank waited for it, and kept the shapes of a batch.
+        batches: knows the seconds that this rank waited for it, and has kept the shapes of a batch.
         batch_size: samples of a step, of all ranks.
         kind: of the device that steps.
     """

@@ -18,8 +18,8 @@ from hpc_trainer.errors import ConfigError, HpcTrainerError
 from hpc_trainer.runs.files import whole_file
 from hpc_trainer.runtime.devices import kind_of
 from hpc_trainer.training.build import build_model
-from hpc_trainer.training.deployed import DataShape, deployed_model
 from hpc_trainer.training.precision.formats import autocast, set_precision
+from hpc_trainer.worker.deploy.deployed import DataShape, deployed_model
 from hpc_trainer.worker.deploy.opened import open_file
 from hpc_trainer.worker.deploy.trained import Data, check_same_shape, open_data, shape_of, taken_of
 

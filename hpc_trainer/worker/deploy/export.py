@@ -24,8 +24,8 @@ from hpc_trainer.features.prune.choose import pruned
 from hpc_trainer.runs.exported import CARD, CARD_FORMAT, CARD_TEXT, FORMATS, LOAD, prune_values, what_of
 from hpc_trainer.runs.files import sha256_of
 from hpc_trainer.training.build import build_model
-from hpc_trainer.training.deployed import DataShape, changes_model, deployed_model
 from hpc_trainer.worker.deploy.card import as_page, data_facts, form_of
+from hpc_trainer.worker.deploy.deployed import DataShape, changes_model, deployed_model
 from hpc_trainer.worker.deploy.graphs import trace, write_onnx, write_program
 from hpc_trainer.worker.deploy.load_lines import load_lines, weights_lines
 from hpc_trainer.worker.deploy.measure import counts, latencies, machine

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_trainer.config.schema.model.shipped import CustomModelConfig
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.runs.exported import FORMATS
-from hpc_trainer.training.deployed import DataShape
+from hpc_trainer.worker.deploy.deployed import DataShape
 
 _HERE = "here = Path(__file__).parent\n"
 _ONNX = """session = onnxruntime.InferenceSession(here / "{file}", providers=["CPUExecutionProvider"])

@@ -20,9 +20,9 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.tasks.protocol import Task
 from hpc_trainer.training.build import build_dataset, build_task
 from hpc_trainer.training.data.batch_sizes import BatchSizes
-from hpc_trainer.training.deployed import DataShape
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.hooks import abilities
+from hpc_trainer.worker.deploy.deployed import DataShape
 from hpc_trainer.worker.deploy.weights import Taken, take_out
 
 

@@ -32,8 +32,9 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Outcome, Restored
+from hpc_trainer.training.context import Restored
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.save_timer import SaveTimer
 from hpc_trainer.worker.call_main import run_main
 from hpc_trainer.worker.probe import Probe, ProbedRun

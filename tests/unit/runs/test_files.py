@@ -196,16 +196,6 @@ def test_what_others_may_write_is_refused(tmp_path: Path, mode: int, is_folder: 
         check_trusted(path)
 
 
-def test_the_group_may_write_only_where_that_is_meant(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.touch()
-    path.chmod(0o660)
-    check_trusted(path, group_may_write=True)
-    path.chmod(0o662)
-    with pytest.raises(UntrustedFileError):
-        check_trusted(path, group_may_write=True)
-
-
 def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").touch()
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -16,8 +16,9 @@ from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
 from hpc_trainer.state.journal import Journal
 from hpc_trainer.training.checkpoint.store import CheckpointStore
-from hpc_trainer.training.context import Outcome, RunContext
+from hpc_trainer.training.context import RunContext
 from hpc_trainer.training.contract import ResumeContract
+from hpc_trainer.training.ending import Outcome
 from hpc_trainer.training.loop import train
 from hpc_trainer.training.rng import seed_everything
 from hpc_trainer.training.save_timer import SaveTimer

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpc_trainer
+from hpc_trainer.launch.frozen_code.archive import store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import (
     RefusedCodeError,
     check_trusted,
@@ -22,7 +23,6 @@ from hpc_trainer.launch.frozen_code.frozen_worker import (
     frozen_path,
     read_archive,
 )
-from hpc_trainer.launch.frozen_code.snapshot import store_code
 from hpc_trainer.runs.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
 

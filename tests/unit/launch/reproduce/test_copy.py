@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_trainer.errors import ConfigError, RunStateError
-from hpc_trainer.launch.frozen_code.snapshot import archive_of, store_code
+from hpc_trainer.launch.frozen_code.archive import archive_of, store_code
 from hpc_trainer.launch.reproduce.copy import copy_of, place_of, start_copy, take_archive
 from hpc_trainer.runs.layout import SweepPaths
 from hpc_trainer.runs.modes import make_folder

@@ -7,7 +7,6 @@ import json
 import math
 import struct
 from collections import OrderedDict, namedtuple
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_trainer.errors import CheckpointError, CorruptCheckpointError
-from hpc_trainer.training.checkpoint.tensor_files import open_files, open_trusted, whole_tree, write_tensors
+from hpc_trainer.training.checkpoint.tensor_files import OpenFiles, open_trusted, whole_tree, write_tensors
 from hpc_trainer.training.checkpoint.trees import DTYPE_NAMES, pack, unpack
 
 scalars = (
@@ -78,7 +77,7 @@ def through_disk(tree: Any, path: Path) -> Any:
     flat, structure = pack(tree)
     path.unlink(missing_ok=True)
     record = write_tensors(path, flat)
-    with open_files(path.parent, [record], partial(open_trusted, allow_group_write=False)) as files:
+    with OpenFiles(path.parent, [record], open_trusted) as files:
         return whole_tree(unpack(files.tensors(path.name), json.loads(json.dumps(structure, allow_nan=False))))
 
 

@@ -15,6 +15,7 @@ import torch.distributed.tensor.parallel
 from hpc_trainer.config.schema.precision import Dtype
 from hpc_trainer.config.schema.train import CompileScope, LoopConfig, Recompute
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import is_sharded, local_tensor
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import from_trees, to_trees
 from hpc_trainer.training.checkpoint.store import CheckpointStore
@@ -23,7 +24,6 @@ from hpc_trainer.training.parallel.mesh import Mesh
 from hpc_trainer.training.parallel.share import for_evaluation
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensors import is_sharded, local_tensor
 from tests.unit.training.checkpoint.reshard_child import on_ranks
 from tests.unit.training.parallel.mesh_builders import GLOBAL_BATCH, KINDS, SEQ_LEN, VOCABULARY, batches_of, build
 from tests.unit.training.parallel.shard_builders import digests

@@ -16,6 +16,7 @@ from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.features.averaged_weights.average import AveragedWeights
 from hpc_trainer.features.offload import ability as optim_place
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.checkpoint.shards import Shard
@@ -24,7 +25,6 @@ from hpc_trainer.training.parallel.share import StopVote, VotingLoss, share
 from hpc_trainer.training.precision.formats import build_scaler
 from hpc_trainer.training.state import TrainState
 from hpc_trainer.training.step import Stepper
-from hpc_trainer.training.tensors import is_sharded
 from tests.unit.training.built_parts import optimizer_of
 
 # Name -> (ranks, strategy, ZeRO-1, moments in host memory).

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpc_trainer.config.schema.precision import Dtype, PrecisionConfig
 from hpc_trainer.runtime.rank_group import RankGroup
+from hpc_trainer.runtime.tensors import is_sharded
 from hpc_trainer.tasks.cross_entropy import CrossEntropy
 from hpc_trainer.training.checkpoint.objects import to_trees
 from hpc_trainer.training.evaluate import evaluate
 from hpc_trainer.training.parallel.share import for_evaluation
-from hpc_trainer.training.tensors import is_sharded
 from tests.unit.training.checkpoint.reshard_child import on_ranks
 from tests.unit.training.parallel.shard_builders import KINDS, build
 from tests.unit.training.step_builders import batches_of

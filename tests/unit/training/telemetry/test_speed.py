@@ -33,13 +33,15 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    time = monotonic = perf_counter
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(speed, "time", clock)
     monkeypatch.setattr("hpc_trainer.runtime.devices.time", clock)
-    monkeypatch.setattr("hpc_trainer.training.data.loader.time", clock)
+    monkeypatch.setattr("hpc_trainer.runtime.spans.time", clock)
     return clock
 
 

@@ -1,4 +1,4 @@
-"""Which parts of a model FSDP shards by themselves: layers, not single matrices and not lists of layers."""
+"""Which parts of a model are blocks: layers, not single matrices and not lists of layers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 from torch import nn
 
 from hpc_trainer.config.schema.model.shipped import CnnConfig, GptConfig, MlpConfig, ResnetConfig
+from hpc_trainer.models.blocks import blocks
 from hpc_trainer.models.cnn import Cnn
 from hpc_trainer.models.gpt import Gpt
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.models.resnet import Resnet
-from hpc_trainer.training.parallel.fully_sharded import blocks, is_fully_sharded
 
 IMAGE = {"input_shape": (3, 16, 16), "num_classes": 4}
 
@@ -31,4 +31,3 @@ def test_blocks(model: nn.Module, expected: list[str]) -> None:
     assert [type(block).__name__ for block in found] == expected
     inside = [module for block in found for module in block.modules()]
     assert len(inside) == len(set(map(id, inside))), "no block lies in another"
-    assert not is_fully_sharded(model)

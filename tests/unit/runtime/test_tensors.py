@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hpc_trainer.training.tensors import in_pieces
+from hpc_trainer.runtime.tensors import in_pieces
 
 
 def test_pieces_are_bounded_and_whole() -> None:

@@ -13,7 +13,8 @@ from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import CheckpointError
 from hpc_trainer.models.mlp import Mlp
 from hpc_trainer.training.ability import Ability
-from hpc_trainer.training.deployed import DataShape, changes_model, deployed_model
+from hpc_trainer.worker.deploy import deployed
+from hpc_trainer.worker.deploy.deployed import DataShape, changes_model, deployed_model
 
 SHAPE = DataShape((1, 4, 4), 3)
 CONFIG = TrainConfig(model=MlpConfig(hidden_dim=6, num_layers=1))
@@ -74,13 +75,14 @@ def test_the_checkpoints_weights_in_the_models_class() -> None:
     assert not changes_model(CONFIG)
 
 
-def test_what_features_make_of_it_comes_in_their_order() -> None:
+def test_what_features_make_of_it_comes_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     model, adding = _mlp(), AddingAbility(CONFIG)
     correction = torch.randn(6, 16)
     correction[2:4] = -model.layers[1].weight[2:4]  # two units without weights, once they are merged
     model.layers[1].bias.data[2:4] = 0
     adding.base = model.state_dict()
-    made = deployed_model(CONFIG, SHAPE, {"layers.1.added": correction}, [adding, CuttingAbility(CONFIG)])
+    monkeypatch.setattr(deployed, "abilities", lambda config: [adding, CuttingAbility(config)])
+    made = deployed_model(CONFIG, SHAPE, {"layers.1.added": correction})
     assert made.layers[1].weight.shape == (4, 16)
     inputs = torch.randn(5, 1, 4, 4)
     model.layers[1].weight.data += correction

@@ -6,7 +6,7 @@ feature makes of it what is used from then on (`Ability.deployed`): adapters are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,6 @@ from torch import nn
 
 from hpc_trainer.config.schema.train import TrainConfig
 from hpc_trainer.errors import CheckpointError
-from hpc_trainer.training.ability import Ability
 from hpc_trainer.training.build import HasShape, build_model
 from hpc_trainer.training.hooks import abilities, overridden
 from hpc_trainer.training.rng import seed_everything
@@ -36,21 +35,18 @@ def changes_model(config: TrainConfig) -> bool:
     return any(overridden(active, hook) for hook in ("fit_weights", "deployed"))
 
 
-def deployed_model(
-    config: TrainConfig, shape: HasShape, weights: Mapping[str, torch.Tensor], active: Sequence[Ability] | None = None
-) -> nn.Module:
+def deployed_model(config: TrainConfig, shape: HasShape, weights: Mapping[str, torch.Tensor]) -> nn.Module:
     """The model in evaluation mode; none of its weights takes a gradient.
 
     Args:
         shape: of the data that it was trained on.
         weights: the model's state in a checkpoint, whole tensors.
-        active: whose hooks are called; None: those of the features that are on.
 
     Raises:
         ConfigError: the model's class is not trusted, leads nowhere, or refuses its arguments.
         CheckpointError: the weights do not fit it.
     """
-    active = abilities(config) if active is None else active
+    active = abilities(config)
     seed_everything(config.seed)
     model = build_model(config, shape)
     given = dict(weights)

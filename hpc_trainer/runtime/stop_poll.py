@@ -1,6 +1,6 @@
 """Polls on a stop by a collective of their own: after the step of an own loop, and inside an evaluation.
 
-The shared loop's steps need none: there the gradients carry the votes (`parallel/share.py`).
+The shared loop's steps need none: there the gradients carry the votes (`training/parallel/share.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from hpc_trainer.runtime.rank_group import RankGroup
 from hpc_trainer.runtime.stop import StopFlag
-from hpc_trainer.training.late_flag import LateFlag
+from hpc_trainer.runtime.tensors import LateFlag
 
 
 @dataclass(frozen=True, slots=True)

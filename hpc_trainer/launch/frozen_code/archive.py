@@ -1,0 +1,85 @@
+"""The frozen code on the disk: runs/<sweep>/code/<digest>.zip, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import time
+import uuid
+import zipfile
+from pathlib import Path
+
+from hpc_trainer.errors import SubmitError
+from hpc_trainer.launch.frozen_code.frozen_worker import MAIN, MANIFEST, RefusedCodeError, member, read_archive
+from hpc_trainer.launch.frozen_code.snapshot import Snapshot, worker_code
+from hpc_trainer.runs.files import check_trusted, fsync_folder
+from hpc_trainer.runs.layout import SweepPaths
+from hpc_trainer.runs.modes import make_folder
+
+# What a killed submit left half written is removed once no living one can still be at it.
+_STALE_S = 3600.0
+
+
+def archive_of(paths: SweepPaths, digest: str) -> Path:
+    """Where the code of this digest (64 hex digits) lies in a sweep's folder."""
+    return paths.code / f"{digest[:12]}.zip"
+
+
+def store_code(paths: SweepPaths, snapshot: Snapshot) -> Path:
+    """Writes the archive into the sweep's folder, unless it is there, and returns it. Workers start from it.
+
+    It appears whole, by a rename, flushed to the disk: killed in the middle, there is none.
+
+    Raises:
+        SubmitError: the archive of this digest was changed; UntrustedFileError: others may have changed it.
+    """
+    archive = archive_of(paths, snapshot.digest)
+    make_folder(paths.code)
+    check_trusted(paths.code)
+    if archive.exists():
+        check_trusted(archive)
+        try:
+            manifest, _ = read_archive(archive)
+            if manifest != snapshot.manifest:
+                raise RefusedCodeError(f"{archive} holds other code of the same short digest")
+        except RefusedCodeError as error:
+            raise SubmitError(
+                f"{error}. Runs that wait refuse to start from it. Move it away and submit again: that writes it anew."
+            ) from error
+        return archive
+    _remove_stale(paths.code)
+    temporary = paths.code / f".{archive.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        # Read-only: nothing has a reason to write it again.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_pack(snapshot))
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(archive)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(paths.code)
+    fsync_folder(paths.folder)
+    return archive
+
+
+def _pack(snapshot: Snapshot) -> bytes:
+    packed = io.BytesIO()
+    # Stored, not compressed: 0.4 MB of Python in 100 files take 15 ms to deflate, and 1 ms to write.
+    with zipfile.ZipFile(packed, "w") as file:
+        for name, content in ((MAIN, worker_code()), (MANIFEST, json.dumps(snapshot.manifest, indent=1).encode())):
+            file.writestr(zipfile.ZipInfo(name), content)
+        for number, (name, (_, content)) in enumerate(snapshot.contents.items()):
+            file.writestr(zipfile.ZipInfo(member(number, name)), content)
+    return packed.getvalue()
+
+
+def _remove_stale(folder: Path) -> None:
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _STALE_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
