@@ -87,8 +87,8 @@ def test_lines_as_they_come_across_attempts_to_the_end(sweep: SweepOnDisk, monke
             lambda: (write(second, "last\n"), sweep.end(attempt=1, state=RunState.FAILED, cause="x"), sweep.done()),
         ]
     )
-    # Each look at the run comes after the next part of the story; nobody waits. A clock of its own: subprocess sleeps too
-    # where a command has closed its output and not ended yet.
+    # Each look at the run comes after the next part of the story; nobody waits. A clock of its own: subprocess sleeps
+    # too where a command has closed its output and not ended yet.
     clock = SimpleNamespace(sleep=lambda _: next(story)(), monotonic=time.monotonic)
     monkeypatch.setattr("hpc_trainer.operate.logs.time", clock)
     monkeypatch.setattr("hpc_trainer.operate.logs._ASK_EVERY_S", 0.0)
