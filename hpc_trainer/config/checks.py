@@ -20,13 +20,10 @@ def figure(value: float) -> str:
         return f"{str(value)[:20]}..."
 
 
-def at_least(
-    key: str, value: float | None, least: float, nullable: bool = False, most: float = LARGEST
-) -> Iterator[str]:
+def at_least(key: str, value: float | None, least: float, most: float = LARGEST) -> Iterator[str]:
     """A problem unless `least` ≤ value ≤ `most`."""
     if value is None:
-        if not nullable:
-            yield f"{key} must be set."
+        yield f"{key} must be set."
     elif not least <= value <= most:  # nan is neither
         rule = f"at least {least:g}" if not value >= least else f"at most {most:.12g}"
         yield f"{key}={figure(value)} must be {rule}. Use {least if not value >= least else most:.12g}."

@@ -12,7 +12,7 @@ from hpc_trainer.runs.reading import exists, list_folder
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
 # Files are ours to read each second; the state may cost the scheduler a squeue.
-_ASK_EVERY_S = 10.0
+_POLL_S, _ASK_EVERY_S = 1.0, 10.0
 _LOG_NAME = re.compile(r"attempt-(\d+)\.rank-(\d+)\.log\Z")
 
 
@@ -43,7 +43,7 @@ def read_logs(files: list[Path], tail: int | None = None) -> Iterator[str]:
         yield from lines if tail is None else lines[max(0, len(lines) - tail) :]
 
 
-def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s: float = 1.0) -> Iterator[str]:
+def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None) -> Iterator[str]:
     """Lines as they come, across attempts, until the run is neither waiting nor at work."""
     offsets: dict[Path, int] = {}
     is_active = True
@@ -53,7 +53,7 @@ def follow_logs(status: SweepStatus, run: RunStatus, rank: int | None, *, poll_s
             yield from _new_lines(path, offsets)
         if not is_active:
             return
-        time.sleep(poll_s)
+        time.sleep(_POLL_S)
         on_slurm = bool(run.job_id) and str(run.job_id)[0].isdecimal()
         if on_slurm and time.monotonic() - asked < _ASK_EVERY_S:
             continue

@@ -9,9 +9,10 @@ from hpc_trainer.runs.monitoring.ledger import Allocation
 from hpc_trainer.slurm.queue import ask_accounting
 
 _FIELDS = ("JobID", "Start", "End", "ElapsedRaw", "State")
+_TIMEOUT_S = 30.0
 
 
-def read_allocations(job_ids: Iterable[str], since: float, *, timeout_s: float = 30.0) -> list[Allocation]:
+def read_allocations(job_ids: Iterable[str], since: float) -> list[Allocation]:
     """Every allocation of these jobs that has ended, in one call; array ids stand for all their elements.
 
     [] where the site keeps no accounting. Ids come again: whoever asks looks at the times.
@@ -26,7 +27,7 @@ def read_allocations(job_ids: Iterable[str], since: float, *, timeout_s: float =
     if not ids:
         return []
     # -D: also of the starts before the newest one.
-    told = ask_accounting(["-D", "-o", ",".join(_FIELDS), "-j", ",".join(ids)], since, timeout_s)
+    told = ask_accounting(["-D", "-o", ",".join(_FIELDS), "-j", ",".join(ids)], since, _TIMEOUT_S)
     return [] if told is None else parse_allocations(told)
 
 

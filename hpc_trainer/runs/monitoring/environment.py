@@ -16,6 +16,7 @@ from hpc_trainer.runs.reading import Faults, read_json, tell
 
 FORMAT = 1
 _MOST_COMPARED = 50
+_MOST_NAMED = 4
 # Their values change with each job, place or person, and change no result.
 _NOT_COMPARED = (
     "SLURM_", "HPC_TRAINER_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -124,19 +125,20 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differen
     return sorted(found, key=lambda each: order[each.kind])
 
 
-def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]], most: int = 4) -> list[str]:
+def attempt_lines(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
     """A line for each attempt that ran with something else than the one before it.
 
     Args:
         records: (attempt, its record), in order.
-        most: differences that a line names.
     """
     lines = []
     for (earlier, was), (attempt, now) in itertools.pairwise(records):
         found = differences(was, now)
         if found:
-            more = f", and {len(found) - most} more" if len(found) > most else ""
-            named = "; ".join(f"{_short(each.name)} {_short(each.now)} ({_short(each.was)})" for each in found[:most])
+            more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            named = "; ".join(
+                f"{_short(each.name)} {_short(each.now)} ({_short(each.was)})" for each in found[:_MOST_NAMED]
+            )
             lines.append(f"attempt {attempt} ran with {named}{more}; in parentheses attempt {earlier}'s")
     return lines
 
