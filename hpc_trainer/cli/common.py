@@ -161,8 +161,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str | RunState]]
                 if isinstance(cell, RunState) and cell in styles:
                     line[index] = styles[cell].render(line[index], color_system=system)
     if left_out:
-        told = f"No room for {', '.join(left_out)}: a wider terminal, or | cat, shows all."
-        lines += [[line] for line in textwrap.wrap(told, room)]
+        hint = f"No room for {', '.join(left_out)}: a wider terminal, or | cat, shows all."
+        lines += [[line] for line in textwrap.wrap(hint, room)]
     out.file.write("".join("".join(line).rstrip() + "\n" for line in lines))
 
 
