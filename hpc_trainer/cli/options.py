@@ -114,7 +114,9 @@ RunsDir = Annotated[
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SWEEP|RUN...]", help="A sweep, or runs by their ids.", autocompletion=complete_names),
+    typer.Argument(
+        metavar="[SWEEP|RUN...]", help="A sweep, runs by their ids, or both.", autocompletion=complete_names
+    ),
 ]
 SweepArgument = Annotated[
     str | None,

@@ -35,6 +35,7 @@ from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.monitoring.ask_ledger import goodputs
 from hpc_trainer.state.status import RunStatus, SweepStatus, read_status
 
+_FAILED = (RunState.FAILED, RunState.OUT_OF_MEMORY)
 _MUCH_WAIT = 0.05  # of a step
 _MOST_REMARKS = 5
 _MOST_OF_CAUSE = 120
@@ -165,7 +166,7 @@ def _cause(run: RunStatus) -> str:
 
 def _next_command(status: SweepStatus) -> str:
     runs = status.open_runs.values()
-    failed = next((run for run in runs if run.state in (RunState.FAILED, RunState.OUT_OF_MEMORY)), None)
+    failed = next((run for run in runs if run.state in _FAILED), None)
     stopped = next((run for run in runs if run.state.needs_submit), None)
     if failed is None and status.has_active:
         return f"status --watch {status.sweep.name}"
@@ -234,6 +235,8 @@ def _cancelled_words(status: SweepStatus, run_ids: Sequence[str], num_cancelled:
     """What was cancelled, and what of the sweep waits or works all the same."""
     num_ended = len(run_ids) - num_cancelled
     before = f"; {num_ended} had ended before" if num_ended else ""
+    if not num_cancelled:
+        return f"Nothing to cancel in {status.sweep.name}: {num_ended} run(s) had ended before."
     if len(run_ids) == len(status.specs):
         return f"Cancelled the sweep {status.sweep.name}: {num_cancelled} run(s){before}."
     named = {*run_ids}
@@ -255,7 +258,15 @@ def run_results(
         print_json(sort_rows(rows, sort) if sort else rows)
     else:
         print_results(status, sort, every_run=every_run)
+        print_next_of_failed(status)
     warn(status)
+
+
+def print_next_of_failed(status: SweepStatus) -> None:
+    """`why`, if a run has failed: a table of figures does not say so."""
+    failed = next((run for run in status.open_runs.values() if run.state in _FAILED), None)
+    if failed is not None:
+        print_next(f"why {failed.run_id}")
 
 
 def print_results(status: SweepStatus, sort: str | None = None, *, every_run: bool = False) -> None:

@@ -117,9 +117,14 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def print_next_of(plan: SweepPlan) -> None:
-    """The submit that the plan is of, if it would submit something."""
-    if plan.num_to_submit and not plan.problems:
+    """The submit that the plan is of, if it would submit something; else how its runs stand."""
+    if plan.problems:
+        return
+    if plan.num_to_submit:
         print_next(f"submit {_words()}")
+    elif plan.grid.specs:
+        is_done = set(plan.states.values()) == {RunState.COMPLETED}
+        print_next(f"{'results' if is_done else 'status'} {plan.grid.sweep.name}")
 
 
 def _words() -> str:

@@ -106,7 +106,14 @@ def select(
             status = read_status(SweepPaths(candidate.folder.absolute()), is_look=is_look)
             return status, find_runs(status, names)
     status = read_status(find_sweep(runs_dir, None), is_look=is_look)
-    return status, find_runs(status, names)
+    try:
+        return status, find_runs(status, names)
+    except RunStateError as error:  # a person may have meant a sweep
+        known = ", ".join(each.name for each in list_sweeps(runs_dir)[:_SWEEPS_SHOWN])
+        raise RunStateError(f"there is no such sweep, and {error} Sweeps: {known}.") from None
+
+
+_SWEEPS_SHOWN = 10
 
 
 def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:

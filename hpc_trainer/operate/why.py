@@ -175,7 +175,7 @@ def _evidence(status: SweepStatus, run: RunStatus, rank: int | None, slow: Seque
             yield from frames[-_TRACEBACK_LINES:]
     elif run.cause == NOT_FINITE and run.warning is not None:
         yield run.warning
-    elif run.reason is not None and run.state is not RunState.COMPLETED:
+    elif run.reason is not None and run.state is not RunState.COMPLETED and run.reason.upper() != run.state.value:
         yield run.reason
     yield f"step {run.progress.replace('/', ' of ')}, {len(run.attempts)} attempt(s)".removeprefix("step -, ")
     paths = status.sweep.run(run.run_id)
@@ -252,7 +252,8 @@ def _story(attempt: Attempt) -> Iterator[str]:
         yield f"{_clock(float(each['time']))}  attempt {attempt.attempt}: {said}"
     if not attempt.has_ended or attempt.end_time is None or attempt.state is None:
         return
-    parts = [f"attempt {attempt.attempt} ended: {attempt.state.value}", attempt.cause or ""]
+    cause = attempt.cause if attempt.cause is not None and attempt.cause.upper() != attempt.state.value else ""
+    parts = [f"attempt {attempt.attempt} ended: {attempt.state.value}", cause]
     parts += [attempt.signal or "", "" if attempt.saved_step is None else f"saved step {attempt.saved_step}"]
     parts += [attempt.action if attempt.action not in (None, "none") else ""]
     yield f"{_clock(attempt.end_time)}  {', '.join(part for part in parts if part)}"

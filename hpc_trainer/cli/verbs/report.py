@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_trainer.cli.common import counts_line, print_json, print_next, print_table, say, short_number
 from hpc_trainer.cli.given import resolve_runs_dir
+from hpc_trainer.cli.run_verbs import print_next_of_failed
 from hpc_trainer.errors import ConfigError
 from hpc_trainer.operate.find import find_sweep
 from hpc_trainer.operate.report.data import WARMUP_STEPS, Report, Scaling, build_report
@@ -54,6 +55,8 @@ def run_report(
     say(f"Page: {page}")
     if report.next is not None:
         print_next(report.next)
+    else:
+        print_next_of_failed(status)
 
 
 def report_json(report: Report, page: Path) -> dict[str, Any]:

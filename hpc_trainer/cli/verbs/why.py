@@ -86,7 +86,8 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
     say(f"Sweep {status.sweep.name}: {counts_line(Counter(status.states[each].value for each in run_ids))}.")
     alike: dict[tuple[str, ...], list[Why]] = {}
     for each in found:
-        alike.setdefault((each.verdict, *_frame(each), each.evidence[0]), []).append(each)
+        because = [] if each.state is RunState.CANCELLED else each.evidence[:1]  # its own steps say nothing of others
+        alike.setdefault((each.verdict, *_frame(each), *because), []).append(each)
     for (verdict, *because), group in alike.items():
         names = ", ".join(each.run_id for each in group[:_SHOWN_RUNS])
         more = f" and {len(group) - _SHOWN_RUNS} more" if len(group) > _SHOWN_RUNS else ""
@@ -94,5 +95,8 @@ def _print_many(status: SweepStatus, run_ids: list[str], found: list[Why]) -> No
     if found:
         say("")
         print_next(f"why {found[0].run_id}")
-    else:
+    elif any(status.states[each] is not RunState.COMPLETED for each in run_ids):
         say("Every run is complete, runs or waits.")
+        print_next(f"status {status.sweep.name}")
+    else:
+        print_next(f"results {status.sweep.name}")

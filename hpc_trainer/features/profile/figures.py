@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -46,8 +47,10 @@ class ProfileFigures:
     """Of a window of `num_steps` steps from `first_step` on that took `wall_s` in all. Shares are of that time, 0 to 1.
 
     `idle_share`: of the device, the GPU had no kernel; of a CPU, the main thread was in no operator and waited for no
-    batch. `between_share`: outside steps, so logging and saves. `work`: kind -> share of the time that the device (the
-    main thread) was at it. `gaps`: the longest idle spans, as (milliseconds, what the main thread was at).
+    batch. `between_share`: outside steps, so logging and saves; `usual_between_share`: of the median step, which one
+    long save does not change; `longest_between`: seconds, and the step after it. `work`: kind -> share of the time that
+    the device (the main thread) was at it. `gaps`: the longest idle spans, as (milliseconds, what the main thread was
+    at).
     """
 
     device: str
@@ -62,11 +65,24 @@ class ProfileFigures:
     optimizer_share: float = 0.0
     gaps: list[tuple[float, str]] = field(default_factory=list)
     peak_memory_share: float | None = None
+    usual_between_share: float = 0.0
+    longest_between: tuple[float, int] = (0.0, 0)
 
     @property
     def step_s(self) -> float:
         """Mean seconds of a step."""
         return self.wall_s / self.num_steps
+
+    @property
+    def has_outlier(self) -> bool:
+        """True if few long waits between steps, as a save in this window, are what lies between them."""
+        return self.usual_between_share < _BETWEEN <= self.between_share
+
+    @property
+    def usual_idle_share(self) -> float:
+        """`idle_share` without what such waits added."""
+        added = self.between_share - self.usual_between_share if self.has_outlier else 0.0
+        return max(0.0, self.idle_share - added)
 
 
 def kind_of(name: str) -> str:
@@ -98,21 +114,21 @@ def find_gaps(spans: Sequence[Span], begin: float, end: float) -> list[tuple[flo
 
 def figures_of(
     *, device: str, first_step: int, steps: Sequence[Span], waits: Sequence[Span], optimizer: Sequence[Span],
-    work: Sequence[Span], host: Sequence[Span], own_us: Iterable[tuple[str, float]], inside_s: float,
-    peak_memory_share: float | None = None,
+    work: Sequence[Span], host: Sequence[Span], own_us: Iterable[tuple[str, float]],
+    inside_s: Sequence[float], peak_memory_share: float | None = None,
 ) -> ProfileFigures:  # fmt: skip
     """Puts a window's spans together.
 
     Args:
         device: `cpu` or `cuda`.
         first_step: of the window, counted from 1.
-        steps: a span for each step of the window.
+        steps: a span for each step of the window, in order, each with what came before it since the last.
         waits: of the main thread, for batches.
         optimizer: of the main thread, in the optimizer's step.
         work: what keeps the device busy: kernels and copies, or outermost operators of the main thread.
         host: outermost operators of the main thread.
         own_us: name and microseconds of each kernel, or of each operator without those inside it.
-        inside_s: seconds of the window that were spent in steps.
+        inside_s: seconds of each step without that.
         peak_memory_share: of the GPU's memory.
     """
     begin, end = min(each.start for each in steps), max(each.end for each in steps)
@@ -125,6 +141,9 @@ def figures_of(
         kind = kind_of(name)
         shares[kind] = shares.get(kind, 0.0) + microseconds / wall
     longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:_MANY_GAPS]
+    whole_s = [(each.end - each.start) / 1e6 for each in steps]
+    between_s = [max(0.0, whole - inside) for whole, inside in zip(whole_s, inside_s, strict=False)]
+    shares_between = [part / whole for part, whole in zip(between_s, whole_s, strict=False) if whole > 0]
     return ProfileFigures(
         device=device,
         first_step=first_step,
@@ -132,7 +151,9 @@ def figures_of(
         wall_s=wall / 1e6,
         data_wait_share=waited / wall,
         idle_share=_length(gaps) / wall,
-        between_share=max(0.0, 1 - inside_s * 1e6 / wall),
+        between_share=max(0.0, 1 - sum(inside_s) * 1e6 / wall),
+        usual_between_share=statistics.median(shares_between) if shares_between else 0.0,
+        longest_between=max(zip(between_s, range(first_step, first_step + len(steps)), strict=False), default=(0.0, 0)),
         num_kernels=len(work),
         work=dict(sorted(shares.items(), key=lambda each: -each[1])),
         optimizer_share=_length(merged(optimizer, begin, end)) / wall,
@@ -168,7 +189,11 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
     yield f"{what} idle: {figures.idle_share:.1%}; {figures.num_kernels / figures.num_steps:.0f} " + (
         "kernels and copies a step" if figures.device != "cpu" else "operators a step"
     )
-    yield f"between steps (logging, saves): {figures.between_share:.1%}; optimizer: {figures.optimizer_share:.1%}"
+    between = f"{figures.between_share:.1%}"
+    if figures.has_outlier:
+        seconds, step = figures.longest_between
+        between += f", mostly {seconds:.3g} s before step {step}; of the median step {figures.usual_between_share:.1%}"
+    yield f"between steps (logging, saves): {between}; optimizer: {figures.optimizer_share:.1%}"
     yield "work: " + (", ".join(f"{kind} {share:.1%}" for kind, share in figures.work.items()) or "none seen")
     if figures.peak_memory_share is not None:
         yield f"peak of the GPU's memory: {figures.peak_memory_share:.0%}"
@@ -183,9 +208,9 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
 def advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     """What to change, each with the key of the configuration and the figure that led to it; what weighs most first."""
     yield from _data_advice(figures, config)
-    if figures.between_share >= _BETWEEN:
+    if figures.usual_between_share >= _BETWEEN:
         yield (
-            f"{figures.between_share:.0%} of the time lies between steps: log and save less often, as "
+            f"{figures.usual_between_share:.0%} of the time lies between steps: log and save less often, as "
             f"monitor.log_every_steps={10 * config.monitor.log_every_steps} (now {config.monitor.log_every_steps}) "
             f"and checkpoint.every_steps={10 * config.checkpoint.every_steps} (now {config.checkpoint.every_steps})."
         )
@@ -231,10 +256,10 @@ def _cpus_key(config: TrainConfig) -> str:
 
 
 def _cpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
-    if figures.idle_share >= _IDLE:
+    if figures.usual_idle_share >= _IDLE:
         yield (
-            f"the main thread is in no operator for {figures.idle_share:.0%} of the time: it is Python's, so let each "
-            f"call do more. {_larger(config)}" + ("" if config.train.compile else " Or train.compile=true.")
+            f"the main thread is in no operator for {figures.usual_idle_share:.0%} of the time: it is Python's, so let "
+            f"each call do more. {_larger(config)}" + ("" if config.train.compile else " Or train.compile=true.")
         )
     cores = config.hardware.cpus_per_rank
     heavy = _heavy(figures)
@@ -246,7 +271,7 @@ def _cpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
 
 def _gpu_advice(figures: ProfileFigures, config: TrainConfig) -> Iterator[str]:
     train, dtype = config.train, config.precision.compute_dtype
-    idle = figures.idle_share - figures.data_wait_share
+    idle = figures.usual_idle_share - figures.data_wait_share
     if idle >= _IDLE:
         per_step = figures.num_kernels / figures.num_steps
         how = "a graph of them all: train.compile=true." if not train.compile else _larger(config)

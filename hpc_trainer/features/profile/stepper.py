@@ -54,7 +54,7 @@ class ProfiledStepper:
         self._end = self._first + num_steps
         self._num_done = 0
         self._torch: Any = None
-        self._inside_s = 0.0
+        self._inside_s: list[float] = []
         self._first_step = self._num_seen = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +75,7 @@ class ProfiledStepper:
         result: StepResult = self._stepper.step(state, _Watched(batches), **words)
         self._wait_for_device()
         if self._num_done >= self._first:
-            self._inside_s += time.perf_counter() - begin
+            self._inside_s.append(time.perf_counter() - begin)
             self._num_seen += 1
         self._num_done += 1
         self._safely(self._torch.step)  # of the last: it writes
@@ -168,7 +168,7 @@ class _Watched(Iterator[Batch]):
 
 
 def read_figures(
-    events: Any, device: torch.device, *, first_step: int, num_steps: int, inside_s: float
+    events: Any, device: torch.device, *, first_step: int, num_steps: int, inside_s: Sequence[float]
 ) -> ProfileFigures | None:
     """The figures of the profiler's events (torch.autograd.profiler_util); None if no step was watched whole."""
     marks = [each for each in events if each.name.startswith(STEP) and _is_on_cpu(each)]

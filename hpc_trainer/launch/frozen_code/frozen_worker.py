@@ -44,7 +44,9 @@ if __name__ == "__main__":
 import contextlib
 import grp
 import hashlib
+import importlib.util
 import json
+import marshal
 import pwd
 import runpy
 import shutil
@@ -52,6 +54,7 @@ import signal
 import stat
 import time
 import uuid
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -146,6 +149,62 @@ def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
             file.write(content)
 
 
+def compile_missing(folder: Path, files: Mapping[str, tuple[str, bytes]], place: Path | None = None) -> bool:
+    """Writes the bytecode that this Python would write of each module when it imports it, where there is none.
+
+    So Python never writes any there: 3.10, 3.11 and early releases of 3.12 and 3.13 put in place what a full disk has
+    cut (CPython issue 126606), and every later import of it fails. It is taken as it is (PEP 552, unchecked): it is the
+    sources that are compared.
+
+    Args:
+        place: where the folder will be; else where it is.
+
+    Returns:
+        False: the file system refused some.
+    """
+    there: dict[str, set[str]] = {}
+    for name, (mode, content) in files.items():
+        if mode == LINK or not name.endswith(".py"):
+            continue
+        target = importlib.util.cache_from_source(f"{folder}/{name}")
+        parent, _, own = target.rpartition("/")
+        try:
+            if parent not in there:
+                Path(parent).mkdir(mode=0o755, exist_ok=True)
+                there[parent] = {*os.listdir(parent)}  # noqa: PTH208
+            if own in there[parent]:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                code = compile(content, f"{place or folder}/{name}", "exec", dont_inherit=True)
+            head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(content)
+            _put(target, head + marshal.dumps(code))
+        except OSError as error:
+            sys.stderr.write(f"no bytecode of the frozen code is kept: {error}.\n")
+            return False
+        except (SyntaxError, ValueError, OverflowError, RecursionError):  # whoever imports it is told
+            continue
+    return True
+
+
+def _put(target: str, data: bytes) -> None:
+    """Writes a file that appears whole."""
+    temporary = f"{target}.{uuid.uuid4().hex}"
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb") as file:
+            file.write(data)
+        os.replace(temporary, target)  # noqa: PTH105
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+
+
+def _keeps_bytecode() -> bool:
+    """False where the person wants none, or has it elsewhere."""
+    return not sys.dont_write_bytecode and sys.pycache_prefix is None
+
+
 def ensure_unpacked(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> Path:
     """The folder beside the archive with exactly these files. Every rank calls it; one unpacks, the others wait.
 
@@ -170,6 +229,8 @@ def ensure_unpacked(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> Pa
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(archive.with_name(f"{archive.stem}.changed-{uuid.uuid4().hex[:8]}"))
             unpack(temporary, files)
+            if _keeps_bytecode():
+                compile_missing(temporary, files, folder)
             with contextlib.suppress(OSError):  # it is there by now: another rank was faster
                 temporary.rename(folder)
             shutil.rmtree(temporary, ignore_errors=True)
@@ -311,6 +372,9 @@ def use_frozen_code(archive: Path) -> None:
     manifest, files = read_archive(archive)
     folder = ensure_unpacked(archive, files)
     check_trusted(folder)
+    if _keeps_bytecode() and not compile_missing(folder, files):  # of another Python's there may be none
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # The current folder first: what was frozen of it takes its place, and comes before what is installed.
     path = ["", *(each for each in _given_path if os.path.realpath(each) != str(archive))]
     sys.path[:] = safe_path(frozen_path(path, folder, manifest["roots"]))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpc_trainer.cli.run_verbs import run_cancel, run_results, run_status, status_json
+from hpc_trainer.cli.show_verbs import run_show
 from hpc_trainer.cli.verbs.report import run_report
+from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.errors import RunStateError
 from hpc_trainer.runs.files import append_lines, write_json
 from hpc_trainer.runs.states import CANCEL, RunState
@@ -140,3 +143,37 @@ def test_cancel_says_what_it_cancelled_and_what_goes_on(
     assert told("sweep")[-1:] == ["Cancelled the sweep sweep: 2 run(s); 2 had ended before."]
     with pytest.raises(RunStateError, match="no run of sweep is named 'nope'"):
         told("sweep", "nope")
+
+
+@pytest.mark.usefixtures("no_slurm")
+def test_each_verb_names_the_next_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(2, "cluster=local"))
+    folder = Path("runs")
+    for index in (0, 1):
+        sweep.start(index, executor="local")
+    sweep.end(0, state=RunState.COMPLETED, cause="done")
+    sweep.done(0, eval_accuracy=0.5)
+    sweep.end(1, state=RunState.FAILED, cause="exception")
+
+    def last(verb: Callable[[], None]) -> str:
+        verb()
+        return capsys.readouterr().out.splitlines()[-1]
+
+    def report() -> None:
+        run_report("sweep", folder, output=None, warmup_steps=None, exports=(), as_json=False)
+
+    failed = f"Next: hpc-trainer why {sweep.specs[1].run_id}"
+    assert last(lambda: run_results("sweep", folder, sort=None, as_json=False)) == failed
+    assert last(report) == failed
+    sweep.end(1, state=RunState.COMPLETED, cause="done")
+    sweep.done(1, eval_accuracy=0.5)
+    assert last(lambda: run_why(["sweep"], None, folder, as_json=False)) == "Next: hpc-trainer results sweep"
+    run_cancel(["sweep"], None, folder, save=False, as_json=False)
+    assert capsys.readouterr().out.startswith("Nothing to cancel in sweep: 2 run(s) had ended before.")
+    with pytest.raises(RunStateError, match=f"sweep is a sweep: name one of its runs, as {sweep.specs[0].run_id}"):
+        run_show("sweep", None, folder, every_key=False, as_json=False)
+    run_show(sweep.specs[0].run_id, None, folder, every_key=False, as_json=False)
+    assert f"Folder: {sweep.run(0).folder}" in capsys.readouterr().out

@@ -178,6 +178,16 @@ def test_the_story_has_every_attempt(sweep: SweepOnDisk) -> None:
     ], "a program, and an attempt that has not come so far, has no first step to tell of"
 
 
+def test_a_cancelled_run_says_so_once(sweep: SweepOnDisk) -> None:
+    sweep.start(resumed=0)
+    sweep.mark("CANCEL")
+    sweep.end(state=RunState.CANCELLED, cause="cancelled", saved_step=40)
+    why = _why(sweep)
+    assert why.state is RunState.CANCELLED
+    assert "cancelled" not in why.evidence
+    assert why.timeline[-1].endswith("attempt 0 ended: CANCELLED, saved step 40")
+
+
 def test_skipped_spikes_and_rollbacks_are_told(sweep: SweepOnDisk) -> None:
     sweep.start(attempt=0, resumed=0)
     journal = Journal(sweep.run())

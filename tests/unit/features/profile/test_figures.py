@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_figures_of_a_gpu() -> None:
         work=[Span("sm80_gemm", 100, 300), Span("ncclDevKernel_AllReduce", 250, 400), Span("sm80_gemm", 700, 900)],
         host=[Span("aten::mm", 100, 110), Span("aten::item", 905, 1000)],
         own_us=[("sm80_gemm", 200), ("ncclDevKernel_AllReduce", 150), ("sm80_gemm", 200)],
-        inside_s=0.0009,
+        inside_s=[0.0005, 0.0004],
     )  # fmt: skip
     assert (found.num_steps, found.wall_s, found.step_s) == (2, 0.001, 0.0005)
     assert found.data_wait_share == pytest.approx(0.2)
@@ -65,9 +66,35 @@ def test_figures_of_a_gpu() -> None:
 def test_the_main_thread_of_a_cpu_is_not_idle_while_it_waits_for_data() -> None:
     found = figures_of(
         device="cpu", first_step=1, steps=[Span("ProfilerStep#0", 0, 100)], waits=[Span(DATA_WAIT, 0, 40)],
-        optimizer=[], work=[Span("aten::mm", 50, 90)], host=[], own_us=[], inside_s=0.0001,
+        optimizer=[], work=[Span("aten::mm", 50, 90)], host=[], own_us=[], inside_s=[0.0001],
     )  # fmt: skip
     assert (found.data_wait_share, found.idle_share) == (pytest.approx(0.4), pytest.approx(0.2))
+
+
+def _with_gaps(gaps_ms: Sequence[float]) -> ProfileFigures:
+    """Steps of 10 ms on a CPU, each after a wait of its own."""
+    steps, at = [], 0.0
+    for gap in gaps_ms:
+        steps.append(Span("ProfilerStep", at, at + 1e3 * (gap + 10)))
+        at = steps[-1].end
+    return figures_of(
+        device="cpu", first_step=41, steps=steps, waits=[], optimizer=[], host=[], own_us=[],
+        work=[Span("aten::mm", each.end - 1e4, each.end) for each in steps], inside_s=[0.01] * len(steps),
+    )  # fmt: skip
+
+
+def test_one_long_save_is_told_and_advises_nothing() -> None:
+    figures = _with_gaps([0.1] * 5 + [900.0] + [0.1] * 14)
+    assert figures.between_share == pytest.approx(0.82, abs=0.01)
+    lines = list(summary_lines(figures, _config()))
+    told = "between steps (logging, saves): 81.8%, mostly 0.9 s before step 46; of the median step 1.0%; "
+    assert any(line.startswith(told) for line in lines)
+    assert lines[-1] == "advice: none; nothing stands out"
+
+
+def test_a_wait_between_most_steps_is_advised() -> None:
+    figures = _with_gaps([5.0] * 12 + [0.0] * 8)
+    assert next(advice(figures, _config())).startswith("33% of the time lies between steps: log and save less often")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +144,7 @@ ADVICE: list[tuple[dict[str, Any], TrainConfig, list[str]]] = [
     ({"work": {"communication": 0.3}}, _config(), []),
     ({"work": {"communication": 0.3}}, _config("hardware=gpu_x8"), ["train.grad_accum_steps=2 (now 1)", "30%"]),
     ({"optimizer_share": 0.3}, _config(), ["train.global_batch_size=128 (now 64)", "30%"]),
-    ({"between_share": 0.2}, _config(), ["monitor.log_every_steps=100 (now 10)", "checkpoint.every_steps", "20%"]),
+    ({"usual_between_share": 0.2}, _config(), ["monitor.log_every_steps=100", "checkpoint.every_steps", "20%"]),
     ({"peak_memory_share": 0.2}, _config("train.recompute=full"), ["train.recompute=none (now full)", "20%"]),
     ({"peak_memory_share": 0.2}, _config(train__grad_accum_steps=3), ["train.micro_batch_size=24", "20%"]),
     ({"device": "cpu", "idle_share": 0.4}, _config(), ["train.global_batch_size=128", "train.compile=true", "40%"]),

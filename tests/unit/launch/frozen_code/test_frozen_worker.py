@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -18,10 +20,12 @@ from hpc_trainer.launch.frozen_code.archive import store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import (
     RefusedCodeError,
     check_trusted,
+    compile_missing,
     ensure_unpacked,
     find_change,
     frozen_path,
     read_archive,
+    unpack,
 )
 from hpc_trainer.runs.layout import SweepPaths
 from tests.unit.launch.frozen_code.projects import frozen, make_checkout, write_files
@@ -118,6 +122,60 @@ def test_a_changed_copy_is_set_aside_and_unpacked_anew(project: Path, archive: P
     assert len(list(archive.parent.glob("*.changed-*"))) == 4
     assert (folder / "project" / "my_lab" / "__pycache__").is_dir(), "what Python compiled is kept, and no change"
     assert _start(archive, project).stderr == ""
+
+
+# Its bytecode takes 20 times as much room as its lines.
+MANY = "class Net: ...\n" + "".join(f"def f{number}(): pass\n" for number in range(400))
+
+
+def _bytecode(archive: Path) -> dict[str, bytes]:
+    folder = archive.with_suffix("")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.pyc")}
+
+
+def test_a_disk_that_fills_in_the_first_start_costs_no_other(project: Path, archive: Path) -> None:
+    """Many releases of Python put bytecode in place that a full disk has cut, and every later import fails at it."""
+    write_files(project, {"my_lab/net.py": MANY})
+    archive = store_code(SweepPaths(archive.parents[1]), frozen(project / "runs"))
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    small = max(len(MANY), archive.stat().st_size) + 1_000
+    full = subprocess.run(
+        [sys.executable, archive], cwd="/", env=kept, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (small, small)),
+    )  # fmt: skip
+    assert full.returncode == 5, full.stderr
+    assert all(len(found) < small for found in _bytecode(archive).values()), "cut, and in place"
+    done = _start(archive, Path("/"))
+    assert (done.returncode, done.stderr) == (5, "")
+    assert max(map(len, _bytecode(archive).values())) > small
+
+
+def test_bytecode_is_there_before_the_first_import_and_nobody_adds_any(archive: Path) -> None:
+    _, files = read_archive(archive)
+    ensure_unpacked(archive, files)
+    compile_missing(archive.with_suffix(""), files)
+    before = _bytecode(archive)
+    modules = [name for name in files if name.endswith(".py")]
+    assert sorted(before) == sorted(
+        str(
+            Path(importlib.util.cache_from_source(str(archive.with_suffix("") / name))).relative_to(
+                archive.with_suffix("")
+            )
+        )
+        for name in modules
+    )
+    assert _start(archive, Path("/")).returncode == 5
+    assert _bytecode(archive) == before
+    assert find_change(archive.with_suffix(""), files) is None
+
+
+def test_a_module_that_cannot_be_compiled_has_no_bytecode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = {"old.py": ("644", b"print 'x'\n"), "null.py": ("644", b"x = '\0'\n"), "odd.py": ("644", b"x = '\\d'\n")}
+    folder = tmp_path / "code"
+    unpack(folder, files)
+    assert compile_missing(folder, files)
+    assert [path.name.partition(".")[0] for path in folder.rglob("*.pyc")] == ["odd"]
+    assert capfd.readouterr() == ("", ""), "its warnings are for who imports it"
 
 
 def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
