@@ -66,7 +66,7 @@ def run_status(name: str | None, runs_dir: Path | None, *, watch: bool, as_json:
 def status_json(status: SweepStatus) -> dict[str, Any]:
     """The stable form of `status --json` (docs/json.md)."""
     goodput = goodputs(status, status.runs)
-    metrics = {run.run_id: metrics_now(status, run) for run in status.runs}
+    metrics = metrics_now(status, status.runs)
     return {
         "sweep": status.sweep.name,
         "counts": status.counts,
@@ -116,14 +116,14 @@ _TELLING = (
 def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
     if not runs:
         return
-    goodput = goodputs(status, runs)
+    goodput, metrics = goodputs(status, runs), metrics_now(status, runs)
     print_table(
         ["RUN", "STATE", "STEP", "ETA", "SPEED", "GOODPUT", "ATTEMPTS", "JOB", "NODE", "METRICS", "CAUSE"],
         [
             [
                 run.run_id, run.state, run.progress, short_duration(run.eta_s),
                 speed_words(run.speed), f"{goodput[run.run_id]:.0%}" if run.run_id in goodput else "-",
-                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(status, run),
+                str(len(run.attempts)), _short_job(run.job_id), run.node or "-", _metrics(run, *metrics[run.run_id]),
                 _cause(run),
             ]
             for run in runs
@@ -132,8 +132,7 @@ def _print_runs(status: SweepStatus, runs: Sequence[RunStatus]) -> None:
     )  # fmt: skip
 
 
-def _metrics(status: SweepStatus, run: RunStatus) -> str:
-    metrics, step = metrics_now(status, run)
+def _metrics(run: RunStatus, metrics: Mapping[str, Any], step: int | None) -> str:
     shown = outcome_metrics(run, metrics) or {key: metrics[key] for key in ("loss",) if key in metrics}
     words = [f"{key}={figure(value)}" for key, value in shown.items()]
     return " ".join([*words, *([] if step is None or not words else [f"(of step {step})"])]) or "-"

@@ -108,28 +108,41 @@ def select(
     status = read_status(find_sweep(runs_dir, None), is_look=is_look)
     try:
         return status, find_runs(status, names)
-    except RunStateError as error:  # a person may have meant a sweep
+    except RunStateError as error:
+        sweeps = [{*_run_ids(each)} for each in list_sweeps(runs_dir)]
+        if all(any(fits(run_id, name) for run_ids in sweeps for run_id in run_ids) for name in names):
+            raise RunStateError(
+                f"{', '.join(names)} are runs of several sweeps: name those of one at a time."
+            ) from None
+        # A person may have meant a sweep.
         known = ", ".join(each.name for each in list_sweeps(runs_dir)[:_SWEEPS_SHOWN])
         raise RunStateError(f"there is no such sweep, and {error} Sweeps: {known}.") from None
 
 
 _SWEEPS_SHOWN = 10
+_SEVERAL = "{names} are runs of several sweeps: name those of one at a time."
 
 
 def in_one_sweep(runs_dir: Path, names: Sequence[str], sweep: str | None) -> tuple[Sequence[str], str | None]:
-    """Names and sweep, where names are SWEEP RUN.. or each is SWEEP/RUN, of a sweep that is there; else as they are."""
+    """Names and sweep, where names are SWEEP RUN.. or each is SWEEP/RUN, of a sweep that is there; else as they are.
+
+    Raises:
+        RunStateError: they are two sweeps, the second one's name may fit runs of the first; or runs of several.
+    """
     if sweep is not None or not names:
         return names, sweep
     if len(names) > 1 and _is_sweep(runs_dir / names[0]):
+        also = next((name for name in names[1:] if name and _is_sweep(runs_dir / name)), None)
+        if also is not None:
+            raise RunStateError(f"{names[0]} and {also} are sweeps: name one at a time.")
         return names[1:], names[0]
-    pairs = [name.split("/") for name in names]
-    if (
-        {len(pair) for pair in pairs} == {2}
-        and len({pair[0] for pair in pairs}) == 1
-        and _is_sweep(runs_dir / pairs[0][0])
-    ):
-        return [pair[1] for pair in pairs], pairs[0][0]
-    return names, sweep
+    pairs = [name.partition("/") for name in names]
+    sweeps = {first for first, _, _ in pairs}
+    if not all(run and "/" not in run for _, _, run in pairs) or not all(_is_sweep(runs_dir / each) for each in sweeps):
+        return names, sweep
+    if len(sweeps) > 1:
+        raise RunStateError(_SEVERAL.format(names=", ".join(names)))
+    return [run for _, _, run in pairs], sweeps.pop()
 
 
 def elsewhere_too(status: SweepStatus, run_ids: Iterable[str], names: Sequence[str], sweep: str | None) -> str | None:

@@ -13,6 +13,7 @@ from hpc_trainer.runs.metrics_log import SPEED, newest_metrics_in, read_metrics
 from hpc_trainer.runs.states import RunState
 from hpc_trainer.state.status import RunStatus, SweepStatus, gpu_hours
 
+_MOST_RUNS = 200
 # Metrics of one moment of training; a table of results wants the outcome.
 _PASSING = ("lr", "grad_norm", "loss", *SPEED)
 
@@ -88,21 +89,32 @@ def _passing(run: RunStatus) -> Sequence[str]:
     return _PASSING if run.spec.num_steps else SPEED  # 0: a program, whose loss may be all that it tells
 
 
-def metrics_now(status: SweepStatus, run: RunStatus) -> tuple[dict[str, Any], int | None]:
-    """All metrics of a run as they are known now, and the step of its outcome where that is another than the run's.
+def metrics_now(status: SweepStatus, runs: Sequence[RunStatus]) -> dict[str, tuple[dict[str, Any], int | None]]:
+    """Run id -> its metrics as they are known now, and the step of its outcome where that is another than the run's.
 
     A run that has stopped is at the step that it saved: its last heartbeat, which has its metrics, is of another one.
+    So the end of its metrics.jsonl is read; of more than 200 runs none, as a look at 10,000 does without such files.
     """
-    if run.state in (RunState.RUNNING, RunState.COMPLETED) or not run.attempts:
-        return dict(run.metrics), None
-    records = newest_metrics_in(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id))
-    outcome, step = newest_metrics(status, run, records)
-    if outcome and step is None:  # seldom evaluated: before all that was read
-        outcome, step = newest_metrics(status, run)
-    if not outcome:
-        losses = [each for each in records if each["step"] <= run.step and each.get("loss") is not None]
-        outcome, step = ({"loss": losses[-1]["loss"]}, losses[-1]["step"]) if losses else ({}, None)
-    return {**run.metrics, **outcome}, None if step == run.step else step
+    stopped = (run for run in runs if run.attempts and run.state not in (RunState.RUNNING, RunState.COMPLETED))
+    found = {} if len(runs) > _MOST_RUNS else {run.run_id: _where_it_stopped(status, run) for run in stopped}
+    return {run.run_id: found.get(run.run_id) or (dict(run.metrics), None) for run in runs}
+
+
+def _where_it_stopped(status: SweepStatus, run: RunStatus) -> tuple[dict[str, Any], int | None]:
+    newest: dict[str, tuple[Any, int]] = {}
+    later = set[str]()
+    for record in newest_metrics_in(status.sweep.run(run.run_id).metrics, status.faults_of(run.run_id)):
+        step = record["step"]
+        values = {key: value for key, value in record.items() if key not in ("step", "time")}
+        if step > run.step:
+            later |= values.keys()
+        else:
+            newest |= {key: (value, step) for key, value in values.items()}
+    of_heartbeat = {key: value for key, value in run.metrics.items() if key in newest or key not in later}
+    metrics = of_heartbeat | {key: value for key, (value, _) in newest.items()}
+    telling = outcome_metrics(run, metrics) or metrics.keys() & {"loss"}
+    step = max((newest[key][1] for key in telling if key in newest), default=None)
+    return metrics, None if step == run.step else step
 
 
 def sort_rows(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:

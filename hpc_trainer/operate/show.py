@@ -80,12 +80,12 @@ def find_run(runs_dir: Path, name: str, sweep: str | None) -> Known:
             raise RunStateError(f"{name} may be {', '.join(found[:5])}. Write more of the id.")
         if found:
             return Known(sweep=paths, spec=specs[found[0]], code=_code(ledger, found[0]))
-    named = next((paths for paths in sweeps if paths.name == name), None)
+    named = next((paths for paths in sweeps if paths.name == name.rstrip("/")), None)
     if named is not None:
         runs = known_specs(
             named, read_ledger(named, may_fail=True), list_folder(named.folder, Faults()) or (), Faults()
         )
-        raise RunStateError(f"{name} is a sweep: name one of its runs, as {next(iter(runs), 'RUN')}.")
+        raise RunStateError(f"{named.name} is a sweep: name one of its runs, as {next(iter(runs), 'RUN')}.")
     raise RunStateError(f"no run is named {asked!r} in {runs_dir}. `hpc-trainer sweeps` lists the sweeps.")
 
 

@@ -13,6 +13,7 @@ from hpc_trainer.cli.show_verbs import run_show
 from hpc_trainer.cli.verbs.report import run_report
 from hpc_trainer.cli.verbs.why import run_why
 from hpc_trainer.errors import RunStateError
+from hpc_trainer.operate.results import metrics_now
 from hpc_trainer.runs.files import append_lines, write_json
 from hpc_trainer.runs.states import CANCEL, RunState
 from hpc_trainer.state.status import read_status
@@ -47,7 +48,28 @@ def test_a_stopped_run_shows_its_newest_metrics_and_their_step(
     append_lines(sweep.run().metrics, [*evaluations[:2], {"step": 125, "loss": 1.0, "lr": 0.1}, evaluations[2]])
     assert "eval_accuracy=0.12 (of step 120)" in _shown(sweep, capsys)
     told = status_json(read_status(sweep.paths))["runs"][0]
-    assert (told["metrics"], told["metrics_step"]) == ({"eval_accuracy": 0.12, "loss": 2.0, "lr": 0.1}, 120)
+    assert (told["metrics"], told["metrics_step"]) == ({"eval_accuracy": 0.12, "loss": 1.0, "lr": 0.1}, 120)
+
+
+def test_what_was_only_seen_after_the_step_that_a_run_goes_back_to_is_not_shown(sweep: SweepOnDisk) -> None:
+    sweep.beat(step=150, eval_accuracy=0.9, loss=0.5)
+    append_lines(sweep.run().metrics, [{"step": 120, "loss": 0.7}, {"step": 150, "eval_accuracy": 0.9, "loss": 0.5}])
+    told = status_json(read_status(sweep.paths))["runs"][0]
+    assert (told["metrics"], told["metrics_step"]) == ({"loss": 0.7}, 120)
+
+
+def test_a_look_at_many_runs_reads_no_metrics_of_theirs(tmp_path: Path, fake_slurm: FakeSlurm) -> None:
+    sweep = SweepOnDisk(tmp_path / "many", make_specs(201, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    sweep.beat(step=100, loss=2.0)
+    sweep.end(state=RunState.PREEMPTED, cause="preempted", saved_step=128)
+    append_lines(sweep.run().metrics, [{"step": 120, "loss": 0.7}])
+    status = read_status(sweep.paths)
+    assert metrics_now(status, status.runs)[status.runs[0].run_id] == ({"loss": 2.0}, None)
+    assert metrics_now(status, status.runs[:200])[status.runs[0].run_id] == ({"loss": 0.7}, 120)
 
 
 def test_metrics_of_the_step_that_a_stopped_run_is_at_need_no_step(

@@ -120,11 +120,24 @@ def test_sweep_slash_run_says_which(runs_dir: Path, sweeps: dict[str, SweepOnDis
     )
     status, runs = select(runs_dir, [f"old/{old[0]}"], None)
     assert elsewhere_too(status, runs, [f"old/{old[0]}"], None) is None
-    for names in ([f"old/{old[0]}", f"new/{new[0]}"], [f"nosuch/{old[0]}"]):  # of two sweeps; of none
-        with pytest.raises(RunStateError, match="is named"):
+    assert _selected(runs_dir, ["old", old[0], old[1][-8:]], None) == ("old", old[:2])
+    with pytest.raises(RunStateError, match="there is no such sweep, and no run of again is named"):
+        select(runs_dir, [f"nosuch/{old[0]}"], None)
+    for names in ([old[0], new[0]], [f"old/{old[0]}", f"new/{new[0]}"]):
+        with pytest.raises(RunStateError, match="are runs of several sweeps: name those of one at a time"):
             select(runs_dir, names, None)
+    with pytest.raises(RunStateError, match="old is a sweep: name one of its runs, as mlp-"):
+        find_run(runs_dir, "old/", None)
     with pytest.raises(RunStateError, match="no run is named 'new/nope'"):
         find_run(runs_dir, "new/nope", None)
+
+
+def test_a_second_sweep_is_no_run_of_the_first(runs_dir: Path, sweeps: dict[str, SweepOnDisk]) -> None:
+    """Its name may begin the ids of runs there: `cancel old mlp` would cancel all of old."""
+    SweepOnDisk(runs_dir / "mlp", make_specs(1))
+    for names in (["old", "mlp"], ["old", "mlp/"]):
+        with pytest.raises(RunStateError, match=r"old and mlp/? are sweeps: name one at a time"):
+            select(runs_dir, names, None)
 
 
 def _selected(runs_dir: Path, names: list[str], sweep: str | None) -> tuple[str, list[str]]:
