@@ -46,8 +46,8 @@ import grp
 import hashlib
 import importlib.util
 import json
-import marshal
 import pwd
+import py_compile
 import runpy
 import shutil
 import signal
@@ -57,7 +57,7 @@ import uuid
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, SourcelessFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def compile_missing(folder: Path, files: Mapping[str, tuple[str, bytes]], place:
         False: the file system refused some.
     """
     there: dict[str, set[str]] = {}
-    for name, (mode, content) in files.items():
+    for name, (mode, _) in files.items():
         if mode == LINK or not name.endswith(".py"):
             continue
         target = importlib.util.cache_from_source(f"{folder}/{name}")
@@ -172,32 +172,35 @@ def compile_missing(folder: Path, files: Mapping[str, tuple[str, bytes]], place:
             if parent not in there:
                 Path(parent).mkdir(mode=0o755, exist_ok=True)
                 there[parent] = {*os.listdir(parent)}  # noqa: PTH208
-            if own in there[parent]:
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                code = compile(content, f"{place or folder}/{name}", "exec", dont_inherit=True)
-            head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(content)
-            _put(target, head + marshal.dumps(code))
-        except OSError as error:
+            if own not in there[parent]:
+                _compile(f"{folder}/{name}", target, f"{place or folder}/{name}")
+        except py_compile.PyCompileError:  # whoever imports it is told
+            continue
+        except (OSError, EOFError, ValueError) as error:
             sys.stderr.write(f"no bytecode of the frozen code is kept: {error}.\n")
             return False
-        except (SyntaxError, ValueError, OverflowError, RecursionError):  # whoever imports it is told
-            continue
     return True
 
 
-def _put(target: str, data: bytes) -> None:
-    """Writes a file that appears whole."""
+def _compile(source: str, target: str, name: str) -> None:
+    """Puts the bytecode of one file in place when it is whole on the disk: `py_compile` does not look.
+
+    Raises:
+        OSError, EOFError, ValueError: there was no room for it.
+        py_compile.PyCompileError: it is no Python.
+    """
     temporary = f"{target}.{uuid.uuid4().hex}"
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb") as file:
-            file.write(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            py_compile.compile(
+                source, temporary, name, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+            )
+        SourcelessFileLoader("it", temporary).get_code("it")
         os.replace(temporary, target)  # noqa: PTH105
-    except OSError:
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # noqa: PTH108
-        raise
 
 
 def _keeps_bytecode() -> bool:
