@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -47,10 +46,10 @@ class ProfileFigures:
     """Of a window of `num_steps` steps from `first_step` on that took `wall_s` in all. Shares are of that time, 0 to 1.
 
     `idle_share`: of the device, the GPU had no kernel; of a CPU, the main thread was in no operator and waited for no
-    batch. `between_share`: outside steps, so logging and saves; `usual_between_share`: of the median step, which one
-    long save does not change; `longest_between`: seconds, and the step after it. `work`: kind -> share of the time that
-    the device (the main thread) was at it. `gaps`: the longest idle spans, as (milliseconds, what the main thread was
-    at).
+    batch. `between_share`: outside steps, so logging and saves; `usual_between_share`: without the longest wait between
+    two steps, which may be the only save in this window; `longest_between`: that one's seconds, and the step after it.
+    `work`: kind -> share of the time that the device (the main thread) was at it. `gaps`: the longest idle spans, as
+    (milliseconds, what the main thread was at).
     """
 
     device: str
@@ -75,12 +74,12 @@ class ProfileFigures:
 
     @property
     def has_outlier(self) -> bool:
-        """True if few long waits between steps, as a save in this window, are what lies between them."""
+        """True if one long wait, as a save in this window, is what lies between steps."""
         return self.usual_between_share < _BETWEEN <= self.between_share
 
     @property
     def usual_idle_share(self) -> float:
-        """`idle_share` without what such waits added."""
+        """`idle_share` without what such a wait added."""
         added = self.between_share - self.usual_between_share if self.has_outlier else 0.0
         return max(0.0, self.idle_share - added)
 
@@ -143,7 +142,8 @@ def figures_of(
     longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:_MANY_GAPS]
     whole_s = [(each.end - each.start) / 1e6 for each in steps]
     between_s = [max(0.0, whole - inside) for whole, inside in zip(whole_s, inside_s, strict=False)]
-    shares_between = [part / whole for part, whole in zip(between_s, whole_s, strict=False) if whole > 0]
+    longest_wait = max(zip(between_s, range(first_step, first_step + len(steps)), strict=False), default=(0.0, 0))
+    usual_s = wall / 1e6 - longest_wait[0]
     return ProfileFigures(
         device=device,
         first_step=first_step,
@@ -152,8 +152,8 @@ def figures_of(
         data_wait_share=waited / wall,
         idle_share=_length(gaps) / wall,
         between_share=max(0.0, 1 - sum(inside_s) * 1e6 / wall),
-        usual_between_share=statistics.median(shares_between) if shares_between else 0.0,
-        longest_between=max(zip(between_s, range(first_step, first_step + len(steps)), strict=False), default=(0.0, 0)),
+        usual_between_share=(sum(between_s) - longest_wait[0]) / usual_s if usual_s > 0 else 0.0,
+        longest_between=longest_wait,
         num_kernels=len(work),
         work=dict(sorted(shares.items(), key=lambda each: -each[1])),
         optimizer_share=_length(merged(optimizer, begin, end)) / wall,
@@ -192,7 +192,7 @@ def summary_lines(figures: ProfileFigures, config: TrainConfig, rank: int = 0) -
     between = f"{figures.between_share:.1%}"
     if figures.has_outlier:
         seconds, step = figures.longest_between
-        between += f", mostly {seconds:.3g} s before step {step}; of the median step {figures.usual_between_share:.1%}"
+        between += f", mostly {seconds:.3g} s before step {step}; {figures.usual_between_share:.1%} without that"
     yield f"between steps (logging, saves): {between}; optimizer: {figures.optimizer_share:.1%}"
     yield "work: " + (", ".join(f"{kind} {share:.1%}" for kind, share in figures.work.items()) or "none seen")
     if figures.peak_memory_share is not None:
