@@ -67,6 +67,8 @@ LINK = "link"
 _CONFIG_ERROR = 78  # never retried (hpc_trainer/errors.py)
 # 300 files of 8 kB take 0.1 s on a local disk, some seconds on a busy parallel file system.
 _UNPACK_WAIT_S = 20.0
+# After it whoever compiles the frozen code was killed: 600 modules take 0.6 s of a core.
+_COMPILES_S = 300.0
 
 
 class RefusedCodeError(Exception):
@@ -149,55 +151,71 @@ def unpack(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> None:
             file.write(content)
 
 
-def compile_missing(folder: Path, files: Mapping[str, tuple[str, bytes]], place: Path | None = None) -> bool:
-    """Writes the bytecode that this Python would write of each module when it imports it, where there is none.
+def is_compiled(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> bool:
+    """True if all modules of the unpacked folder have bytecode of this Python. One rank makes what is missing.
 
-    So Python never writes any there: 3.10, 3.11 and early releases of 3.12 and 3.13 put in place what a full disk has
-    cut (CPython issue 126606), and every later import of it fails. It is taken as it is (PEP 552, unchecked): it is the
-    sources that are compared.
-
-    Args:
-        place: where the folder will be; else where it is.
-
-    Returns:
-        False: the file system refused some.
+    Then Python never writes any there: 3.10, 3.11 and early releases of 3.12 and 3.13 put in place what a full disk has
+    cut (CPython issue 126606), and every later import of it fails. While one rank compiles, the others do not wait.
     """
+    folder, claim = archive.with_suffix(""), archive.with_suffix(".compiling")
+    missing = _without_bytecode(folder, files)
+    if not missing:
+        return True
+    with contextlib.suppress(OSError):  # of a rank that was killed: two that compile do no harm
+        if time.time() - claim.stat().st_mtime > _COMPILES_S:
+            claim.unlink()
+    if not _take(claim):
+        return False
+    try:
+        for source, target in missing.items():
+            _compile(source, target)
+    except (OSError, EOFError, ValueError) as error:
+        sys.stderr.write(f"no bytecode of the frozen code is kept: {error}.\n")
+        return False
+    finally:
+        claim.unlink(missing_ok=True)
+    return True
+
+
+def _without_bytecode(folder: Path, files: Mapping[str, tuple[str, bytes]]) -> dict[str, str]:
+    """Module -> where its bytecode is to be."""
     there: dict[str, set[str]] = {}
+    missing = {}
     for name, (mode, _) in files.items():
         if mode == LINK or not name.endswith(".py"):
             continue
         target = importlib.util.cache_from_source(f"{folder}/{name}")
         parent, _, own = target.rpartition("/")
-        try:
-            if parent not in there:
-                Path(parent).mkdir(mode=0o755, exist_ok=True)
+        if parent not in there:
+            try:
                 there[parent] = {*os.listdir(parent)}  # noqa: PTH208
-            if own not in there[parent]:
-                _compile(f"{folder}/{name}", target, f"{place or folder}/{name}")
-        except py_compile.PyCompileError:  # whoever imports it is told
-            continue
-        except (OSError, EOFError, ValueError) as error:
-            sys.stderr.write(f"no bytecode of the frozen code is kept: {error}.\n")
-            return False
-    return True
+            except OSError:
+                there[parent] = set()
+        if own not in there[parent]:
+            missing[f"{folder}/{name}"] = target
+    return missing
 
 
-def _compile(source: str, target: str, name: str) -> None:
+def _compile(source: str, target: str) -> None:
     """Puts the bytecode of one file in place when it is whole on the disk: `py_compile` does not look.
+
+    It is taken as it is (PEP 552, unchecked): it is the sources that are compared. Of what is no Python there is none:
+    whoever imports it is told.
 
     Raises:
         OSError, EOFError, ValueError: there was no room for it.
-        py_compile.PyCompileError: it is no Python.
     """
     temporary = f"{target}.{uuid.uuid4().hex}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             py_compile.compile(
-                source, temporary, name, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+                source, temporary, doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
             )
         SourcelessFileLoader("it", temporary).get_code("it")
         os.replace(temporary, target)  # noqa: PTH105
+    except py_compile.PyCompileError:
+        return
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)  # noqa: PTH108
@@ -232,8 +250,6 @@ def ensure_unpacked(archive: Path, files: Mapping[str, tuple[str, bytes]]) -> Pa
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(archive.with_name(f"{archive.stem}.changed-{uuid.uuid4().hex[:8]}"))
             unpack(temporary, files)
-            if _keeps_bytecode():
-                compile_missing(temporary, files, folder)
             with contextlib.suppress(OSError):  # it is there by now: another rank was faster
                 temporary.rename(folder)
             shutil.rmtree(temporary, ignore_errors=True)
@@ -375,7 +391,7 @@ def use_frozen_code(archive: Path) -> None:
     manifest, files = read_archive(archive)
     folder = ensure_unpacked(archive, files)
     check_trusted(folder)
-    if _keeps_bytecode() and not compile_missing(folder, files):  # of another Python's there may be none
+    if _keeps_bytecode() and not is_compiled(archive, files):
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # The current folder first: what was frozen of it takes its place, and comes before what is installed.

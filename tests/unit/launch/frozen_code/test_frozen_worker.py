@@ -20,10 +20,10 @@ from hpc_trainer.launch.frozen_code.archive import store_code
 from hpc_trainer.launch.frozen_code.frozen_worker import (
     RefusedCodeError,
     check_trusted,
-    compile_missing,
     ensure_unpacked,
     find_change,
     frozen_path,
+    is_compiled,
     read_archive,
     unpack,
 )
@@ -153,7 +153,7 @@ def test_a_disk_that_fills_in_the_first_start_costs_no_other(project: Path, arch
 def test_bytecode_is_there_before_the_first_import_and_nobody_adds_any(archive: Path) -> None:
     _, files = read_archive(archive)
     ensure_unpacked(archive, files)
-    compile_missing(archive.with_suffix(""), files)
+    assert is_compiled(archive, files)
     before = _bytecode(archive)
     modules = [name for name in files if name.endswith(".py")]
     assert sorted(before) == sorted(
@@ -171,11 +171,23 @@ def test_bytecode_is_there_before_the_first_import_and_nobody_adds_any(archive: 
 
 def test_a_module_that_cannot_be_compiled_has_no_bytecode(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = {"old.py": ("644", b"print 'x'\n"), "null.py": ("644", b"x = '\0'\n"), "odd.py": ("644", b"x = '\\d'\n")}
-    folder = tmp_path / "code"
-    unpack(folder, files)
-    assert compile_missing(folder, files)
-    assert [path.name.partition(".")[0] for path in folder.rglob("*.pyc")] == ["odd"]
+    archive = tmp_path / "code.zip"
+    unpack(tmp_path / "code", files)
+    assert is_compiled(archive, files)
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["odd"]
     assert capfd.readouterr() == ("", ""), "its warnings are for who imports it"
+
+
+def test_one_rank_compiles_and_no_other_waits_for_it(tmp_path: Path) -> None:
+    files = {"one.py": ("644", b"x = 1\n")}
+    archive, claim = tmp_path / "code.zip", tmp_path / "code.compiling"
+    unpack(tmp_path / "code", files)
+    claim.touch()
+    assert not is_compiled(archive, files)
+    assert not [*tmp_path.rglob("*.pyc")]
+    os.utime(claim, (time.time() - 301,) * 2)  # whoever took it was killed
+    assert is_compiled(archive, files)
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
 
 
 def test_a_flipped_bit_of_the_archive_changes_no_code(archive: Path) -> None:
