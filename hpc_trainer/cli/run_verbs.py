@@ -39,6 +39,7 @@ _FAILED = (RunState.FAILED, RunState.OUT_OF_MEMORY)
 _MUCH_WAIT = 0.05  # of a step
 _MOST_REMARKS = 5
 _MOST_OF_CAUSE = 120
+_QUIET_S = 60.0
 
 
 # Of more runs than this, a person gets a summary by state, unless asked for all.
@@ -157,6 +158,8 @@ def _short_job(job_id: str | None) -> str:
 def _cause(run: RunStatus) -> str:
     if run.warning is not None:
         return run.warning
+    if run.state is RunState.RUNNING and (run.age_s or 0.0) >= _QUIET_S:  # it may hang: its speed is of before
+        return f"last sign of life {short_duration(run.age_s)} ago"
     if run.state is RunState.COMPLETED or run.reason is None or run.reason.upper() == run.state.value:
         return "-"
     age = f" ({short_duration(run.age_s)} ago)" if run.state is RunState.UNKNOWN and run.age_s is not None else ""

@@ -102,6 +102,20 @@ def test_a_run_without_evaluations_shows_the_newest_loss(
     assert "loss=1.5 (of step 110)" in _shown(sweep, capsys)
 
 
+def test_a_run_at_work_that_is_silent_shows_for_how_long(
+    tmp_path: Path, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = SweepOnDisk(tmp_path / "runs" / "sweep", make_specs(1, "cluster=slurm"))
+    sweep.submit()
+    fake_slurm.answer("squeue", "500_0|RUNNING|n1|None|x\n")
+    fake_slurm.answer("sacct", "")
+    sweep.start(resumed=0)
+    sweep.beat(step=100, age_s=5)
+    assert "ago" not in _shown(sweep, capsys)
+    sweep.beat(step=100, age_s=150)
+    assert _shown(sweep, capsys).endswith("last sign of life 2m30s ago")
+
+
 @pytest.mark.usefixtures("no_slurm")
 def test_every_verb_shows_runs_in_the_order_of_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A grid that has grown: the third run was submitted last, and is the best, and the second began last."""
